@@ -1,0 +1,11 @@
+"""Nereid: a picture goes in over HTTP, named boxes come out of a model in Triton.
+
+A request crosses the modules in this order, and imports go the same way:
+
+    routes -> guards -> body, parameters -> detector -> image -> letterbox -> triton -> rows -> detections -> schema
+
+`__main__` is the command line, `main` puts the parts together. `embedded`, `pull` and `compose` get and
+run the Triton and the models that a machine without any of them needs; no request passes through them.
+"""
+
+__version__ = "0.1.0"

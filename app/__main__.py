@@ -1,0 +1,209 @@
+"""The command line: python -m app serve | api | triton | pull | doctor | settings."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from app import catalogue, config, doctor, embedded, image
+from app.catalogue import CatalogueError
+from app.config import PREFIX, Settings, SettingsError
+from app.embedded import EmbeddedError, say
+from app.pull import PullError, model_file, pull
+
+_POLL_SECONDS = 0.2
+_DRAIN_SECONDS = 30
+# A Triton that ends sooner than this after its start will not do better the next time.
+_LIVED_SECONDS = 10.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    options = _parser().parse_args(arguments)
+    for flag in ("port", "workers", "model", "triton"):
+        if (value := getattr(options, flag, None)) is not None:
+            os.environ[PREFIX + {"triton": "TRITON_URLS"}.get(flag, flag.upper())] = str(value)
+    # A container stops us with SIGTERM, a person with Ctrl-C, which a shell's background jobs ignore unless told.
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.default_int_handler)
+    try:
+        settings = config.load()
+        return int(options.run(settings, options) or 0)
+    except (SettingsError, CatalogueError, EmbeddedError, PullError) as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for name, run, text in (
+        ("serve", _serve, "the API and, unless another Triton is named, the embedded one"),
+        ("api", _api, "the API alone"),
+        ("triton", _triton, "the embedded Triton alone"),
+        ("pull", _pull, "get a model"),
+        ("doctor", _doctor, "check this machine and a running Triton"),
+        ("settings", _settings, "print the table of settings"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        if name in {"serve", "api"}:
+            command.add_argument("--port", help="port of the API")
+            command.add_argument("--workers", help="API processes")
+        if name in {"serve", "api", "triton", "doctor"}:
+            command.add_argument("--model", help="the default model")
+        if name in {"serve", "api", "doctor"}:
+            command.add_argument("--triton", help="host:port of a running Triton's gRPC endpoint")
+        if name == "pull":
+            command.add_argument("name", nargs="?", help="of the model; without it, the default model")
+            command.add_argument("--from", dest="source", type=Path, help="a file, or a folder that mirrors the sources")
+            command.add_argument("--sha256", help="what the network's file must have, for a network of your own")
+    return parser
+
+
+def _serve(settings: Settings, _: argparse.Namespace) -> int:
+    _require_simd()
+    _require_port(settings)
+    if settings.triton_urls:
+        return _supervise(settings, None)
+    _prepare(settings)
+    triton = embedded.Server(settings)
+    try:
+        triton.start()
+        say(f"Triton is ready; its log is {triton.log}")
+        return _supervise(settings, triton)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut the cleaning short
+        triton.stop()
+
+
+def _supervise(settings: Settings, triton: embedded.Server | None) -> int:
+    """Run the API; start Triton again when it dies; end when the API ends."""
+    api = subprocess.Popen(  # noqa: S603 - our own command line
+        [sys.executable, "-m", "app", "api"],
+        start_new_session=True,  # a Ctrl-C is for us
+        preexec_fn=embedded.die_with_parent,  # noqa: PLW1509 - no threads here
+    )
+    try:
+        _announce(settings, api)
+        started = time.monotonic()
+        while (code := api.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+            if triton is None or triton.poll() is None:
+                continue
+            if time.monotonic() - started < _LIVED_SECONDS:
+                raise EmbeddedError(f"Triton ended with code {triton.poll()} right after its start; its log is {triton.log}")
+            say(f"Triton ended with code {triton.poll()}; starting it again")
+            triton.stop()
+            triton.start()
+            started = time.monotonic()
+        say(f"the API ended with code {code}")
+        return code
+    finally:
+        api.terminate()
+        try:
+            api.wait(_DRAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(api.pid, signal.SIGKILL)
+
+
+def _announce(settings: Settings, api: "subprocess.Popen[bytes]") -> None:
+    url = f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}"  # noqa: S104 - compared only
+    while api.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/livez", timeout=1):  # noqa: S310 - our own server
+                break
+        except OSError:
+            time.sleep(_POLL_SECONDS)
+    else:
+        return
+    say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")
+
+
+def _api(settings: Settings, _: argparse.Namespace) -> None:
+    # Imported here: the other commands need no server.
+    from granian import Granian  # noqa: PLC0415
+    from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
+    from granian.log import LogLevels  # noqa: PLC0415
+
+    _require_simd()
+    _require_port(settings)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Granian(
+        "app.main:create_app",
+        factory=True,
+        address=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        interface=Interfaces.ASGI,
+        http=HTTPModes.http1,  # `auto` does not time out a silent connection
+        websockets=False,
+        loop=Loops.uvloop,
+        respawn_failed_workers=True,
+        workers_kill_timeout=_DRAIN_SECONDS - 5,
+        log_level=LogLevels.warning,
+        process_name="nereid",
+    ).serve()
+
+
+def _triton(settings: Settings, _: argparse.Namespace) -> int:
+    _prepare(settings)
+    triton = embedded.Server(settings)
+    triton.start()
+    say(f"ready: gRPC at {settings.triton_url}; the log is {triton.log}; Ctrl-C stops it")
+    try:
+        while (code := triton.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+        say(f"Triton ended with code {code}; its log is {triton.log}")
+        return 1
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        triton.stop()
+
+
+def _pull(settings: Settings, options: argparse.Namespace) -> None:
+    name = options.name or settings.model
+    pull(name, _entry(settings, name), Path(settings.model_repository), source=options.source, sha256=options.sha256)
+
+
+def _doctor(settings: Settings, _: argparse.Namespace) -> int:
+    return doctor.report(settings)
+
+
+def _settings(_: Settings, __: argparse.Namespace) -> None:
+    print(config.table())
+
+
+def _prepare(settings: Settings) -> None:
+    """Have the embedded Triton installed and the default model pulled."""
+    embedded.install(Path(settings.triton_home))
+    repository = Path(settings.model_repository)
+    if settings.model not in embedded.loadable(repository):
+        pull(settings.model, _entry(settings, settings.model), repository)
+
+
+def _entry(settings: Settings, name: str) -> catalogue.Entry:
+    known = catalogue.load(settings.catalogue)
+    if name not in known:
+        raise PullError(f"{name} is not in {settings.catalogue}, which knows {', '.join(known) or 'no model'}")
+    return known[name]
+
+
+def _require_simd() -> None:
+    if sys.platform == "linux" and os.uname().machine == "x86_64" and not image.is_simd():
+        raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
+
+
+def _require_port(settings: Settings) -> None:
+    if not embedded.is_free(settings.host, settings.port):
+        raise SettingsError(f"port {settings.port} is in use; choose another with --port")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A request body -> the file in it and the parameters beside it, in each of the three envelopes."""
+
+import base64
+import binascii
+from typing import Any, NamedTuple
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import InternalServerException
+from multipart import MultipartSegment, PushMultipartParser, parse_options_header
+
+from app.errors import ClientGone, InvalidParameter, MalformedRequest
+from app.guards import JSON, MULTIPART, media_type
+
+FILE_FIELDS = ("image", "file")
+_MAX_PARTS = 16
+_MAX_TEXT_BYTES = 4096
+
+
+class Body(NamedTuple):
+    """What the caller sent."""
+
+    file: bytes
+    pairs: list[tuple[str, str]]
+    """Parameters, by name."""
+
+
+async def read(request: Request[Any, Any, Any]) -> Body:
+    """Read the whole body and open its envelope.
+
+    Raises:
+        MalformedRequest: It is empty, has no picture or more than one, or its envelope is broken.
+        InvalidParameter: A parameter in it is no text.
+        ClientGone: The caller hung up half way.
+        RequestEntityTooLarge: It is larger than allowed (Litestar's, by length or while it streams in).
+    """
+    try:
+        data = await request.body()
+    except InternalServerException as error:  # what Litestar makes of a disconnect
+        raise ClientGone("the connection was closed before the body was complete") from error
+    declared = media_type(request)
+    if declared == MULTIPART:
+        body = _from_multipart(data, request.headers["content-type"])
+    elif declared == JSON:
+        body = _from_json(data)
+    else:
+        body = Body(data, [])
+    if not body.file:
+        raise MalformedRequest("the body is empty" if not data else "the picture is empty")
+    return body
+
+
+def _from_multipart(data: bytes, content_type: str) -> Body:
+    files: list[bytes] = []
+    pairs = []
+    part: MultipartSegment | None = None
+    chunks: list[bytes] = []
+    try:
+        _, options = parse_options_header(content_type)
+        with PushMultipartParser(options.get("boundary", ""), max_segment_count=_MAX_PARTS) as parser:
+            for event in parser.parse(data):
+                if isinstance(event, MultipartSegment):
+                    part, chunks = event, []
+                elif event:
+                    chunks.append(bytes(event))
+                elif part is not None:
+                    content = b"".join(chunks)
+                    if part.name in FILE_FIELDS:
+                        files.append(content)
+                    else:
+                        pairs.append((part.name, _text(part.name, content)))
+    except ValueError as error:  # MultipartError is one, and so is text that cannot be decoded
+        raise MalformedRequest("the multipart body is broken or has too many parts") from error
+    if len(files) != 1:
+        raise MalformedRequest(f"expected one picture in the field {FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r}), found {len(files)}")
+    return Body(files[0], pairs)
+
+
+def _text(name: str, content: bytes) -> str:
+    if len(content) > _MAX_TEXT_BYTES:
+        raise InvalidParameter(f"{name[:64]!r} is too long for a parameter; the picture goes into the field {FILE_FIELDS[0]!r}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{name[:64]!r} is not UTF-8 text") from error
+
+
+def _from_json(data: bytes) -> Body:
+    try:
+        members = msgspec.json.decode(data, type=dict[str, str | float | list[str | int]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
+    encoded = members.pop("image", None)
+    if not isinstance(encoded, str):
+        raise MalformedRequest('the JSON object has no string "image"')
+    if encoded.startswith("data:"):
+        encoded = encoded.partition(",")[2]
+    try:
+        file = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedRequest('"image" is not base64') from error
+    return Body(file, [(name, _plain(value)) for name, value in members.items()])
+
+
+def _plain(value: str | float | list[str | int]) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,94 @@
+"""Settings, read once from the environment: NEREID_PORT=8080 sets `port`."""
+
+import os
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PREFIX = "NEREID_"
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All of them. The README's table is made from the descriptions here."""
+
+    host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
+    workers: Annotated[int, Meta(ge=1, le=256, description="API processes.")] = 2
+    decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode pictures.")] = 2
+    model: Annotated[str, Meta(description="Model that answers when the caller names none.")] = "yolo11n"
+    model_repository: Annotated[str, Meta(description="Triton's model repository; `models.toml` in it lists what `pull` knows.")] = (
+        "model_repository"
+    )
+    triton_urls: Annotated[
+        str,
+        Meta(description="`host:port` of a running Triton's gRPC endpoint (one, for now). Empty: the embedded Triton is used."),
+    ] = ""
+    triton_http_port: Annotated[Port, Meta(description="Embedded Triton, HTTP, on 127.0.0.1.")] = 4600
+    triton_grpc_port: Annotated[Port, Meta(description="Embedded Triton, gRPC, on 127.0.0.1.")] = 4601
+    triton_metrics_port: Annotated[Port, Meta(description="Embedded Triton, metrics, on 127.0.0.1.")] = 4602
+    triton_home: Annotated[str, Meta(description="Where the embedded Triton is installed and logs.")] = ".triton"
+    timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="Deadline of a request, from its body being read to its answer, seconds.")] = 10.0
+    max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Largest request body, MiB.")] = 50.0
+    max_megapixels: Annotated[float, Meta(gt=0, le=178, description="Largest picture, millions of pixels, by its own header.")] = 50.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")] = "info"
+    log_format: Annotated[Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")] = "auto"
+
+    @property
+    def triton_url(self) -> str:
+        """`host:port` to call, be it the embedded Triton or another."""
+        return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest request body, bytes."""
+        return int(self.max_file_size_mb * 2**20)
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest picture, pixels."""
+        return int(self.max_megapixels * 1e6)
+
+    @property
+    def catalogue(self) -> Path:
+        """The list of models that `pull` knows."""
+        return Path(self.model_repository, "models.toml")
+
+
+class SettingsError(Exception):
+    """The environment does not make valid settings; the message names the variable."""
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings.
+
+    Raises:
+        SettingsError: A variable with our prefix is unknown, or its value is of the wrong type or out of range.
+    """
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+    unknown = sorted(values.keys() - set(Settings.__struct_fields__))
+    if unknown:
+        raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")
+    try:
+        settings = msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$.")
+        raise SettingsError(f"{PREFIX}{field.rstrip('`').upper()}: {message}") from error
+    if "," in settings.triton_urls:
+        raise SettingsError(f"{PREFIX}TRITON_URLS: one address is supported, found several")
+    return settings
+
+
+def table() -> str:
+    """Render the settings as the Markdown table of the README."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for field in msgspec.structs.fields(Settings):
+        meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)
+        default = f"`{field.default}`" if field.default != "" else ""
+        rows.append(f"| `{PREFIX}{field.name.upper()}` | {default} | {meta.description} |")
+    return "\n".join(rows)

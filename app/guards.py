@@ -1,0 +1,28 @@
+"""Refuse by the headers alone, before the body is read."""
+
+from litestar.connection import ASGIConnection
+from litestar.handlers.base import BaseRouteHandler
+
+from app.errors import UnsupportedMediaType
+
+MULTIPART = "multipart/form-data"
+JSON = "application/json"
+_RAW = ("", "application/octet-stream")
+
+
+def media_type(connection: ASGIConnection) -> str:  # type: ignore[type-arg] - its four parameters say nothing here
+    """Read the declared content type, without its parameters, in lower case; empty where there is none."""
+    return connection.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_picture(connection: ASGIConnection, _: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+    """Let pass what may hold a picture. What it really is, its first bytes tell later.
+
+    Raises:
+        UnsupportedMediaType: The declared type is neither a picture nor an envelope we know.
+    """
+    declared = media_type(connection)
+    if declared not in (*_RAW, MULTIPART, JSON) and not declared.startswith("image/"):
+        raise UnsupportedMediaType(
+            f"{declared[:64]!r} is not read; send image/*, application/octet-stream, multipart/form-data or application/json"
+        )

@@ -1,0 +1,70 @@
+"""Is it alive, can it be asked, and how is it doing."""
+
+import resource
+from pathlib import Path
+from typing import Annotated
+
+from litestar import Response, get
+from litestar.params import Dependency
+from PIL import features
+
+from app import __version__, image
+from app.detector import Detector
+from app.errors import GatewayError, TritonUnavailable
+from app.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
+
+TheDetector = Annotated[Detector, Dependency(skip_validation=True)]
+
+
+@get("/livez", summary="The process answers")
+async def livez() -> Liveness:
+    """Say so, whatever else is down."""
+    return Liveness("alive")
+
+
+@get("/readyz", summary="The default model can be asked (503 when it cannot)")
+async def readyz(detector: TheDetector) -> Response[Readiness]:
+    """Ask Triton for the default model."""
+    is_ready = await detector.triton.is_ready(detector.default_model)
+    return Response(Readiness("ready" if is_ready else "not_ready"), status_code=200 if is_ready else 503)
+
+
+@get("/health", summary="How the gateway and Triton are doing (503 when no picture could be served)")
+async def health(detector: TheDetector) -> Response[Health]:
+    """Collect what a person or a dashboard wants to see."""
+    gpu = is_ready = False
+    try:
+        version = await detector.triton.version()
+        is_ready = await detector.triton.is_ready(detector.default_model)
+        triton = TritonHealth("ready" if is_ready else "not_ready", version)
+        gpu = (await detector.triton.contract(detector.default_model)).device == "gpu"
+    except TritonUnavailable:
+        triton = TritonHealth("unreachable")
+    except GatewayError:
+        pass  # no such model, or not one we can serve: `model_ready` says it
+    rss_mb = _rss_mb()
+    report = Health(
+        status="healthy" if is_ready else "unhealthy",
+        version=__version__,
+        api="healthy",
+        triton=triton,
+        model=detector.default_model,
+        model_ready=is_ready,
+        gpu=gpu,
+        memory=Memory(rss_mb),
+        performance=Performance(
+            memory_mb=rss_mb,
+            optimizations={
+                "pillow_simd": image.is_simd(),
+                "libjpeg_turbo": bool(features.check_feature("libjpeg_turbo")),
+                "transport": "inline",
+            },
+        ),
+    )
+    return Response(report, status_code=200 if is_ready else 503)
+
+
+def _rss_mb() -> float:
+    """Resident memory of this process, MB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return round(pages * resource.getpagesize() / 1e6, 1)

@@ -1,0 +1,28 @@
+"""Structured logs on stdout: one line per request, and whatever went wrong in full."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+
+def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
+    """Set structlog up for this process. `auto` is for people on a terminal and JSON lines elsewhere."""
+    to_console = form == "console" or (form == "auto" and sys.stdout.isatty())
+    renderer: structlog.typing.Processor
+    if to_console:
+        renderer = structlog.dev.ConsoleRenderer()
+        tail = [renderer]
+    else:
+        renderer = structlog.processors.JSONRenderer()
+        tail = [structlog.processors.dict_tracebacks, renderer]
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *tail,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,65 @@
+"""Composition: settings in, application out. Granian calls `create_app` in every worker."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from app import catalogue, config, log, openapi, problems
+from app.config import Settings
+from app.detector import Detector
+from app.envelope import Envelope
+from app.health import health, livez, readyz
+from app.routes import detect, models, predict
+from app.triton import Triton
+
+
+def create_app(settings: Settings | None = None) -> ASGIApp:
+    """Build the application of one worker.
+
+    Args:
+        settings: None reads them from the environment.
+    """
+    settings = settings or config.load()
+    log.configure(settings.log_level, settings.log_format)
+    handlers = [detect, predict, models, health, livez, readyz]
+    app = Litestar(
+        route_handlers=[*handlers, Router("/v1", route_handlers=handlers, include_in_schema=False), openapi.docs_asset],
+        dependencies={"detector": Provide(_detector, sync_to_thread=False)},
+        exception_handlers=problems.handlers(settings.max_file_size_mb),
+        lifespan=[_lifespan(settings)],
+        request_max_body_size=settings.max_body_bytes,
+        openapi_config=openapi.config(),
+        logging_config=None,
+    )
+    return Envelope(app)
+
+
+def _detector(state: State) -> Detector:
+    detector: Detector = state.detector
+    return detector
+
+
+def _lifespan(settings: Settings):  # noqa: ANN202 - Litestar's own type is not public
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        """Own what a worker owns. Granian ends it after the last request."""
+        async with AsyncExitStack() as stack:
+            triton = Triton(settings.triton_url)
+            stack.push_async_callback(triton.close)
+            detector = Detector(
+                triton,
+                default_model=settings.model,
+                pullable=frozenset(catalogue.load(settings.catalogue)),
+                threads=settings.decode_threads,
+                max_pixels=settings.max_pixels,
+                timeout_seconds=settings.timeout_seconds,
+            )
+            stack.callback(detector.close)
+            app.state.detector = detector
+            yield
+
+    return lifespan

@@ -1,0 +1,45 @@
+"""Stands in for Triton's onnxruntime backend where there is only the Python backend.
+
+Runs inside the embedded Triton, in an environment of its own; nothing of the gateway imports it. One
+copy, installed as the backend `onnxruntime`, executes the `model.onnx` of every model that names that
+backend, one CPU thread per instance.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    """One instance of one model, as Triton's Python backend wants it."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model's file."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        file = Path(args["model_repository"], args["model_version"], "model.onnx")
+        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        self._inputs = [tensor.name for tensor in self._session.get_inputs()]
+        self._outputs = [tensor.name for tensor in self._session.get_outputs()]
+
+    def execute(self, requests: list) -> list:
+        """Run what Triton has batched, in one go where the shapes allow it."""
+        feeds = [{name: triton.get_input_tensor_by_name(r, name).as_numpy() for name in self._inputs} for r in requests]
+        try:
+            results = self._batched(feeds) if len(feeds) > 1 else [self._run(feeds[0])]
+        except Exception as error:  # noqa: BLE001 - an exception that leaves here leaks Triton's shared memory
+            return [triton.InferenceResponse(error=triton.TritonError(str(error))) for _ in requests]
+        return [triton.InferenceResponse([triton.Tensor(n, v) for n, v in zip(self._outputs, r, strict=True)]) for r in results]
+
+    def _run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return self._session.run(self._outputs, feed)
+
+    def _batched(self, feeds: list[dict[str, np.ndarray]]) -> list[list[np.ndarray]]:
+        """Run requests, each a batch of one or more, as one batch, and take its results apart again."""
+        sizes = [len(feed[self._inputs[0]]) for feed in feeds]
+        together = self._run({name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
+        parts = [np.split(tensor, np.cumsum(sizes)[:-1]) for tensor in together]
+        return [list(result) for result in zip(*parts, strict=True)]

@@ -1,0 +1,59 @@
+"""Errors -> problem+json, in one shape whoever raised them."""
+
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap
+
+from app.envelope import exchange
+from app.errors import BodyTooLarge, GatewayError
+from app.schema import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+LOG = structlog.get_logger()
+
+
+def handlers(max_file_size_mb: float) -> ExceptionHandlersMap:
+    """Map every exception to its problem."""
+
+    def from_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+        if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return _from_gateway(request, BodyTooLarge(f"the limit is {max_file_size_mb:g} MB"))
+        status = HTTPStatus(error.status_code)
+        detail = _DETAILS.get(status, status.description or status.phrase)
+        return _problem(request, status, status.phrase, status.name.lower(), detail, dict(error.headers or {}))
+
+    return {GatewayError: _from_gateway, HTTPException: from_http, Exception: _from_anything}
+
+
+_DETAILS = {
+    HTTPStatus.NOT_FOUND: "there is nothing at this path; /docs lists what there is",
+    HTTPStatus.METHOD_NOT_ALLOWED: "this path does not take this method; /docs tells which it takes",
+    HTTPStatus.BAD_REQUEST: "the request cannot be read",
+}
+
+
+def _from_gateway(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
+    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    if error.__cause__ is not None:
+        exchange(request.scope).notes["cause"] = repr(error.__cause__)[:500]
+    return _problem(request, error.status, error.title, error.code, error.detail, headers)
+
+
+def _from_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    LOG.error("unexpected", request_id=exchange(request.scope).id, exc_info=error)
+    return _problem(request, 500, "Something went wrong here", "internal", "the failure has been logged under this request_id", {})
+
+
+def _problem(
+    request: Request[Any, Any, Any], status: int, title: str, code: str, detail: str, headers: dict[str, str]
+) -> Response[bytes]:
+    this = exchange(request.scope)
+    this.notes |= {"code": code, "detail": detail}
+    problem = Problem(f"urn:nereid:problem:{code}", title, status, detail, code, this.id)
+    return Response(msgspec.json.encode(problem), status_code=status, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,100 @@
+"""HTTP in, JSON out: detection and the list of models."""
+
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from litestar import MediaType, Request, Response, get, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import Dependency
+
+from app import body, parameters
+from app.detector import Detector
+from app.envelope import exchange
+from app.errors import GatewayError
+from app.guards import require_picture
+from app.openapi import PROBLEMS, DetectOperation
+from app.schema import DetectResponse, ImageSize, ModelInfo, ModelList, ModelUsed
+
+TheDetector = Annotated[Detector, Dependency(skip_validation=True)]
+AnyRequest = Request[Any, Any, Any]
+
+_RESPONSES = {200: ResponseSpec(DetectResponse, description="What was found", generate_examples=False), **PROBLEMS}
+
+
+@post(
+    "/detect",
+    summary="Find objects in a picture",
+    guards=[require_picture],
+    operation_class=DetectOperation,
+    responses=_RESPONSES,
+    status_code=200,
+)
+async def detect(request: AnyRequest, detector: TheDetector) -> Response[bytes]:
+    """Detect with the default model, or with the one the parameters name."""
+    return await _detect(request, detector, [])
+
+
+@post(
+    "/predict/{model:str}",
+    summary="Find objects in a picture with a given model",
+    guards=[require_picture],
+    operation_class=DetectOperation,
+    responses=_RESPONSES,
+    status_code=200,
+)
+async def predict(request: AnyRequest, detector: TheDetector, model: str) -> Response[bytes]:
+    """Detect with the model in the path."""
+    return await _detect(request, detector, [("model", model)])
+
+
+@get("/models", summary="List the models that can be asked, and those that could be pulled")
+async def models(detector: TheDetector) -> ModelList:
+    """Describe every model Triton knows, by its contract."""
+    listed = [await _described(detector, name, is_ready) for name, is_ready in (await detector.triton.models()).items()]
+    known = {model.name for model in listed}
+    listed += [ModelInfo(name, "not_pulled", detail=f"./just pull {name}") for name in detector.pullable - known]
+    return ModelList(detector.default_model, sorted(listed, key=lambda model: model.name))
+
+
+async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str, str]]) -> Response[bytes]:
+    this = exchange(request.scope)
+    pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
+    wanted = parameters.parse(pairs)  # a bad query is refused before the body is read
+    sent = await body.read(request)
+    if sent.pairs:
+        wanted = parameters.parse([*pairs, *sent.pairs])
+    this.stages.lap("read")
+    found = await detector.detect(sent.file, wanted, this.stages, this.id)
+    this.notes |= {"model": found.model.name, "bytes": len(sent.file), "detections": len(found.detections)}
+    answer = DetectResponse(
+        detections=found.detections,
+        num_detections=len(found.detections),
+        status="success",
+        image=ImageSize(found.width, found.height),
+        model=ModelUsed(found.model.name, found.version, "triton", found.model.device),
+        total_time_ms=round(this.stages.total, 2),
+        request_id=this.id,
+    )
+    return Response(msgspec.json.encode(answer), media_type=MediaType.JSON, status_code=200)
+
+
+async def _described(detector: Detector, name: str, is_ready: bool) -> ModelInfo:  # noqa: FBT001 - from a pair
+    if not is_ready:
+        return ModelInfo(name, "not_ready")
+    try:
+        contract = await detector.triton.contract(name)
+    except GatewayError as error:
+        return ModelInfo(name, "ready", detail=error.detail)
+    return ModelInfo(
+        name,
+        "ready",
+        versions=[contract.version],
+        width=contract.frame[0],
+        height=contract.frame[1],
+        layout=contract.layout.value,
+        device=contract.device,
+        classes=list(contract.labels),
+        source=contract.source,
+        licence=contract.licence,
+    )
