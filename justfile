@@ -5,6 +5,62 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @{{ just_executable() }} --list --justfile {{ justfile() }}
 
+# Run everything: the embedded Triton and the API on port 4603
+[group('run')]
+serve *args:
+    @python -m app serve {{ args }}
+
+# Run the API alone, for a Triton that runs elsewhere
+[group('run')]
+api *args:
+    @python -m app api {{ args }}
+
+# Run the embedded Triton alone
+[group('run')]
+triton *args:
+    @python -m app triton {{ args }}
+
+# Get a model; without a name, the default one
+[group('run')]
+pull *args:
+    @python -m app pull {{ args }}
+
+# Say what is missing or broken on this machine
+[group('run')]
+doctor *args:
+    @python -m app doctor {{ args }}
+
+# Run the tests, with branch coverage of app/
+[group('develop')]
+test *args:
+    @coverage erase
+    @coverage run -m pytest {{ args }}
+    @coverage combine --quiet
+    @coverage report
+
+# What must pass before a commit: format, lint, types, import contracts, tests
+[group('develop')]
+check: lint test
+
+# Check the format, lint, types and import contracts
+[group('develop')]
+lint:
+    ruff format --check .
+    ruff check .
+    mypy
+    lint-imports
+
+# Format, and fix what can be fixed
+[group('develop')]
+fmt:
+    ruff format .
+    ruff check --fix .
+
+# Measure: accuracy, instances
+[group('develop')]
+bench *args:
+    @python -m bench {{ args }}
+
 # Write the lock files anew from pyproject.toml
 [group('develop')]
 lock:
@@ -13,3 +69,8 @@ lock:
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/tools.txt requirements/tools.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/build.txt requirements/build.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/triton.txt requirements/triton.in
+
+# Remove what was installed, pulled and cached here
+[group('develop')]
+clean:
+    rm -rf .venv .triton .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1

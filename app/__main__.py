@@ -12,8 +12,9 @@ from pathlib import Path
 from app import catalogue, config, doctor, embedded, image
 from app.catalogue import CatalogueError
 from app.config import PREFIX, Settings, SettingsError
-from app.embedded import EmbeddedError, say
-from app.pull import PullError, model_file, pull
+from app.embedded import EmbeddedError
+from app.log import say
+from app.pull import PullError, pull
 
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 30
@@ -85,7 +86,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 def _supervise(settings: Settings, triton: embedded.Server | None) -> int:
     """Run the API; start Triton again when it dies; end when the API ends."""
-    api = subprocess.Popen(  # noqa: S603 - our own command line
+    api = subprocess.Popen(
         [sys.executable, "-m", "app", "api"],
         start_new_session=True,  # a Ctrl-C is for us
         preexec_fn=embedded.die_with_parent,  # noqa: PLW1509 - no threads here

@@ -16,6 +16,7 @@ from app.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR, cells
 OPSET = 17
 IR_VERSION = 8
 
+
 def composed(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     """Build the model of `recipe` around `network`.
 
@@ -75,7 +76,9 @@ def _any_batch(network: onnx.ModelProto) -> onnx.ModelProto:
     network.ir_version = IR_VERSION
     del network.graph.value_info[:]  # they repeat the fixed batch
     tensors = {tensor.name: tensor for tensor in network.graph.initializer}
-    tensors |= {n.output[0]: n.attribute[0].t for n in network.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
+    tensors |= {
+        n.output[0]: n.attribute[0].t for n in network.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")
+    }
     for node in network.graph.node:
         if node.op_type == "Reshape" and (shape := tensors.get(node.input[1])) is not None:
             sizes = numpy_helper.to_array(shape)

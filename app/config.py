@@ -22,9 +22,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     workers: Annotated[int, Meta(ge=1, le=256, description="API processes.")] = 2
     decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode pictures.")] = 2
     model: Annotated[str, Meta(description="Model that answers when the caller names none.")] = "yolo11n"
-    model_repository: Annotated[str, Meta(description="Triton's model repository; `models.toml` in it lists what `pull` knows.")] = (
-        "model_repository"
-    )
+    model_repository: Annotated[
+        str, Meta(description="Triton's model repository; `models.toml` in it lists what `pull` knows.")
+    ] = "model_repository"
     triton_urls: Annotated[
         str,
         Meta(description="`host:port` of a running Triton's gRPC endpoint (one, for now). Empty: the embedded Triton is used."),
@@ -33,11 +33,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_grpc_port: Annotated[Port, Meta(description="Embedded Triton, gRPC, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Embedded Triton, metrics, on 127.0.0.1.")] = 4602
     triton_home: Annotated[str, Meta(description="Where the embedded Triton is installed and logs.")] = ".triton"
-    timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="Deadline of a request, from its body being read to its answer, seconds.")] = 10.0
+    timeout_seconds: Annotated[
+        float, Meta(gt=0, le=600, description="Deadline of a request, from its body being read to its answer, seconds.")
+    ] = 10.0
     max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Largest request body, MiB.")] = 50.0
-    max_megapixels: Annotated[float, Meta(gt=0, le=178, description="Largest picture, millions of pixels, by its own header.")] = 50.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")] = "info"
-    log_format: Annotated[Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")] = "auto"
+    max_megapixels: Annotated[float, Meta(gt=0, le=178, description="Largest picture, millions of pixels, by its own header.")] = (
+        50.0
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")] = (
+        "info"
+    )
+    log_format: Annotated[
+        Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
+    ] = "auto"
 
     @property
     def triton_url(self) -> str:

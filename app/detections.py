@@ -1,16 +1,13 @@
 """Rows -> named detections, as the caller asked for them."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from app.errors import InvalidParameter
 from app.letterbox import Placement
 from app.rows import Rows
-from app.schema import CocoDetection, Detection
-
-Unit = Literal["normalized", "pixel", "coco"]
+from app.schema import CocoDetection, Detection, Unit
 
 # A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel at the widest picture.
 _SCORE_DIGITS = 4

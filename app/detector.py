@@ -36,18 +36,26 @@ class Found(NamedTuple):
     version: str
 
 
+class Limits(NamedTuple):
+    """What one worker allows itself and its callers."""
+
+    threads: int
+    """That decode pictures."""
+    max_pixels: int
+    """Of a picture, by its header."""
+    timeout_seconds: float
+    """From the body being read to the answer."""
+
+
 class Detector:
     """Joins the steps of a request; one per worker."""
 
-    def __init__(
-        self, triton: Triton, *, default_model: str, pullable: frozenset[str], threads: int, max_pixels: int, timeout_seconds: float
-    ) -> None:
+    def __init__(self, triton: Triton, default_model: str, pullable: frozenset[str], limits: Limits) -> None:
         self.triton = triton
         self.default_model = default_model
         self.pullable = pullable
-        self._max_pixels = max_pixels
-        self._timeout_seconds = timeout_seconds
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._limits = limits
+        self._executor = ThreadPoolExecutor(limits.threads, thread_name_prefix="decode")
 
     def close(self) -> None:
         """Wait for pictures that are being decoded; start no more."""
@@ -65,7 +73,7 @@ class Detector:
         Raises:
             GatewayError: As the steps say; DeadlinePassed when they took too long together.
         """
-        deadline = monotonic() + self._timeout_seconds
+        deadline = monotonic() + self._limits.timeout_seconds
         model = await self._contract(wanted.model or self.default_model)
         named = wanted.wanted_classes
         classes = None if named is None else detections.class_ids(named, model.labels)
@@ -73,7 +81,7 @@ class Detector:
 
         def prepare() -> tuple[Placement, NDArray[Any]]:
             stages.lap("queue")
-            return _prepare(data, model, self._max_pixels)
+            return _prepare(data, model, self._limits.max_pixels)
 
         placement, tensor = await self._in_thread(prepare, deadline)
         stages.lap("decode")

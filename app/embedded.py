@@ -29,6 +29,7 @@ from app import contract
 from app.config import Settings
 from app.contract import Form
 from app.errors import UnsupportedLayout
+from app.log import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
 WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
@@ -45,11 +46,6 @@ _PR_SET_PDEATHSIG = 1
 
 class EmbeddedError(Exception):
     """The embedded Triton cannot be had or run; the message is one line for the person at the terminal."""
-
-
-def say(text: str) -> None:
-    """Tell the person at the terminal what is being done."""
-    print(f"nereid: {text}", file=sys.stderr, flush=True)
 
 
 def install(home: Path) -> None:
@@ -244,7 +240,7 @@ class Server:
             if self.poll() is not None:
                 raise EmbeddedError(f"Triton ended with code {self.poll()} while it started; its log is {self.log}")
             try:
-                with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - http on loopback
+                with urllib.request.urlopen(url, timeout=1):
                     return
             except HTTPError as error:  # models are loaded before it listens, so this is its last word
                 raise EmbeddedError(f"{self._settings.model} could not be loaded; Triton's log is {self.log}") from error

@@ -1,4 +1,4 @@
-"""Structured logs on stdout: one line per request, and whatever went wrong in full."""
+"""Structured logs on stdout for machines, plain words on stderr for the person at the terminal."""
 
 import logging
 import sys
@@ -26,3 +26,8 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=True,
     )
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal what is being done."""
+    print(f"nereid: {text}", file=sys.stderr, flush=True)

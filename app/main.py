@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 
 from app import catalogue, config, log, openapi, problems
 from app.config import Settings
-from app.detector import Detector
+from app.detector import Detector, Limits
 from app.envelope import Envelope
 from app.health import health, livez, readyz
 from app.routes import detect, models, predict
@@ -50,14 +50,9 @@ def _lifespan(settings: Settings):  # noqa: ANN202 - Litestar's own type is not 
         async with AsyncExitStack() as stack:
             triton = Triton(settings.triton_url)
             stack.push_async_callback(triton.close)
-            detector = Detector(
-                triton,
-                default_model=settings.model,
-                pullable=frozenset(catalogue.load(settings.catalogue)),
-                threads=settings.decode_threads,
-                max_pixels=settings.max_pixels,
-                timeout_seconds=settings.timeout_seconds,
-            )
+            limits = Limits(settings.decode_threads, settings.max_pixels, settings.timeout_seconds)
+            pullable = frozenset(catalogue.load(settings.catalogue))
+            detector = Detector(triton, settings.model, pullable, limits)
             stack.callback(detector.close)
             app.state.detector = detector
             yield

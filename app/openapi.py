@@ -31,7 +31,8 @@ _ERRORS = {
     504: "The deadline passed",
 }
 PROBLEMS = {
-    status: ResponseSpec(Problem, description=text, media_type=MEDIA_TYPE, generate_examples=False) for status, text in _ERRORS.items()
+    status: ResponseSpec(Problem, description=text, media_type=MEDIA_TYPE, generate_examples=False)
+    for status, text in _ERRORS.items()
 }
 
 _PICTURE = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"

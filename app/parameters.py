@@ -7,12 +7,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from app.detections import Unit
 from app.errors import InvalidParameter, UnknownModel
+from app.schema import Unit
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
-_CLASSES = "classes"
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -26,7 +26,7 @@ def handlers(max_file_size_mb: float) -> ExceptionHandlersMap:
             return _from_gateway(request, BodyTooLarge(f"the limit is {max_file_size_mb:g} MB"))
         status = HTTPStatus(error.status_code)
         detail = _DETAILS.get(status, status.description or status.phrase)
-        return _problem(request, status, status.phrase, status.name.lower(), detail, dict(error.headers or {}))
+        return _answer(request, status, (status.name.lower(), status.phrase, detail), dict(error.headers or {}))
 
     return {GatewayError: _from_gateway, HTTPException: from_http, Exception: _from_anything}
 
@@ -39,20 +39,21 @@ _DETAILS = {
 
 
 def _from_gateway(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
-    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     if error.__cause__ is not None:
         exchange(request.scope).notes["cause"] = repr(error.__cause__)[:500]
-    return _problem(request, error.status, error.title, error.code, error.detail, headers)
+    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    return _answer(request, error.status, (error.code, error.title, error.detail), headers)
 
 
 def _from_anything(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     LOG.error("unexpected", request_id=exchange(request.scope).id, exc_info=error)
-    return _problem(request, 500, "Something went wrong here", "internal", "the failure has been logged under this request_id", {})
+    text = "internal", "Something went wrong here", "the failure has been logged under this request_id"
+    return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, text, {})
 
 
-def _problem(
-    request: Request[Any, Any, Any], status: int, title: str, code: str, detail: str, headers: dict[str, str]
-) -> Response[bytes]:
+def _answer(request: Request[Any, Any, Any], status: int, text: tuple[str, str, str], headers: dict[str, str]) -> Response[bytes]:
+    """Send a problem; `text` is its code, title and detail."""
+    code, title, detail = text
     this = exchange(request.scope)
     this.notes |= {"code": code, "detail": detail}
     problem = Problem(f"urn:nereid:problem:{code}", title, status, detail, code, this.id)

@@ -11,17 +11,13 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from app.catalogue import Entry
+from app.log import say
 
 _CHUNK = 1 << 20
 
 
 class PullError(Exception):
     """A model cannot be had; the message is one line for the person at the terminal."""
-
-
-def say(text: str) -> None:
-    """Tell the person at the terminal what is being done."""
-    print(f"nereid: {text}", file=sys.stderr, flush=True)
 
 
 def model_file(repository: Path, name: str) -> Path:

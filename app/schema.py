@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+Unit = Literal["normalized", "pixel", "coco"]
+"""What the numbers of a box count."""
+
 
 class Detection(msgspec.Struct, frozen=True):
     """One object. Corners are in the unit the caller asked for, origin top left of the upright picture."""

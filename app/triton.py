@@ -5,7 +5,7 @@ Its errors become ours here; an RPC under way is never cancelled unless Triton i
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -161,7 +161,7 @@ class Triton:
         if not call.cancelled():
             call.exception()  # nobody else will look at it
 
-    async def _probe(self, question: Any) -> dict[str, Any]:
+    async def _probe(self, question: Awaitable[Any]) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = await question
         except InferenceServerException as error:

@@ -1,0 +1,1 @@
+"""Measurements: ./just bench NAME."""
