@@ -7,7 +7,7 @@ import numpy as np
 from app.errors import InvalidParameter
 from app.letterbox import Placement
 from app.rows import Rows
-from app.schema import CocoDetection, Detection, Unit
+from app.schema import Detection, Unit
 
 # A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel at the widest picture.
 _SCORE_DIGITS = 4
@@ -42,7 +42,7 @@ def select(rows: Rows, *, confidence: float, classes: frozenset[int] | None, lim
     return Rows(rows.boxes[order], rows.scores[order], rows.classes[order])
 
 
-def name(rows: Rows, placement: Placement, labels: Sequence[str], unit: Unit) -> list[Detection] | list[CocoDetection]:
+def name(rows: Rows, placement: Placement, labels: Sequence[str], unit: Unit) -> list[Detection]:
     """Map the boxes to the picture and say what they are.
 
     Args:
@@ -57,11 +57,15 @@ def name(rows: Rows, placement: Placement, labels: Sequence[str], unit: Unit) ->
     elif unit == "coco":
         boxes[:, 2:] -= boxes[:, :2]
     digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
-    what = [
-        (min(round(score, _SCORE_DIGITS), 1.0), id_, id_, labels[id_] if id_ < len(labels) else str(id_))
-        for score, id_ in zip(rows.scores.astype(np.float64).tolist(), rows.classes.tolist(), strict=True)
+    numbers = boxes.round(digits).tolist()
+    scores = rows.scores.astype(np.float64).tolist()
+    return [
+        Detection(
+            **({"bbox": tuple(box)} if unit == "coco" else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
+            confidence=min(round(score, _SCORE_DIGITS), 1.0),
+            class_=id_,
+            class_id=id_,
+            class_name=labels[id_] if id_ < len(labels) else str(id_),
+        )
+        for box, score, id_ in zip(numbers, scores, rows.classes.tolist(), strict=True)
     ]
-    corners = boxes.round(digits).tolist()
-    if unit == "coco":
-        return [CocoDetection(tuple(box), *rest) for box, rest in zip(corners, what, strict=True)]
-    return [Detection(*box, *rest) for box, rest in zip(corners, what, strict=True)]

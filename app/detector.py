@@ -14,7 +14,7 @@ from app.contract import Contract, Form, Layout
 from app.errors import DeadlinePassed, UnknownModel
 from app.letterbox import Placement
 from app.parameters import Parameters
-from app.schema import CocoDetection, Detection
+from app.schema import Detection
 from app.stages import Stages
 from app.triton import Triton
 
@@ -27,7 +27,7 @@ _RAW_HEADS = {Layout.YOLO_HEAD, Layout.YOLOX_HEAD}
 class Found(NamedTuple):
     """What was found, and by whom."""
 
-    detections: list[Detection] | list[CocoDetection]
+    detections: list[Detection]
     width: int
     """Of the upright picture, pixels."""
     height: int
@@ -88,7 +88,7 @@ class Detector:
         answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id)
         stages.lap("infer")
 
-        def finish() -> list[Detection] | list[CocoDetection]:
+        def finish() -> list[Detection]:
             found = rows.read(model, answer.outputs)
             best = detections.select(found, confidence=wanted.confidence, classes=classes, limit=wanted.max_detections)
             return detections.name(best, placement, model.labels, wanted.boxes)

@@ -2,10 +2,10 @@
 
 import resource
 from pathlib import Path
-from typing import Annotated
 
 from litestar import Response, get
-from litestar.params import Dependency
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
 from PIL import features
 
 from app import __version__, image
@@ -13,7 +13,7 @@ from app.detector import Detector
 from app.errors import GatewayError, TritonUnavailable
 from app.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 
-TheDetector = Annotated[Detector, Dependency(skip_validation=True)]
+TheDetector = NamedDependency[SkipValidation[Detector]]
 
 
 @get("/livez", summary="The process answers")

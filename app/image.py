@@ -72,7 +72,7 @@ def read_header(data: bytes, max_pixels: int) -> Unread:
         raise UnsupportedFormat(f"the body is none of {', '.join(_MAGIC)}")
     try:
         file = Image.open(BytesIO(data), formats=(form,))
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels") from error
     except Exception as error:  # Pillow's plugins raise anything on broken input: struct.error, SyntaxError, ValueError ...
         raise BrokenPicture(f"the {form} header cannot be read") from error

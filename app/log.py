@@ -10,13 +10,12 @@ import structlog
 def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
     """Set structlog up for this process. `auto` is for people on a terminal and JSON lines elsewhere."""
     to_console = form == "console" or (form == "auto" and sys.stdout.isatty())
-    renderer: structlog.typing.Processor
-    if to_console:
-        renderer = structlog.dev.ConsoleRenderer()
-        tail = [renderer]
-    else:
-        renderer = structlog.processors.JSONRenderer()
-        tail = [structlog.processors.dict_tracebacks, renderer]
+    tail: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if to_console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    # Tracebacks never show local variables: they hold pictures and whatever else callers sent.
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -2,9 +2,10 @@
 
 Runs inside the embedded Triton, in an environment of its own; nothing of the gateway imports it. One
 copy, installed as the backend `onnxruntime`, executes the `model.onnx` of every model that names that
-backend, one CPU thread per instance.
+backend, with one CPU thread per instance unless its parameter `intra_op_thread_count` says otherwise.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model's file."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", "1"))
         options.inter_op_num_threads = 1
         file = Path(args["model_repository"], args["model_version"], "model.onnx")
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
 from litestar.openapi.spec import OpenAPIMediaType, Operation, Parameter, RequestBody, Schema
+from litestar.params import FromPath
 from litestar.response import File
 
 from app import __version__
@@ -104,7 +105,7 @@ def _assets_folder() -> Path:
 
 
 @get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)
-async def docs_asset(name: str) -> File:
+async def docs_asset(name: FromPath[str]) -> File:
     """Serve one of Swagger UI's files."""
     if name not in _ASSETS:
         raise NotFoundException

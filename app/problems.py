@@ -40,7 +40,7 @@ _DETAILS = {
 
 def _from_gateway(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
     if error.__cause__ is not None:
-        exchange(request.scope).notes["cause"] = repr(error.__cause__)[:500]
+        exchange(request.scope).notes["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     return _answer(request, error.status, (error.code, error.title, error.detail), headers)
 

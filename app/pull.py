@@ -49,13 +49,29 @@ def pull(name: str, entry: Entry, repository: Path, *, source: Path | None = Non
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that the last step is a rename.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as folder:
-            network = _fetched(entry, source, Path(folder))
-            _check(network, sha256 or entry.sha256)
+            network = fetch(entry, Path(folder), source=source, sha256=sha256)
             _compose(network, entry, Path(folder, "model.onnx")).rename(target)
     except OSError as error:
         raise PullError(f"{name} could not be written: {error.strerror or error}") from error
     say(f"{name} is in {target}")
     return target
+
+
+def fetch(entry: Entry, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
+    """Get the network as it was published, and check it.
+
+    Args:
+        entry: Its entry in the catalogue.
+        folder: Where a download goes.
+        source: As for `pull`.
+        sha256: As for `pull`.
+
+    Raises:
+        PullError: The source cannot be reached or read, or the file is another.
+    """
+    network = _fetched(entry, source, folder)
+    _check(network, sha256 or entry.sha256)
+    return network
 
 
 def _fetched(entry: Entry, source: Path | None, folder: Path) -> Path:

@@ -1,12 +1,13 @@
 """HTTP in, JSON out: detection and the list of models."""
 
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import MediaType, Request, Response, get, post
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import Dependency
+from litestar.params import FromPath, SkipValidation
 
 from app import body, parameters
 from app.detector import Detector
@@ -16,7 +17,7 @@ from app.guards import require_picture
 from app.openapi import PROBLEMS, DetectOperation
 from app.schema import DetectResponse, ImageSize, ModelInfo, ModelList, ModelUsed
 
-TheDetector = Annotated[Detector, Dependency(skip_validation=True)]
+TheDetector = NamedDependency[SkipValidation[Detector]]
 AnyRequest = Request[Any, Any, Any]
 
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="What was found", generate_examples=False), **PROBLEMS}
@@ -43,7 +44,7 @@ async def detect(request: AnyRequest, detector: TheDetector) -> Response[bytes]:
     responses=_RESPONSES,
     status_code=200,
 )
-async def predict(request: AnyRequest, detector: TheDetector, model: str) -> Response[bytes]:
+async def predict(request: AnyRequest, detector: TheDetector, model: FromPath[str]) -> Response[bytes]:
     """Detect with the model in the path."""
     return await _detect(request, detector, [("model", model)])
 

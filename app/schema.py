@@ -3,28 +3,23 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 Unit = Literal["normalized", "pixel", "coco"]
 """What the numbers of a box count."""
 
 
-class Detection(msgspec.Struct, frozen=True):
-    """One object. Corners are in the unit the caller asked for, origin top left of the upright picture."""
+class Detection(msgspec.Struct, frozen=True, kw_only=True):
+    """One object, in the unit the caller asked for: corners, or the `bbox` of COCO files, never both.
 
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    confidence: float
-    class_: int = msgspec.field(name="class")
-    class_id: int
-    class_name: str
+    Corners count from the top left of the upright picture; `bbox` is x, y, width, height in pixels.
+    """
 
-
-class CocoDetection(msgspec.Struct, frozen=True):
-    """One object as in COCO files: `bbox` is x, y, width, height in pixels of the upright picture."""
-
-    bbox: tuple[float, float, float, float]
+    x1: float | UnsetType = UNSET
+    y1: float | UnsetType = UNSET
+    x2: float | UnsetType = UNSET
+    y2: float | UnsetType = UNSET
+    bbox: tuple[float, float, float, float] | UnsetType = UNSET
     confidence: float
     class_: int = msgspec.field(name="class")
     class_id: int
@@ -50,7 +45,7 @@ class ModelUsed(msgspec.Struct, frozen=True):
 class DetectResponse(msgspec.Struct, frozen=True):
     """Detections by falling confidence."""
 
-    detections: list[Detection] | list[CocoDetection]
+    detections: list[Detection]
     num_detections: int
     status: Literal["success"]
     image: ImageSize

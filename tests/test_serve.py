@@ -1,0 +1,204 @@
+"""`serve` as a user runs it: real processes, real sockets, and nothing left behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from app.config import Settings
+from tests.conftest import ROOT, free_port, picture
+
+CAT = picture("chelsea.jpg")
+PATIENCE_SECONDS = 60
+
+
+class Running:
+    """A `serve` process and where it listens."""
+
+    def __init__(self, settings: Settings, log: Path) -> None:
+        self.port, self.grpc_port = free_port(), free_port()
+        self.log = log
+        self.url = f"http://127.0.0.1:{self.port}"
+        environ = {
+            **os.environ,
+            "NEREID_PORT": str(self.port),
+            "NEREID_MODEL_REPOSITORY": settings.model_repository,
+            "NEREID_TRITON_HOME": settings.triton_home,
+            "NEREID_TRITON_HTTP_PORT": str(free_port()),
+            "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
+            "NEREID_TRITON_METRICS_PORT": str(free_port()),
+            "NEREID_MAX_FILE_SIZE_MB": "1",
+        }
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603 - our own command line
+                [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that it started, and itself."""
+        try:
+            parent = psutil.Process(self.process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def triton(self) -> psutil.Process:
+        """Find the Triton it started."""
+        return next(process for process in self.family() if process.name() == "tritonserver")
+
+    def shm(self) -> list[Path]:
+        """What its Triton holds in shared memory."""
+        return list(Path("/dev/shm").glob(f"nereid_{self.grpc_port}_*"))  # noqa: S108
+
+    def is_ready(self) -> bool:
+        """Ask it."""
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Wait until something holds; False if it never does."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        if holds():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@contextmanager
+def serving(settings: Settings, folder: Path) -> Iterator[Running]:
+    """Run `serve` until the block ends, however it ends."""
+    running = Running(settings, folder / "serve.log")
+    family: list[psutil.Process] = []
+    try:
+        assert eventually(running.is_ready), running.log.read_text()
+        family = running.family()
+        yield running
+    finally:
+        for process in {*family, *running.family()}:
+            if process.is_running():
+                process.kill()
+        running.process.wait()
+        for left in running.shm():
+            left.unlink()
+
+
+@pytest.fixture(scope="module")
+def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for the tests that leave it as it is."""
+    with serving(settings, tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: signal.Signals) -> None:
+    """No process, socket or shared memory file is left, and the exit code is 0."""
+    with serving(settings, tmp_path) as running:
+        family = running.family()
+        assert {"tritonserver"} < {process.name() for process in family}
+        assert running.shm()
+        running.process.send_signal(stop)
+        code = running.process.wait(PATIENCE_SECONDS)
+
+        assert code == 0
+        assert eventually(lambda: not any(process.is_running() for process in family))
+        assert not running.shm()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(running.url)
+
+
+def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) -> None:
+    """The API answers 503 meanwhile, and boxes afterwards."""
+    with serving(settings, tmp_path) as running:
+        time.sleep(10)  # sooner after its start, its end would be taken for a fault that restarting cannot cure
+        running.triton().kill()
+        during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
+        assert eventually(running.is_ready), running.log.read_text()
+        after = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
+
+    assert during.status_code == 503
+    assert during.headers["retry-after"]
+    assert after.json()["detections"][0]["class_name"] == "cat"
+
+
+def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
+    """SIGKILL gives it no chance to clean up, and still its children end."""
+    with serving(settings, tmp_path) as running:
+        family = running.family()
+        running.process.kill()
+
+        assert eventually(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+
+
+def test_a_taken_port_is_one_clear_line(settings: Settings, running: Running) -> None:
+    """The second server says why it does not start, and the first does not notice."""
+    environ = {**os.environ, "NEREID_PORT": str(running.port), "NEREID_TRITON_HOME": settings.triton_home}
+    second = subprocess.run(  # noqa: S603 - our own command line
+        [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert second.returncode == 1
+    assert second.stderr == f"nereid: port {running.port} is in use; choose another with --port\n"
+    assert running.is_ready()
+
+
+def test_many_at_once_get_their_own_answers(running: Running) -> None:
+    """Concurrent requests over two workers are batched in Triton and not mixed up."""
+    pictures = {name: picture(f"{name}.jpg") for name in ("astronaut", "chelsea", "coffee")}
+
+    async def ask(client: httpx.AsyncClient, name: str) -> tuple[str, set[str]]:
+        answer = await client.post(f"{running.url}/detect", content=pictures[name], timeout=30)
+        return name, {detection["class_name"] for detection in answer.json()["detections"]}
+
+    async def ask_all() -> list[tuple[str, set[str]]]:
+        async with httpx.AsyncClient() as client:
+            return await asyncio.gather(*(ask(client, name) for name in list(pictures) * 10))
+
+    expected = {"astronaut": "person", "chelsea": "cat", "coffee": "cup"}
+    assert all(expected[name] in classes for name, classes in asyncio.run(ask_all()))
+
+
+def test_a_body_announced_too_large_is_refused_unread(running: Running) -> None:
+    """The answer comes although the body never does."""
+    head = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 99999999\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+        connection.sendall(head)
+
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_an_endless_body_is_cut(running: Running) -> None:
+    """Chunks without end are refused once they pass the limit."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+        connection.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk = b"10000\r\n" + b"\xff" * 65536 + b"\r\n"
+        for _ in range(17):
+            connection.sendall(chunk)
+
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_leaves_half_way_is_no_failure(running: Running) -> None:
+    """It is logged as 499, and the server goes on."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 50000\r\n\r\n" + CAT[:1000]
+        )
+        time.sleep(0.2)
+
+    assert eventually(lambda: "client_gone" in running.log.read_text())
+    assert '"status": 499' in running.log.read_text()
+    assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
