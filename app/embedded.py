@@ -158,9 +158,12 @@ class Server:
         """Start it and wait until the default model has answered.
 
         Raises:
-            EmbeddedError: A port is taken, or it did not become ready; the message names its log.
+            EmbeddedError: A port is taken, a path has a space in it, or it did not become ready; the message names its log.
         """
         settings = self._settings
+        for folder in (self._home, Path(settings.model_repository).resolve()):
+            if " " in str(folder):
+                raise EmbeddedError(f"Triton's Python backend cannot run from a path with a space in it: {folder}")
         for port in (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port):
             if not is_free("127.0.0.1", port):
                 raise EmbeddedError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")

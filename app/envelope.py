@@ -8,7 +8,8 @@ import secrets
 from typing import Any
 
 import structlog
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from app.stages import Stages
 
@@ -42,10 +43,13 @@ class Envelope:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the exchange on and book it."""
-        if scope["type"] != "http":
+        """Pass the exchange on and book it; what is no HTTP request (the lifespan) goes through."""
+        if scope["type"] == ScopeType.HTTP:
+            await self._exchange(scope, receive, send)
+        else:
             await self._app(scope, receive, send)
-            return
+
+    async def _exchange(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         this = Exchange(_request_id(scope))
         scope.setdefault("state", {})["exchange"] = this
 
@@ -75,7 +79,7 @@ class Envelope:
             )
 
 
-def _request_id(scope: Scope) -> str:
+def _request_id(scope: HTTPScope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ID.fullmatch(text := value.decode("latin-1")):
             return text

@@ -1,21 +1,25 @@
 """Refuse by the headers alone, before the body is read."""
 
+from typing import Any
+
 from litestar.connection import ASGIConnection
 from litestar.handlers.base import BaseRouteHandler
 
 from app.errors import UnsupportedMediaType
+
+AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 _RAW = ("", "application/octet-stream")
 
 
-def media_type(connection: ASGIConnection) -> str:  # type: ignore[type-arg] - its four parameters say nothing here
+def media_type(connection: AnyConnection) -> str:
     """Read the declared content type, without its parameters, in lower case; empty where there is none."""
     return connection.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def require_picture(connection: ASGIConnection, _: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+def require_picture(connection: AnyConnection, _: BaseRouteHandler) -> None:
     """Let pass what may hold a picture. What it really is, its first bytes tell later.
 
     Raises:

@@ -2,15 +2,17 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
-from litestar import Response, get
+from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from PIL import features
 
 from app import __version__, image
 from app.detector import Detector
-from app.errors import GatewayError, TritonUnavailable
+from app.envelope import exchange
+from app.errors import GatewayError
 from app.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 
 TheDetector = NamedDependency[SkipValidation[Detector]]
@@ -30,18 +32,18 @@ async def readyz(detector: TheDetector) -> Response[Readiness]:
 
 
 @get("/health", summary="How the gateway and Triton are doing (503 when no picture could be served)")
-async def health(detector: TheDetector) -> Response[Health]:
+async def health(request: Request[Any, Any, Any], detector: TheDetector) -> Response[Health]:
     """Collect what a person or a dashboard wants to see."""
     gpu = is_ready = False
+    triton = TritonHealth("unreachable")
     try:
-        version = await detector.triton.version()
-        is_ready = await detector.triton.is_ready(detector.default_model)
-        triton = TritonHealth("ready" if is_ready else "not_ready", version)
+        triton = TritonHealth("not_ready", await detector.triton.version())
         gpu = (await detector.triton.contract(detector.default_model)).device == "gpu"
-    except TritonUnavailable:
-        triton = TritonHealth("unreachable")
-    except GatewayError:
-        pass  # no such model, or not one we can serve: `model_ready` says it
+        is_ready = await detector.triton.is_ready(detector.default_model)
+    except GatewayError as error:
+        exchange(request.scope).notes["detail"] = error.detail
+    if is_ready:
+        triton = TritonHealth("ready", triton.version)
     rss_mb = _rss_mb()
     report = Health(
         status="healthy" if is_ready else "unhealthy",

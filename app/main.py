@@ -1,7 +1,7 @@
 """Composition: settings in, application out. Granian calls `create_app` in every worker."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from litestar import Litestar, Router
 from litestar.datastructures import State
@@ -43,7 +43,7 @@ def _detector(state: State) -> Detector:
     return detector
 
 
-def _lifespan(settings: Settings):  # noqa: ANN202 - Litestar's own type is not public
+def _lifespan(settings: Settings) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         """Own what a worker owns. Granian ends it after the last request."""

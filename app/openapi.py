@@ -11,7 +11,7 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
-from litestar.openapi.spec import OpenAPIMediaType, Operation, Parameter, RequestBody, Schema
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath
 from litestar.response import File
 
@@ -41,9 +41,9 @@ _PICTURE = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "a
 
 def _schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for `Parameters`."""
-    kinds = {kind["type"] for kind in description.get("anyOf", [])} - {"null"}
+    kinds = {kind["type"] for kind in description.get("anyOf", [])} - {"null"}  # how `str | None` is written
     return Schema(
-        type=description.get("type") or (kinds.pop() if kinds else None),
+        type=OpenAPIType(description["type"] if "type" in description else kinds.pop()),
         enum=description.get("enum"),
         minimum=description.get("minimum"),
         maximum=description.get("maximum"),
@@ -73,8 +73,8 @@ class DetectOperation(Operation):
                 if name not in in_path
             ),
         ]
-        file = Schema(type="string", content_media_type="application/octet-stream", description="The picture")
-        encoded = Schema(type="string", content_encoding="base64", description="The picture, base64")
+        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The picture")
+        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The picture, base64")
         beside = {name: schema for name, schema in fields.items() if name not in in_path}
         raw = {kind: OpenAPIMediaType(schema=Schema(content_media_type=kind)) for kind in _PICTURE}
         self.request_body = RequestBody(
@@ -83,10 +83,10 @@ class DetectOperation(Operation):
             content={
                 **raw,
                 "multipart/form-data": OpenAPIMediaType(
-                    schema=Schema(type="object", properties={"image": file, **beside}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **beside}, required=["image"])
                 ),
                 "application/json": OpenAPIMediaType(
-                    schema=Schema(type="object", properties={"image": encoded, **beside}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **beside}, required=["image"])
                 ),
             },
         )

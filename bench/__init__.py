@@ -1,1 +1,1 @@
-"""Measurements: ./just bench NAME."""
+"""Measurements: ./just bench NAME. Each prints what the README claims."""

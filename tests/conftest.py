@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from litestar.types import ASGIApp, Message
+from litestar.types import ASGIApp
 
 from app import catalogue, embedded
 from app.config import Settings
@@ -39,17 +39,18 @@ def free_port() -> int:
 @asynccontextmanager
 async def started(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     """Run an application's lifespan around a client that calls it directly."""
-    to_app: asyncio.Queue[Message] = asyncio.Queue()
-    from_app: asyncio.Queue[Message] = asyncio.Queue()
-    life = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, to_app.get, from_app.put))  # type: ignore[typeddict-item, arg-type]
-    await to_app.put({"type": "lifespan.startup"})  # type: ignore[typeddict-item]
+    to_app: asyncio.Queue[Any] = asyncio.Queue()
+    from_app: asyncio.Queue[Any] = asyncio.Queue()
+    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
+    life = asyncio.ensure_future(app(scope, to_app.get, from_app.put))
+    await to_app.put({"type": "lifespan.startup"})
     assert (await from_app.get())["type"] == "lifespan.startup.complete"
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://nereid") as client:
             yield client
     finally:
-        await to_app.put({"type": "lifespan.shutdown"})  # type: ignore[typeddict-item]
+        await to_app.put({"type": "lifespan.shutdown"})
         await life
 
 
@@ -78,12 +79,15 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def settings(repository: Path) -> Settings:
-    """Settings for this session's Triton, away from a server that may be running here."""
+def settings(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings for this session's Triton, its ports and logs away from a server that may be running here."""
+    home = tmp_path_factory.mktemp("triton")
+    for folder in ("server", "python"):
+        (home / folder).symlink_to(ROOT / ".triton" / folder)
     http, grpc, metrics = free_port(), free_port(), free_port()
     return Settings(
         model_repository=str(repository),
-        triton_home=str(ROOT / ".triton"),
+        triton_home=str(home),
         triton_http_port=http,
         triton_grpc_port=grpc,
         triton_metrics_port=metrics,

@@ -7,9 +7,11 @@ import json
 from io import BytesIO
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 from PIL import Image, ImageDraw
 
@@ -98,7 +100,7 @@ def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onn
     text = f"""<ir_version: 8, opset_import: ["": 17]>
     find ({element}[batch, 3, {SIDE}, {SIDE}] picture) => ({signature}) {{ {before} {_FIND} {after} }}"""
     model = parser.parse_model(text)
-    constants = {
+    constants: dict[str, NDArray[Any]] = {
         "repeats": np.array([1, ANCHORS // 2, 1], np.int64),
         "eye": np.eye(2, dtype=np.float32)[None],
         "decay": np.linspace(1, 0.5, ANCHORS, dtype=np.float32)[None, :, None],

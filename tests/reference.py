@@ -65,7 +65,7 @@ class Reference:
     def _tensor(self, square: NDArray[np.uint8]) -> NDArray[np.float32]:
         """BGR 0..255 for YOLOX, RGB 0..1 for YOLO11: (1, 3, side, side)."""
         planes = square.transpose(2, 0, 1)[None].astype(np.float32)
-        return planes if self._is_yolox else np.ascontiguousarray(planes[:, ::-1]) / 255
+        return planes if self._is_yolox else np.ascontiguousarray(planes[:, ::-1]) / np.float32(255)
 
     def _decode(self, head: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Make corners (anchors, 4) in pixels of the square and scores (anchors, classes) of the head."""

@@ -181,7 +181,7 @@ async def test_boxes_are_those_of_the_upright_picture(client: httpx.AsyncClient,
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_270,
     }
-    stored = Image.open(BytesIO(CAT))
+    stored: Image.Image = Image.open(BytesIO(CAT))
     if orientation in back:
         stored = stored.transpose(back[orientation])
     exif = Image.Exif()

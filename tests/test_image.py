@@ -155,6 +155,7 @@ def test_picture_is_turned_upright(form: str, tolerance: int, orientation: int) 
         oriented(65535).tobytes(),
     ],
 )
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_exif_that_makes_no_sense_is_ignored(exif: bytes) -> None:
     """A broken EXIF block, or an orientation that does not exist, leaves the picture as stored."""
     unread = read_header(encoded(Image.fromarray(PIXELS), "JPEG", exif=exif), MEGA)
@@ -377,6 +378,14 @@ def test_bomb_is_refused_by_its_header(width: int, height: int) -> None:
 
     with pytest.raises(PictureTooLarge, match="the limit is 50 megapixels"):
         read_header(data, 50 * MEGA)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_only_our_own_limit_counts() -> None:
+    """A picture that Pillow would warn of is read where the limit allows it."""
+    unread = read_header(png(13000, 13000, 1, GREY), 178 * MEGA)
+
+    assert (unread.width, unread.height) == (13000, 13000)
 
 
 @pytest.mark.parametrize(("width", "height"), [(MAX_SIDE, 164), (164, MAX_SIDE), (100, 1), (1, 100), (1, 1)])

@@ -40,7 +40,7 @@ class Running:
             "NEREID_MAX_FILE_SIZE_MB": "1",
         }
         with log.open("wb") as output:
-            self.process = subprocess.Popen(  # noqa: S603 - our own command line
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
             )
 
@@ -146,7 +146,7 @@ def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) ->
 def test_a_taken_port_is_one_clear_line(settings: Settings, running: Running) -> None:
     """The second server says why it does not start, and the first does not notice."""
     environ = {**os.environ, "NEREID_PORT": str(running.port), "NEREID_TRITON_HOME": settings.triton_home}
-    second = subprocess.run(  # noqa: S603 - our own command line
+    second = subprocess.run(
         [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
 
