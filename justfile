@@ -7,18 +7,21 @@ default:
 
 # Run everything: the embedded Triton and the API on port 4603
 [group('run')]
+[no-exit-message]
 serve *args:
-    @python -m app serve {{ args }}
+    @exec python -m app serve {{ args }}
 
 # Run the API alone, for a Triton that runs elsewhere
 [group('run')]
+[no-exit-message]
 api *args:
-    @python -m app api {{ args }}
+    @exec python -m app api {{ args }}
 
 # Run the embedded Triton alone
 [group('run')]
+[no-exit-message]
 triton *args:
-    @python -m app triton {{ args }}
+    @exec python -m app triton {{ args }}
 
 # Get a model; without a name, the default one
 [group('run')]

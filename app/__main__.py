@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from app import catalogue, config, doctor, embedded, image
+from app import catalogue, config, embedded, image
 from app.catalogue import CatalogueError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded import EmbeddedError
@@ -174,6 +174,9 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
+    # Imported here: it brings gRPC, which must not be loaded where Granian forks its workers.
+    from app import doctor  # noqa: PLC0415
+
     return doctor.report(settings)
 
 

@@ -41,9 +41,10 @@ _PICTURE = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "a
 
 def _schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for `Parameters`."""
-    kinds = {kind["type"] for kind in description.get("anyOf", [])} - {"null"}  # how `str | None` is written
+    # `str | None` is written as anyOf, an enumeration of strings without any type.
+    kinds = [kind["type"] for kind in description.get("anyOf", []) if kind["type"] != "null"] or ["string"]
     return Schema(
-        type=OpenAPIType(description["type"] if "type" in description else kinds.pop()),
+        type=OpenAPIType(description.get("type", kinds[0])),
         enum=description.get("enum"),
         minimum=description.get("minimum"),
         maximum=description.get("maximum"),
@@ -76,7 +77,10 @@ class DetectOperation(Operation):
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The picture")
         encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The picture, base64")
         beside = {name: schema for name, schema in fields.items() if name not in in_path}
-        raw = {kind: OpenAPIMediaType(schema=Schema(content_media_type=kind)) for kind in _PICTURE}
+        raw = {
+            kind: OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format="binary", content_media_type=kind))
+            for kind in _PICTURE
+        }
         self.request_body = RequestBody(
             required=True,
             description="The picture: as it is, as a form field, or in JSON.",

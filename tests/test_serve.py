@@ -143,6 +143,13 @@ def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) ->
         assert eventually(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
 
 
+def test_the_parent_of_the_workers_has_no_grpc() -> None:
+    """A forked process that inherits gRPC's threads hangs or crashes."""
+    script = "import sys, app.__main__; sys.exit('grpc' in sys.modules or 'app.main' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0  # noqa: S603 - our own
+
+
 def test_a_taken_port_is_one_clear_line(settings: Settings, running: Running) -> None:
     """The second server says why it does not start, and the first does not notice."""
     environ = {**os.environ, "NEREID_PORT": str(running.port), "NEREID_TRITON_HOME": settings.triton_home}
