@@ -16,6 +16,8 @@ FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
 _MAX_TEXT_BYTES = 4096
 
+_Member = str | int | float | list[str | int]
+
 
 class Body(NamedTuple):
     """What the caller sent."""
@@ -53,22 +55,19 @@ async def read(request: Request[Any, Any, Any]) -> Body:
 def _from_multipart(data: bytes, content_type: str) -> Body:
     files: list[bytes] = []
     pairs = []
-    part: MultipartSegment | None = None
-    chunks: list[bytes] = []
+    name, chunks = "", []
     try:
         _, options = parse_options_header(content_type)
         with PushMultipartParser(options.get("boundary", ""), max_segment_count=_MAX_PARTS) as parser:
             for event in parser.parse(data):
                 if isinstance(event, MultipartSegment):
-                    part, chunks = event, []
+                    name, chunks = event.name, []
                 elif event:
                     chunks.append(bytes(event))
-                elif part is not None:
-                    content = b"".join(chunks)
-                    if part.name in FILE_FIELDS:
-                        files.append(content)
-                    else:
-                        pairs.append((part.name, _text(part.name, content)))
+                elif name in FILE_FIELDS:
+                    files.append(b"".join(chunks))
+                else:
+                    pairs.append((name, _text(name, b"".join(chunks))))
     except ValueError as error:  # MultipartError is one, and so is text that cannot be decoded
         raise MalformedRequest("the multipart body is broken or has too many parts") from error
     if len(files) != 1:
@@ -87,8 +86,8 @@ def _text(name: str, content: bytes) -> str:
 
 def _from_json(data: bytes) -> Body:
     try:
-        members = msgspec.json.decode(data, type=dict[str, str | float | list[str | int]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        members = msgspec.json.decode(data, type=dict[str, _Member])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
     encoded = members.pop("image", None)
     if not isinstance(encoded, str):
@@ -102,5 +101,5 @@ def _from_json(data: bytes) -> Body:
     return Body(file, [(name, _plain(value)) for name, value in members.items()])
 
 
-def _plain(value: str | float | list[str | int]) -> str:
+def _plain(value: _Member) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -123,7 +123,7 @@ class _Parameters(msgspec.Struct):
     enlarge: bool = True
     pad: Annotated[int, Meta(ge=0, le=255)] = 114
     channels: Literal["RGB", "BGR"] | None = None
-    scale: Annotated[float, Meta(gt=0)] | None = None
+    scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
@@ -171,7 +171,7 @@ def read(config: dict[str, Any], version: str) -> Contract:
         scale=given.scale or (1.0 if is_yolox else 255.0),
         normalized=given.box_units == "normalized",
         iou=given.iou,
-        labels=tuple(given.labels.split(",")) if given.labels else _names(exported),
+        labels=tuple(label.strip() for label in given.labels.split(",")) if given.labels else _names(exported),
         source=given.source,
         licence=given.licence,
     )
@@ -201,7 +201,7 @@ def _input(model: _Config, given: _Parameters, exported: dict[str, Any]) -> tupl
 def _output(model: _Config, *, batched: bool, anchors: int) -> tuple[Layout, tuple[str, ...]]:
     """Find the layout of the outputs and their names."""
     skip = 1 if batched and model.max_batch_size == 0 else 0
-    shapes = {tensor.name: tensor.dims[skip:] for tensor in model.output}
+    shapes = {tensor.name: tensor.dims[skip:] for tensor in model.output if tensor.data_type != _BYTES}
     if len(shapes) == 4:  # noqa: PLR2004
         return Layout.END_TO_END, _four(model, shapes)
     if len(shapes) == 1:
@@ -233,7 +233,7 @@ def _ultralytics(metadata: str) -> dict[str, Any]:
     """Read what Ultralytics' exporter writes: a Python dict as text."""
     try:
         value = ast.literal_eval(metadata) if metadata else {}
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that literal_eval is known to raise
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -247,7 +247,7 @@ def _imgsz(exported: dict[str, Any]) -> int | None:
 
 def _names(exported: dict[str, Any]) -> tuple[str, ...]:
     names = exported.get("names")
-    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
+    if not isinstance(names, dict) or names.keys() != set(range(len(names))):
         return ()
     return tuple(str(names[index]) for index in range(len(names)))
 

@@ -1,5 +1,6 @@
 """Rows -> named detections, as the caller asked for them."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from app.schema import Detection, Unit
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
+_ID = re.compile(r"[0-9]{1,9}")
 
 
 def class_ids(wanted: Sequence[str], labels: Sequence[str]) -> frozenset[int]:
@@ -25,7 +27,7 @@ def class_ids(wanted: Sequence[str], labels: Sequence[str]) -> frozenset[int]:
     for name in wanted:
         if name in labels:
             ids.add(labels.index(name))
-        elif name.isascii() and name.isdigit() and (not labels or int(name) < len(labels)):
+        elif _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
             ids.add(int(name))
         else:
             raise InvalidParameter(f"classes: {name[:64]!r} is not a class of this model")

@@ -26,7 +26,7 @@ class Placement(NamedTuple):
         size = np.array([self.picture_width, self.picture_height] * 2, np.float32)
         placed = np.array([self.width, self.height] * 2, np.float32)
         offset = np.array([self.left, self.top] * 2, np.float32)
-        return np.clip((boxes - offset) * (size / placed), 0, size)
+        return np.clip(boxes - offset, 0, placed) * (size / placed)
 
 
 def place(picture: tuple[int, int], frame: tuple[int, int], *, centred: bool, enlarge: bool) -> Placement:
@@ -38,13 +38,15 @@ def place(picture: tuple[int, int], frame: tuple[int, int], *, centred: bool, en
         centred: In the middle, else at the top left.
         enlarge: Let small pictures grow to the frame.
 
-    The rounding is that of the detectors' own code, so that boxes agree to the pixel.
+    The rounding is that of the detectors' own code, so that boxes agree to the pixel: Ultralytics, which centres,
+    rounds to the nearest; YOLOX, which does not, cuts off.
     Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
     """
     scale = min(frame[0] / picture[0], frame[1] / picture[1])
     if not enlarge:
         scale = min(scale, 1.0)
-    width, height = (max(1, min(round(side * scale), limit)) for side, limit in zip(picture, frame, strict=True))
+    whole = round if centred else int
+    width, height = (max(1, min(whole(side * scale), limit)) for side, limit in zip(picture, frame, strict=True))
     left, top = (round((outer - inner) / 2 - 0.1) if centred else 0 for outer, inner in ((frame[0], width), (frame[1], height)))
     return Placement(left, top, width, height, *picture)
 
@@ -67,7 +69,7 @@ def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     """
     if picture.size == size:
         return picture
-    if picture.width <= size[0]:
+    if picture.width <= size[0] and picture.height <= size[1]:
         return picture.resize(size, Image.Resampling.BILINEAR)
     step = (picture.width / size[0], 0, 0, 0, picture.height / size[1], 0)
     return picture.transform(size, Image.Transform.AFFINE, step, Image.Resampling.BILINEAR)

@@ -55,6 +55,8 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$.")
         raise InvalidParameter(f"{field.rstrip('`')}: {message}") from error
+    if parameters.wanted_classes == []:
+        raise InvalidParameter("classes: expected names or ids, separated by commas")
     if parameters.model is not None and not _MODEL_NAME.fullmatch(parameters.model):
         raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
     return parameters

@@ -12,6 +12,7 @@ from app.errors import ModelNonsense
 
 # Scores are probabilities; FP16 models may round a little above one.
 _MAX_SCORE = 1.001
+_MAX_CLASSES = 2**31
 
 
 class Rows(NamedTuple):
@@ -36,11 +37,10 @@ def read(contract: Contract, outputs: Mapping[str, NDArray[Any]]) -> Rows:
         ModelNonsense: A tensor is missing, of the wrong shape, not finite or out of range.
     """
     tensors = [_one(contract, name, outputs) for name in contract.outputs]
-    # Raw heads are clean once decoded; a NaN in them survives to the check below.
-    with np.errstate(over="ignore", invalid="ignore"):
-        rows = Rows(*_ADAPTERS[contract.layout](contract, tensors))
-    if contract.normalized:
-        rows = rows._replace(boxes=rows.boxes * np.array(contract.frame * 2, np.float32))
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        rows = _ADAPTERS[contract.layout](contract, tensors)
+        if contract.normalized:
+            rows = rows._replace(boxes=rows.boxes * np.array(contract.frame * 2, np.float32))
     if not np.isfinite(rows.boxes).all():
         raise ModelNonsense(f"{contract.name} returned boxes that are not finite")
     if not ((rows.scores >= 0) & (rows.scores <= _MAX_SCORE)).all():
@@ -91,25 +91,27 @@ def _six_columns(contract: Contract, tensors: list[NDArray[Any]]) -> Rows:
 def _yolo_head(contract: Contract, tensors: list[NDArray[Any]]) -> Rows:
     (head,) = tensors
     _expect(contract, head, (None, None))
-    _expect_finite(contract, head)
+    _expect_classes(contract, head, len(head) - 4)
     return Rows(*nms.from_yolo(head.astype(np.float32), contract.iou))
 
 
 def _yolox_head(contract: Contract, tensors: list[NDArray[Any]]) -> Rows:
     (head,) = tensors
     _expect(contract, head, (len(nms.cells(contract.frame)[0]), None))
-    _expect_finite(contract, head)
+    _expect_classes(contract, head, head.shape[1] - 5)
     return Rows(*nms.from_yolox(head.astype(np.float32), contract.iou, contract.frame))
 
 
-def _expect_finite(contract: Contract, head: NDArray[Any]) -> None:
+def _expect_classes(contract: Contract, head: NDArray[Any], classes: int) -> None:
+    if classes < 1:
+        raise ModelNonsense(f"{contract.name} returned a head of shape {head.shape}, which leaves no room for classes")
     if not np.isfinite(head).all():
         raise ModelNonsense(f"{contract.name} returned a head that is not finite")
 
 
 def _ids(classes: NDArray[Any]) -> NDArray[np.int32]:
-    """Take class ids from whatever type; what is no number becomes -1, which is refused."""
-    return np.where(np.isfinite(classes), classes, -1).astype(np.int32)
+    """Take class ids from whatever type; what is no id becomes -1, which is refused."""
+    return np.where((classes >= 0) & (classes < _MAX_CLASSES), classes, -1).astype(np.int32)
 
 
 _ADAPTERS = {

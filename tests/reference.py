@@ -55,7 +55,8 @@ class Reference:
     def _letterbox(self, picture: NDArray[Any]) -> tuple[NDArray[np.uint8], float, int, int]:
         height, width = picture.shape[:2]
         scale = min(self._side / width, self._side / height)
-        size = round(width * scale), round(height * scale)
+        whole = int if self._is_yolox else round
+        size = whole(width * scale), whole(height * scale)
         small = cv2.resize(picture, size, interpolation=cv2.INTER_LINEAR) if size != (width, height) else picture
         square = np.full((self._side, self._side, 3), PAD, np.uint8)
         left, top = (0, 0) if self._is_yolox else (round((self._side - side) / 2 - 0.1) for side in size)

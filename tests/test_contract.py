@@ -124,8 +124,10 @@ def test_parameters_of_others_are_ignored() -> None:
 )
 def test_invalid_parameter_is_named(name: str, value: str) -> None:
     """A parameter that is out of range or of the wrong type makes the model unusable, and is named."""
+    parameter: dict[str, Any] = {name: value}
+
     with pytest.raises(UnsupportedLayout, match=rf"the config of m has a parameter that is not valid: .*{name}"):
-        contract(SIX_COLUMNS, **{name: value})
+        contract(SIX_COLUMNS, **parameter)
 
 
 @pytest.mark.parametrize("config", [{}, {"name": 1}, {"name": "m", "input": 5}, {"name": "m", "input": [{"name": "a"}]}])
@@ -142,7 +144,9 @@ def test_numbers_may_be_text() -> None:
     assert (given.layout, given.frame) == (Layout.SIX_COLUMNS, (640, 480))
 
 
-@pytest.mark.parametrize(("kinds", "device"), [([], "cpu"), (["KIND_CPU"], "cpu"), (["KIND_AUTO"], "cpu"), (["KIND_CPU", "KIND_GPU"], "gpu")])
+@pytest.mark.parametrize(
+    ("kinds", "device"), [([], "cpu"), (["KIND_CPU"], "cpu"), (["KIND_AUTO"], "cpu"), (["KIND_CPU", "KIND_GPU"], "gpu")]
+)
 def test_device_is_that_of_the_instances(kinds: list[str], device: str) -> None:
     """One instance on a GPU makes the model a GPU model."""
     given = read(config(SIX_COLUMNS) | {"instance_group": [{"kind": kind} for kind in kinds]}, "1")
@@ -187,7 +191,7 @@ def test_channels_are_found_first_or_last(dims: list[int | str], form: Form, fra
         ({"square": "512", "metadata": "{'imgsz': [320, 320]}"}, (512, 512)),
     ],
 )
-def test_dynamic_frame_is_told_by_the_parameters(parameters: dict[str, str], frame: tuple[int, int]) -> None:
+def test_dynamic_frame_is_told_by_the_parameters(parameters: dict[str, Any], frame: tuple[int, int]) -> None:
     """`square` counts before the exporter's `imgsz`, and 640 is the last resort."""
     assert contract(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).frame == frame
 
@@ -332,7 +336,8 @@ def test_four_tensors_with_their_batch_written_out() -> None:
         (("o", "TYPE_FP32", [4, 8400]),),
         (("o", "TYPE_FP32", [8400, 5]),),
         (("o", "TYPE_FP32", [1, 300, 6]),),
-        (SIX_COLUMNS, YOLO_HEAD),
+        (SIX_COLUMNS, ("other", "TYPE_FP32", [84, 8400])),
+        (("o", "TYPE_STRING", [300, 6]),),
         END_TO_END[:3],
         (*END_TO_END[:3], ("det_classes", "TYPE_FP32", [100, 1])),
         (*END_TO_END[:3], ("other", "TYPE_FP32", [100])),
@@ -370,7 +375,9 @@ def test_unknown_input_is_described(image: Tensor) -> None:
     assert f"inputs images {image[1][5:]} {image[2]};" in caught.value.detail
 
 
-@pytest.mark.parametrize(("images", "described"), [((), "none"), ((IMAGES, IMAGES), "images FP32 [3, 640, 640], images FP32 [3, 640, 640]")])
+@pytest.mark.parametrize(
+    ("images", "described"), [((), "none"), ((IMAGES, IMAGES), "images FP32 [3, 640, 640], images FP32 [3, 640, 640]")]
+)
 def test_there_is_one_input(images: tuple[Tensor, ...], described: str) -> None:
     """A model of no input or of several is not one of ours."""
     with pytest.raises(UnsupportedLayout) as caught:
@@ -391,7 +398,7 @@ def test_there_is_one_input(images: tuple[Tensor, ...], described: str) -> None:
         ({"labels": ""}, ()),
     ],
 )
-def test_labels_are_found(parameters: dict[str, str], labels: tuple[str, ...]) -> None:
+def test_labels_are_found(parameters: dict[str, Any], labels: tuple[str, ...]) -> None:
     """Our own parameter counts before the exporter's metadata; without either there are none."""
     assert contract(**parameters).labels == labels
 

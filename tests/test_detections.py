@@ -24,14 +24,14 @@ def rows(*scores: float, classes: list[int] | None = None) -> Rows:
 
 
 def chosen(found: Rows) -> list[int]:
-    return found.boxes[:, 0].astype(int).tolist()
+    return [int(x) for x in found.boxes[:, 0]]
 
 
 def named(box: list[float], *, score: float = 0.5, id_: int = 0, unit: Unit = "normalized") -> dict[str, Any]:
     found = Rows(np.array([box], np.float32), np.array([score], np.float32), np.array([id_], np.int32))
     (detection,) = name(found, PLACEMENT, LABELS, unit)
-    built: dict[str, Any] = msgspec.to_builtins(detection)
-    return built
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(detection))
+    return told
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.25, 0.3, 1.0])
@@ -44,11 +44,18 @@ def test_confidence_is_the_least_score(confidence: float) -> None:
 
 
 def test_best_come_first() -> None:
-    """Rows are ordered by falling score, and keep their order where scores are equal."""
-    found = select(rows(0.5, 0.9, 0.5, 0.7, 0.9), confidence=0.1, classes=None, limit=10)
+    """Rows are ordered by falling score."""
+    found = select(rows(0.5, 0.9, 0.6, 0.7), confidence=0.1, classes=None, limit=10)
 
-    assert chosen(found) == [1, 4, 3, 0, 2]
-    np.testing.assert_array_equal(found.scores, np.array([0.9, 0.9, 0.7, 0.5, 0.5], np.float32))
+    assert chosen(found) == [1, 3, 2, 0]
+    np.testing.assert_array_equal(found.scores, np.array([0.9, 0.7, 0.6, 0.5], np.float32))
+
+
+def test_equal_scores_keep_their_order() -> None:
+    """Many rows of two scores come out as two runs, each in the order of the model."""
+    found = select(rows(*[0.5, 0.9] * 100), confidence=0.1, classes=None, limit=300)
+
+    assert chosen(found) == [*range(1, 200, 2), *range(0, 200, 2)]
 
 
 def test_limit_keeps_the_best() -> None:
@@ -137,6 +144,55 @@ def test_box_is_told_in_the_unit_asked_for(unit: Unit, box: dict[str, Any]) -> N
     """Corners as fractions, corners in pixels, or COCO's x, y, width, height, and nothing else."""
     detection = named([10, 35, 40, 65], score=0.5, id_=2, unit=unit)
 
-    assert detection == pytest.approx(
-        box | {"confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
-    ) if unit != "coco" else detection == box | {"confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
+    assert detection == {**box, "confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
+
+
+def test_score_has_four_digits() -> None:
+    """Scores are rounded, and never above one."""
+    assert named([0, 25, 1, 26], score=0.123456)["confidence"] == 0.1235
+    assert named([0, 25, 1, 26], score=1.0005)["confidence"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("unit", "box"),
+    [
+        ("normalized", {"x1": 0.033333, "y1": 0.0, "x2": 0.666667, "y2": 0.066667}),
+        ("pixel", {"x1": 6.67, "y1": 0.0, "x2": 133.33, "y2": 6.67}),
+        ("coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
+    ],
+)
+def test_box_is_rounded(unit: Unit, box: dict[str, Any]) -> None:
+    """Fractions have six digits and pixels two; a COCO width is rounded once, from the exact corners."""
+    detection = named([10 / 3, 25, 200 / 3, 25 + 10 / 3], unit=unit)
+
+    assert {key: detection[key] for key in box} == box
+
+
+@pytest.mark.parametrize(
+    ("unit", "box"),
+    [
+        ("normalized", {"x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0}),
+        ("pixel", {"x1": 0.0, "y1": 0.0, "x2": 200.0, "y2": 100.0}),
+        ("coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
+    ],
+)
+def test_box_ends_at_the_picture(unit: Unit, box: dict[str, Any]) -> None:
+    """What reaches into the padding is clipped."""
+    detection = named([-5, 0, 105, 100], unit=unit)
+
+    assert {key: detection[key] for key in box} == box
+
+
+def test_class_without_a_label_is_its_id() -> None:
+    """An id beyond the labels is its own name."""
+    assert named([0, 25, 1, 26], id_=3)["class_name"] == "3"
+    assert named([0, 25, 1, 26], id_=2)["class_name"] == "traffic light"
+
+
+@pytest.mark.parametrize("unit", ["normalized", "pixel", "coco"])
+def test_detections_keep_their_order(unit: Unit) -> None:
+    """Each row becomes one detection, none becomes none."""
+    found = name(rows(0.9, 0.4, classes=[1, 0]), PLACEMENT, LABELS, unit)
+
+    assert [(one.class_name, one.confidence) for one in found] == [("car", 0.9), ("person", 0.4)]
+    assert name(rows(), PLACEMENT, LABELS, unit) == []

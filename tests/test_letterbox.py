@@ -24,34 +24,32 @@ def drawn(picture: Image.Image, placement: Placement, frame: tuple[int, int], pa
     return out
 
 
-@given(SIDES, SIDES, FRAMES, FRAMES, st.booleans(), st.booleans(), st.lists(st.floats(0, 1), min_size=4, max_size=4))
-def test_boxes_come_back_where_they_were(
-    width: int, height: int, frame_width: int, frame_height: int, centred: bool, enlarge: bool, corners: list[float]  # noqa: FBT001
-) -> None:
+@given(
+    st.builds(place, st.tuples(SIDES, SIDES), st.tuples(FRAMES, FRAMES), centred=st.booleans(), enlarge=st.booleans()),
+    st.lists(st.floats(0, 1), min_size=4, max_size=4),
+)
+def test_boxes_come_back_where_they_were(placed: Placement, corners: list[float]) -> None:
     """A box of the picture, found where the frame shows it, is the same box to half a pixel."""
-    placed = place((width, height), (frame_width, frame_height), centred=centred, enlarge=enlarge)
-    box = np.array(corners) * [width, height, width, height]
-    in_frame = np.array([placed.left, placed.top] * 2) + box * np.array([placed.width / width, placed.height / height] * 2)
+    picture = np.array([placed.picture_width, placed.picture_height] * 2)
+    box = np.array(corners) * picture
+    in_frame = np.array([placed.left, placed.top] * 2) + box * np.array([placed.width, placed.height] * 2) / picture
 
     back = placed.to_picture(in_frame[None].astype(np.float32))
 
     np.testing.assert_allclose(back[0], box, atol=0.5)
 
 
-@given(SIDES, SIDES, FRAMES, FRAMES, st.booleans(), st.booleans())
-def test_picture_lies_inside_the_frame(
-    width: int, height: int, frame_width: int, frame_height: int, centred: bool, enlarge: bool  # noqa: FBT001
-) -> None:
+@given(picture=st.tuples(SIDES, SIDES), frame=st.tuples(FRAMES, FRAMES), centred=st.booleans(), enlarge=st.booleans())
+def test_picture_lies_inside_the_frame(*, picture: tuple[int, int], frame: tuple[int, int], centred: bool, enlarge: bool) -> None:
     """Nothing of the placed picture is outside, and its proportions are kept to the rounding."""
-    placed = place((width, height), (frame_width, frame_height), centred=centred, enlarge=enlarge)
-    right = frame_width - placed.left - placed.width
-    bottom = frame_height - placed.top - placed.height
-    scale = min(frame_width / width, frame_height / height, *([] if enlarge else [1.0]))
+    placed = place(picture, frame, centred=centred, enlarge=enlarge)
+    right, bottom = frame[0] - placed.left - placed.width, frame[1] - placed.top - placed.height
+    scale = min(frame[0] / picture[0], frame[1] / picture[1], *([] if enlarge else [1.0]))
 
     assert min(placed.left, placed.top, right, bottom) >= 0
-    assert (placed.picture_width, placed.picture_height) == (width, height)
-    assert abs(placed.width - width * scale) <= 0.5 or placed.width == 1
-    assert abs(placed.height - height * scale) <= 0.5 or placed.height == 1
+    assert (placed.picture_width, placed.picture_height) == picture
+    assert abs(placed.width - picture[0] * scale) <= (0.5 if centred else 1) or placed.width == 1
+    assert abs(placed.height - picture[1] * scale) <= (0.5 if centred else 1) or placed.height == 1
     if centred:
         assert 0 <= right - placed.left <= 1
         assert 0 <= bottom - placed.top <= 1
@@ -142,8 +140,10 @@ def test_reduced_picture_lands_where_the_full_one_would() -> None:
 
 @pytest.mark.parametrize(
     "size",
-    [(1000, 750), (641, 480), (750, 1000), (4000, 3000), (1281, 961), (700, 7)]
-    + [(320, 240), (639, 480), (100, 100), (640, 1), (1, 60), (10, 640), (1, 1)],
+    [
+        *((1000, 750), (641, 480), (750, 1000), (4000, 3000), (1281, 961), (700, 7)),
+        *((320, 240), (639, 480), (100, 100), (640, 1), (1, 60), (10, 640), (1, 1)),
+    ],
 )
 def test_resizing_is_that_of_opencv(size: tuple[int, int]) -> None:
     """Shrunk or grown, noise looks as cv2.resize with INTER_LINEAR makes it, to two grey levels."""

@@ -62,7 +62,7 @@ def test_yolo_head_is_centre_and_size() -> None:
     np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
     np.testing.assert_array_equal(scores, np.array([0.9, 0.5], np.float32))
     assert classes.tolist() == [1, 0]
-    assert (corners.dtype, scores.dtype, classes.dtype) == (np.float32, np.float32, np.int32)
+    assert [str(found.dtype) for found in (corners, scores, classes)] == ["float32", "float32", "int32"]
 
 
 def test_classes_do_not_suppress_each_other() -> None:

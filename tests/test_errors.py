@@ -1,0 +1,51 @@
+"""The list of failures is complete and consistent."""
+
+import re
+
+import pytest
+
+from app import errors
+from app.errors import GatewayError
+
+ERRORS = [
+    one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError) and one is not GatewayError
+]
+
+
+def test_tree_lists_every_error_with_its_status() -> None:
+    """The module's docstring names each error once, with the status it has, in order of status."""
+    tree = re.findall(r"^[├└]── (\w+) +(\d{3})  \S", errors.__doc__ or "", re.MULTILINE)
+
+    assert tree == [(error.__name__, str(error.status)) for error in ERRORS]
+    assert [status for _, status in tree] == sorted(status for _, status in tree)
+
+
+def test_codes_are_unique() -> None:
+    """A program can tell every error from every other."""
+    assert len({error.code for error in ERRORS}) == len(ERRORS) == 15
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_code_is_the_name_of_the_class(error: type[GatewayError]) -> None:
+    """The stable code is the class's name in snake case."""
+    assert error.code == re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_error_is_a_failure_of_someone(error: type[GatewayError]) -> None:
+    """Each has a status that is an error's, and a title that is a sentence without its stop."""
+    assert 400 <= error.status <= 599
+    assert re.fullmatch(r"[A-Z][^\n]*[^.\s]", error.title)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_only_a_passing_failure_says_when_to_come_back(error: type[GatewayError]) -> None:
+    """503 goes with Retry-After, the others without."""
+    assert (error.retry_after_seconds is not None) == (error.status == 503)
+
+
+def test_detail_is_the_message() -> None:
+    """What the caller is told is also what a log shows."""
+    error = errors.BrokenPicture("the PNG data is truncated")
+
+    assert (error.detail, str(error)) == ("the PNG data is truncated", "the PNG data is truncated")

@@ -1,0 +1,146 @@
+"""What callers may ask for, and what they are told when they may not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import GatewayError, InvalidParameter, UnknownModel
+from app.parameters import Parameters, parse
+
+
+def test_nothing_asked_for_is_the_defaults() -> None:
+    """Without parameters everything has its documented default."""
+    assert parse([]) == Parameters(model=None, confidence=0.25, classes=None, max_detections=100, boxes="normalized")
+
+
+def test_every_parameter_is_read() -> None:
+    """Text becomes the value it says."""
+    pairs = [("model", "yolo11n"), ("confidence", "0.4"), ("classes", "cat"), ("max_detections", "7"), ("boxes", "coco")]
+
+    assert parse(pairs) == Parameters(model="yolo11n", confidence=0.4, classes="cat", max_detections=7, boxes="coco")
+
+
+def test_model_name_is_the_model() -> None:
+    """The older name of the parameter still counts."""
+    assert parse([("model_name", "yolox_nano")]).model == "yolox_nano"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("confidence", "0", 0.0),
+        ("confidence", "1", 1.0),
+        ("confidence", "1e-3", 0.001),
+        ("max_detections", "1", 1),
+        ("max_detections", "300", 300),
+        ("max_detections", "5.0", 5),
+        ("boxes", "normalized", "normalized"),
+        ("boxes", "pixel", "pixel"),
+        ("classes", "null", "null"),
+        ("model", "null", "null"),
+        ("model", "A-b_c.9", "A-b_c.9"),
+        ("model", "m" * 64, "m" * 64),
+    ],
+)
+def test_values_within_their_range_are_taken(name: str, text: str, value: object) -> None:
+    """Limits are inclusive, and no word is special."""
+    assert getattr(parse([(name, text)]), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("confidence", "-0.1"),
+        ("confidence", "1.0001"),
+        ("confidence", "nan"),
+        ("confidence", "NaN"),
+        ("confidence", "inf"),
+        ("confidence", "-Infinity"),
+        ("confidence", "1e400"),
+        ("confidence", "null"),
+        ("confidence", ""),
+        ("confidence", "0,5"),
+        ("confidence", " 0.5"),
+        ("confidence", "٣"),
+        ("max_detections", "0"),
+        ("max_detections", "301"),
+        ("max_detections", "-1"),
+        ("max_detections", "1.5"),
+        ("max_detections", "nan"),
+        ("max_detections", "ten"),
+        ("max_detections", "9" * 5000),
+        ("boxes", "yolo"),
+        ("boxes", "Pixel"),
+        ("boxes", ""),
+    ],
+)
+def test_values_out_of_range_are_named(name: str, text: str) -> None:
+    """The message begins with the parameter that is not valid."""
+    with pytest.raises(InvalidParameter, match=f"^{name}: "):
+        parse([(name, text)])
+
+
+@pytest.mark.parametrize("given", ["iou", "", "Confidence", "wanted_classes", "confidence ", "image"])
+def test_unknown_parameter_is_quoted(given: str) -> None:
+    """A misspelt parameter is refused, with the names there are."""
+    with pytest.raises(InvalidParameter) as caught:
+        parse([("confidence", "0.5"), (given, "1")])
+
+    assert caught.value.detail == f"unknown parameter {given!r}; known are model, confidence, classes, max_detections, boxes"
+
+
+def test_long_name_is_quoted_in_part() -> None:
+    """Nobody gets kilobytes of his own back."""
+    with pytest.raises(InvalidParameter, match=f"^unknown parameter '{'x' * 64}'; known"):
+        parse([("x" * 10_000, "1")])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "name"),
+    [
+        ([("confidence", "0.5"), ("confidence", "0.5")], "confidence"),
+        ([("model", "a"), ("model_name", "a")], "model"),
+        ([("model_name", "a"), ("boxes", "coco"), ("model", "b")], "model"),
+    ],
+)
+def test_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: str) -> None:
+    """Two values for one parameter contradict each other, also under its older name."""
+    with pytest.raises(InvalidParameter, match=f"^{name} is given more than once$"):
+        parse(pairs)
+
+
+@pytest.mark.parametrize(
+    "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 10_000]
+)
+def test_name_that_can_be_no_models_is_unknown(model: str) -> None:
+    """A name Triton could not have is refused before Triton is asked, and is not echoed."""
+    with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
+        parse([("model", model)])
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted"),
+    [
+        (None, None),
+        ("cat", ["cat"]),
+        ("cat,dog", ["cat", "dog"]),
+        (" traffic light , 3,", ["traffic light", "3"]),
+        (",", []),
+        ("", []),
+    ],
+)
+def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] | None) -> None:
+    """Blanks around a name and empty names do not count; without the parameter all classes are wanted."""
+    assert Parameters(classes=classes).wanted_classes == wanted
+
+
+@given(st.lists(st.tuples(st.one_of(st.sampled_from(Parameters.__struct_fields__), st.text()), st.text()), max_size=4))
+def test_any_text_raises_only_our_errors(pairs: list[tuple[str, str]]) -> None:
+    """Whatever the names and values, they are parameters or a gateway error."""
+    try:
+        parameters = parse(pairs)
+    except GatewayError:
+        return
+
+    assert 0 <= parameters.confidence <= 1
+    assert 1 <= parameters.max_detections <= 300
