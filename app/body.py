@@ -55,7 +55,8 @@ async def read(request: Request[Any, Any, Any]) -> Body:
 def _from_multipart(data: bytes, content_type: str) -> Body:
     files: list[bytes] = []
     pairs = []
-    name, chunks = "", []
+    name = ""
+    chunks: list[bytes] = []
     try:
         _, options = parse_options_header(content_type)
         with PushMultipartParser(options.get("boundary", ""), max_segment_count=_MAX_PARTS) as parser:

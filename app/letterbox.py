@@ -26,7 +26,8 @@ class Placement(NamedTuple):
         size = np.array([self.picture_width, self.picture_height] * 2, np.float32)
         placed = np.array([self.width, self.height] * 2, np.float32)
         offset = np.array([self.left, self.top] * 2, np.float32)
-        return np.clip(boxes - offset, 0, placed) * (size / placed)
+        inside: NDArray[np.float32] = np.clip(boxes - offset, 0, placed)
+        return inside * (size / placed)
 
 
 def place(picture: tuple[int, int], frame: tuple[int, int], *, centred: bool, enlarge: bool) -> Placement:

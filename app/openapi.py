@@ -11,7 +11,7 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
+from litestar.openapi.spec import OpenAPIFormat, OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath
 from litestar.response import File
 
@@ -78,7 +78,7 @@ class DetectOperation(Operation):
         encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The picture, base64")
         beside = {name: schema for name, schema in fields.items() if name not in in_path}
         raw = {
-            kind: OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format="binary", content_media_type=kind))
+            kind: OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=kind))
             for kind in _PICTURE
         }
         self.request_body = RequestBody(
