@@ -11,7 +11,7 @@ from msgspec import Meta
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What must be known of a network to compose the model around it."""
 
-    square: Annotated[int, Meta(ge=32, multiple_of=32)]
+    square: Annotated[int, Meta(ge=128, multiple_of=32)]
     """Side of the square input, pixels."""
     channels: Literal["RGB", "BGR"]
     scale: Annotated[float, Meta(gt=0)]
@@ -56,10 +56,8 @@ def load(path: Path) -> dict[str, Entry]:
         CatalogueError: The file is not valid.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, Entry])
     except FileNotFoundError:
         return {}
-    try:
-        return msgspec.convert(tomllib.loads(text), dict[str, Entry])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CatalogueError(f"{path}: {error}") from error

@@ -32,8 +32,8 @@ def composed(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     Raises:
         ValueError: The network's input or output is not what the recipe says.
     """
-    network = _any_batch(network)
     anchors, classes = _head_size(network, recipe)
+    network = _any_batch(network)
     before = _graph(_BEFORE[recipe.channels].format(side=recipe.square, scale=recipe.scale))
     decode = _graph(_DECODE[recipe.head].format(classes=classes))
     if recipe.head == "yolox":
@@ -58,6 +58,7 @@ def composed(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     model = compose.merge_models(model, decode, io_map=[(f"network/{head}", "decode/head")])
     links = [("decode/corners", "select/corners"), ("decode/scores", "select/scores")]
     model = compose.merge_models(model, select, io_map=links)
+    del model.opset_import[1:]  # one for each merged graph, all the same
     model.producer_name = "nereid"
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -88,18 +89,23 @@ def _any_batch(network: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _head_size(network: onnx.ModelProto, recipe: Recipe) -> tuple[int, int]:
-    """Count anchors and classes of the network's head, by what the checker infers for this square."""
+    """Count anchors and classes of the network's head, and check that its tensors are what the recipe says."""
     graph = network.graph
     if len(graph.input) != 1 or len(graph.output) != 1:
         raise ValueError(f"expected one input and one output, found {len(graph.input)} and {len(graph.output)}")
-    for axis, size in enumerate((3, recipe.square, recipe.square), start=1):
-        graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
-    sizes = [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim]
+    picture, head = (value.type.tensor_type for value in (graph.input[0], graph.output[0]))
+    planes, sizes = ([dim.dim_value for dim in tensor.shape.dim] for tensor in (picture, head))
+    expected = (3, recipe.square, recipe.square)
+    is_fp32 = picture.elem_type == onnx.TensorProto.FLOAT
+    if not is_fp32 or len(planes) != 4 or any(size not in (0, due) for size, due in zip(planes[1:], expected, strict=True)):  # noqa: PLR2004
+        raise ValueError(f"the input {tuple(planes)} is not FP32 (batch, {', '.join(map(str, expected))})")
+    for dim, size in zip(picture.shape.dim[1:], expected, strict=True):
+        dim.dim_value = size
     anchors = len(cells((recipe.square, recipe.square))[0])
-    channels = sizes[1] if recipe.head == "yolo" else sizes[-1]
+    channels, rows = (sizes[1:] if recipe.head == "yolo" else sizes[:0:-1]) if len(sizes) == 3 else (0, 0)  # noqa: PLR2004
     classes = channels - (4 if recipe.head == "yolo" else 5)
-    if len(sizes) != 3 or classes < 1:  # noqa: PLR2004
-        raise ValueError(f"the output {tuple(sizes)} is no {recipe.head} head")
+    if classes < 1 or rows not in (0, anchors):
+        raise ValueError(f"the output {tuple(sizes)} is no {recipe.head} head of {anchors} anchors")
     return anchors, classes
 
 

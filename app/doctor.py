@@ -51,7 +51,7 @@ async def _triton(settings: Settings) -> list[tuple[bool, str]]:
             rows.read(model, answer.outputs)
             results.append((True, f"{model.name} answers on {model.device} in {(perf_counter() - start) * 1e3:.0f} ms"))
     except GatewayError as error:
-        results.append((False, f"Triton at {settings.triton_url}: {error.detail}"))
+        results.append((False, f"Triton at {settings.triton_url}, model {settings.model}: {error.detail}"))
     finally:
         await triton.close()
     return results

@@ -19,7 +19,7 @@ import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -77,8 +77,11 @@ def _is_complete(folder: Path, tag: str) -> bool:
 @contextmanager
 def _building(target: Path, tag: str) -> Iterator[Path]:
     """Make a folder in full or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(target.parent).free
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise EmbeddedError(f"{target.parent} could not be made: {error.strerror}") from error
     if free < _NEEDED_BYTES:
         raise EmbeddedError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
     folder = target.with_name(f"{target.name}.partial")
@@ -169,15 +172,18 @@ class Server:
                 raise EmbeddedError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")
         self._sweep()
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                self._command(),
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is for us; we stop it when the API has ended
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - no threads here
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                    self._command(),
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C is for us; we stop it when the API has ended
+                    preexec_fn=die_with_parent,  # noqa: PLW1509 - no threads here
+                )
+            except OSError as error:
+                raise EmbeddedError(f"Triton cannot be run here: {error.strerror}") from error
         try:
             self._wait()
             _first_inference(settings.triton_http_port, settings.model)
@@ -194,11 +200,11 @@ class Server:
         if self._process is None:
             return
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # a stub whose server was killed may wait for it for ever
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
         self._process = None
         self._sweep()
 
@@ -246,6 +252,7 @@ class Server:
                 with urllib.request.urlopen(url, timeout=1):
                     return
             except HTTPError as error:  # models are loaded before it listens, so this is its last word
+                error.close()
                 raise EmbeddedError(f"{self._settings.model} could not be loaded; Triton's log is {self.log}") from error
             except OSError:
                 time.sleep(0.1)
@@ -315,6 +322,8 @@ def _first_inference(http_port: int, model: str) -> None:
             length = int(answer.headers["Inference-Header-Content-Length"])
             outputs = json.loads(answer.read()[:length])["outputs"]
     except (OSError, UnsupportedLayout) as error:
+        if isinstance(error, HTTPError):
+            error.close()
         raise EmbeddedError(f"the start-up inference of {model} failed: {error}") from error
     empty = [output["name"] for output in outputs if not output["parameters"]["binary_data_size"]]
     if empty:

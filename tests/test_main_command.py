@@ -1,0 +1,361 @@
+"""The command line: flags become settings, faults become one line and an exit code."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import config
+from app.__main__ import main
+from app.catalogue import Entry
+from app.config import PREFIX, Settings
+from app.embedded import EmbeddedError
+from tests.conftest import REPOSITORY, ROOT, free_port
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """Start without settings, and take back what the command did to this process."""
+    saved = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for name in saved:
+        if name.startswith(PREFIX):
+            del os.environ[name]
+    yield
+    os.environ.clear()
+    os.environ.update(saved)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Collect the settings that `doctor` is run with."""
+    seen: list[Settings] = []
+
+    def report(settings: Settings) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr("app.doctor.report", report)
+    return seen
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a repository of the test's own, with the project's catalogue and no model, the one in use."""
+    shutil.copy(REPOSITORY / "models.toml", tmp_path)
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Entry, dict[str, Any]]]:
+    """Collect what would be pulled into the test's repository."""
+    seen: list[tuple[str, Entry, dict[str, Any]]] = []
+
+    def pull(name: str, entry: Entry, into: Path, **options: Any) -> None:  # noqa: ANN401
+        assert into == repository
+        seen.append((name, entry, options))
+
+    monkeypatch.setattr("app.__main__.pull", pull)
+    return seen
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """Take the one line on stderr; nothing may be on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("nereid: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("nereid: ").rstrip("\n")
+
+
+def test_flags_become_settings(reported: list[Settings]) -> None:
+    """A flag is the setting of its name, also for the processes that are started."""
+    code = main(["doctor", "--model", "yolox_nano", "--triton", "gpu.example.org:8001"])
+
+    assert code == 0
+    (settings,) = reported
+    assert settings.model == "yolox_nano"
+    assert settings.triton_url == "gpu.example.org:8001"
+    assert os.environ["NEREID_MODEL"] == "yolox_nano"
+    assert os.environ["NEREID_TRITON_URLS"] == "gpu.example.org:8001"
+
+
+def test_flags_win_over_the_environment(reported: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed now counts more than what was exported before; the rest of the environment stands."""
+    monkeypatch.setenv("NEREID_MODEL", "from_environment")
+    monkeypatch.setenv("NEREID_TRITON_GRPC_PORT", "5001")
+    main(["doctor", "--model", "typed"])
+
+    assert reported[0].model == "typed"
+    assert reported[0].triton_url == "127.0.0.1:5001"
+
+
+def test_without_flags_the_environment_stands(reported: list[Settings]) -> None:
+    """A flag that is not given sets nothing."""
+    main(["doctor"])
+
+    assert reported == [Settings()]
+    assert not [name for name in os.environ if name.startswith(PREFIX)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["detect"], ["doctor", "--port", "80"], ["triton", "--triton", "a:1"], ["settings", "extra"], ["pull", "--model", "x"]],
+)
+def test_a_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What a command does not know is refused with its usage and the usual exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: nereid")
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks is told every command."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for command in ("serve", "api", "triton", "pull", "doctor", "settings"):
+        assert f"\n    {command} " in text
+
+
+def test_an_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt variable refuses every command, by its name."""
+    monkeypatch.setenv("NEREID_PROT", "80")
+
+    assert main(["settings"]) == 1
+    assert told(capsys).startswith("NEREID_PROT is not a setting")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["api", "--port", "http"], "NEREID_PORT"),
+        (["api", "--port", "0"], "NEREID_PORT"),
+        (["serve", "--workers", "0"], "NEREID_WORKERS"),
+        (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
+    ],
+)
+def test_a_value_that_is_no_good_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The setting is named; nothing is started."""
+    assert main(arguments) == 1
+    assert told(capsys).startswith(f"{name}: ")
+
+
+def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of the README comes out, every setting in it."""
+    assert main(["settings"]) == 0
+
+    out, err = capsys.readouterr()
+    assert out == config.table() + "\n"
+    assert err == ""
+    for name in Settings.__struct_fields__:
+        assert f"`{PREFIX}{name.upper()}`" in out
+
+
+def test_it_runs_as_a_module() -> None:
+    """`python -m app` is the command line, its exit code the command's."""
+    run = [sys.executable, "-m", "app"]
+    good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+
+    assert (good.returncode, good.stdout, good.stderr) == (0, config.table() + "\n", "")
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.usefixtures("repository")
+def test_an_unknown_model_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever misspells a model sees what there is."""
+    assert main(["pull", "yolo12n"]) == 1
+    assert "yolo12n is not in " in (line := told(capsys))
+    assert line.endswith("which knows yolo11n, yolox_nano")
+
+
+def test_a_repository_without_a_catalogue_knows_no_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The path that was looked at is named."""
+    (repository / "models.toml").unlink()
+
+    assert main(["pull"]) == 1
+    assert told(capsys) == f"yolo11n is not in {repository}/models.toml, which knows no model"
+
+
+def test_a_broken_catalogue_is_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is named."""
+    (repository / "models.toml").write_text("[yolo11n", encoding="utf-8")
+
+    assert main(["pull"]) == 1
+    assert told(capsys).startswith(f"{repository}/models.toml: ")
+
+
+def test_pull_hands_its_options_down(pulled: list[tuple[str, Entry, dict[str, Any]]]) -> None:
+    """Name, source and sum are those that were typed."""
+    assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
+
+    ((name, entry, options),) = pulled
+    assert (name, entry.recipe.square) == ("yolox_nano", 416)
+    assert options == {"source": Path("/mirror"), "sha256": "ab"}
+
+
+def test_pull_without_a_name_is_the_default_model(
+    pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting says which that is."""
+    monkeypatch.setenv("NEREID_MODEL", "yolox_nano")
+
+    assert main(["pull"]) == 0
+    assert [name for name, _, _ in pulled] == ["yolox_nano"]
+
+
+def test_a_pull_that_fails_is_a_line_at_the_end(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After what was tried stands why it failed."""
+    assert main(["pull", "yolo11n", "--from", str(repository / "nowhere.onnx")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"nereid: there is no file {repository}/nowhere.onnx"
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_a_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The port and the flag that chooses another are named, before anything is started."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert main([command, "--port", str(port)]) == 1
+
+    assert told(capsys) == f"port {port} is in use; choose another with --port"
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_stock_pillow_is_refused(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Pillow that a later install put over pillow-simd is noticed, and the line says what to do."""
+    monkeypatch.setattr("app.image.is_simd", lambda: False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", "", "", "x86_64")))
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert "run: rm -r .venv && ./just" in told(capsys)
+
+
+def test_the_api_is_served_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Address, port and processes reach the server, which runs our application over plain HTTP/1."""
+    seen: dict[str, Any] = {}
+
+    class Granian:
+        def __init__(self, target: str, **options: Any) -> None:  # noqa: ANN401
+            seen.update(options, target=target)
+
+        def serve(self) -> None:
+            seen["sigterm"] = signal.getsignal(signal.SIGTERM)
+
+    monkeypatch.setattr("granian.Granian", Granian)
+    monkeypatch.setenv("NEREID_HOST", "127.0.0.2")
+    port = free_port()
+
+    assert main(["api", "--port", str(port), "--workers", "3"]) == 0
+    assert (seen["target"], seen["factory"]) == ("app.main:create_app", True)
+    assert (seen["address"], seen["port"], seen["workers"]) == ("127.0.0.2", port, 3)
+    assert (str(seen["interface"]), str(seen["http"]), seen["websockets"]) == ("asgi", "1", False)
+    assert seen["sigterm"] is signal.SIG_DFL
+
+
+def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a Triton named, nothing is installed or pulled, and none is started or watched."""
+    seen: list[tuple[str, object]] = []
+
+    def supervise(settings: Settings, triton: object) -> int:
+        seen.append((settings.triton_url, triton))
+        return 7
+
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("the embedded Triton was touched")
+
+    monkeypatch.setattr("app.__main__._supervise", supervise)
+    for name in ("app.embedded.install", "app.embedded.Server", "app.__main__.pull"):
+        monkeypatch.setattr(name, never)
+
+    assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
+    assert seen == [("127.0.0.1:8001", None)]
+
+
+class Triton:
+    """Stands in for the embedded Triton; it notes what is done to it and ends by itself."""
+
+    log = Path("triton.log")
+
+    def __init__(self, done: list[str], failure: BaseException | None = None) -> None:
+        self.done, self.failure = done, failure
+
+    def start(self) -> None:
+        self.done.append("start")
+        if self.failure:
+            raise self.failure
+
+    def poll(self) -> int:
+        return -11
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+
+def test_triton_alone_is_made_ready_and_cleaned_up(
+    pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is installed and has its model before it starts; when it ends, that is said and is a failure."""
+    done: list[str] = []
+    monkeypatch.setattr("app.embedded.install", lambda home: done.append(f"install {home}"))
+    monkeypatch.setattr("app.embedded.Server", lambda _: Triton(done))
+    monkeypatch.setenv("NEREID_TRITON_HOME", "/somewhere")
+
+    assert main(["triton"]) == 1
+    assert done == ["install /somewhere", "start", "stop"]
+    assert [name for name, _, _ in pulled] == ["yolo11n"]
+    ready, ended = capsys.readouterr().err.splitlines()
+    assert "127.0.0.1:4601" in ready
+    assert "code -11" in ended
+
+
+def test_a_model_that_is_there_is_not_pulled_again(
+    repository: Path, pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start goes nowhere near the network."""
+    shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
+    (repository / "yolo11n" / "1").mkdir()
+    (repository / "yolo11n" / "1" / "model.onnx").touch()
+    monkeypatch.setattr("app.embedded.install", lambda _: None)
+    monkeypatch.setattr("app.embedded.Server", lambda _: Triton([]))
+    main(["triton"])
+
+    assert pulled == []
+
+
+@pytest.mark.usefixtures("pulled")
+def test_a_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its reason is the last word."""
+    monkeypatch.setattr("app.embedded.install", lambda _: None)
+    monkeypatch.setattr("app.embedded.Server", lambda _: Triton([], EmbeddedError("port 4600 is in use")))
+
+    assert main(["triton"]) == 1
+    assert told(capsys) == "port 4600 is in use"
+
+
+def test_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stopping is what it is for: no traceback, exit code 0, for SIGTERM as well."""
+
+    def stopped(_: Settings) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 5
+
+    monkeypatch.setattr("app.doctor.report", stopped)
+
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr() == ("", "")
