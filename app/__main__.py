@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
-from app import catalogue, config, embedded, image
+import httpx
+
+from app import bundle, catalogue, config, embedded, image
+from app.bundle import BundleError
 from app.catalogue import CatalogueError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded import EmbeddedError
@@ -20,6 +23,8 @@ _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 30
 # A Triton that ends sooner than this after its start will not do better the next time.
 _LIVED_SECONDS = 10.0
+# As a shell counts it.
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = config.load()
         return int(options.run(settings, options) or 0)
-    except (SettingsError, CatalogueError, EmbeddedError, PullError) as error:
-        say(str(error))
+    except (SettingsError, CatalogueError, BundleError, EmbeddedError, PullError) as error:
+        say(" ".join(str(error).split()))
         return 1
     except KeyboardInterrupt:
-        return 0
+        return _INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,7 +85,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
         say(f"Triton is ready; its log is {triton.log}")
         return _supervise(settings, triton)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut the cleaning short
+        _ignore_signals()
         triton.stop()
 
 
@@ -100,31 +105,44 @@ def _supervise(settings: Settings, triton: embedded.Server | None) -> int:
                 continue
             if time.monotonic() - started < _LIVED_SECONDS:
                 raise EmbeddedError(f"Triton ended with code {triton.poll()} right after its start; its log is {triton.log}")
-            say(f"Triton ended with code {triton.poll()}; starting it again")
+            say(f"Triton ended with code {triton.poll()}; starting it again; what it logged is in {triton.log}.1")
             triton.stop()
             triton.start()
             started = time.monotonic()
+    except KeyboardInterrupt:
+        say("waiting for requests under way to end")
+        return 0
+    else:
         say(f"the API ended with code {code}")
         return code
     finally:
+        _ignore_signals()
         api.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             api.wait(_DRAIN_SECONDS)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # workers outlive a parent that was killed
             os.killpg(api.pid, signal.SIGKILL)
+        api.wait()
+
+
+def _ignore_signals() -> None:
+    """Let nothing cut the cleaning short, such as a second Ctrl-C."""
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_IGN)
 
 
 def _announce(settings: Settings, api: "subprocess.Popen[bytes]") -> None:
-    url = f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}"  # noqa: S104 - compared only
+    """Say so when the API answers."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared only
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
     while api.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/livez", timeout=1):  # noqa: S310 - our own server
-                break
-        except OSError:
+            httpx.get(f"{url}/livez", timeout=1, trust_env=False)
+        except httpx.HTTPError:
             time.sleep(_POLL_SECONDS)
-    else:
-        return
-    say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")
+        else:
+            say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")
+            return
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
@@ -161,10 +179,13 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
     try:
         while (code := triton.poll()) is None:
             time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+    else:
         say(f"Triton ended with code {code}; its log is {triton.log}")
         return 1
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _ignore_signals()
         triton.stop()
 
 
@@ -186,7 +207,7 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 def _prepare(settings: Settings) -> None:
     """Have the embedded Triton installed and the default model pulled."""
-    embedded.install(Path(settings.triton_home))
+    bundle.install(Path(settings.triton_home))
     repository = Path(settings.model_repository)
     if settings.model not in embedded.loadable(repository):
         pull(settings.model, _entry(settings, settings.model), repository)
@@ -205,7 +226,11 @@ def _require_simd() -> None:
 
 
 def _require_port(settings: Settings) -> None:
-    if not embedded.is_free(settings.host, settings.port):
+    try:
+        is_free = embedded.is_free(settings.host, settings.port)
+    except OSError as error:
+        raise SettingsError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+    if not is_free:
         raise SettingsError(f"port {settings.port} is in use; choose another with --port")
 
 

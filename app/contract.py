@@ -1,31 +1,19 @@
 """What the gateway must know of a model, all of it read from the model's Triton config.
 
-Layouts are told apart by the names, types and shapes in the config, and by its `parameters`; never
-by looking at values. What `parameters` may hold, with the default where it is missing:
-
-    labels      class names, comma separated (else the `names` of Ultralytics' `metadata`, else the ids)
-    placement   center | top_left   where the picture lies in the frame (top_left for a YOLOX head)
-    enlarge     true | false        whether small pictures grow to the frame (true)
-    pad         0 to 255            the value around the picture (114)
-    channels    RGB | BGR           (BGR for a YOLOX head)
-    scale       float               what a byte is divided by for a float input (255; 1 for a YOLOX head)
-    square      pixels              side of the frame, where the input's shape does not say (`imgsz`, else 640)
-    box_units   pixels | normalized of the frame, for boxes that come out (pixels)
-    iou         0 to 1              overlap above which two boxes of a class are one, for raw heads (0.7)
-    source, licence                 told by /models
+Layouts are told apart by the names, types and shapes in the config, and by its `parameters`
+(app/model_config.py lists them); never by looking at values.
 """
 
-import ast
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from app import nms
 from app.errors import UnsupportedLayout
+from app.model_config import Hints, ModelConfig, TensorConfig
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _BYTES = "TYPE_STRING"
@@ -90,48 +78,6 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
         return np.ascontiguousarray(tensor)[None] if self.batched else np.ascontiguousarray(tensor)
 
 
-class _Tensor(msgspec.Struct):
-    name: str
-    data_type: str
-    dims: list[int]
-
-
-class _Group(msgspec.Struct):
-    kind: str = "KIND_AUTO"
-
-
-class _Text(msgspec.Struct):
-    string_value: str = ""
-
-
-class _Config(msgspec.Struct):
-    """The part of Triton's ModelConfig that is read here, as its JSON has it."""
-
-    name: str
-    backend: str = ""
-    platform: str = ""
-    max_batch_size: int = 0
-    input: list[_Tensor] = []
-    output: list[_Tensor] = []
-    instance_group: list[_Group] = []
-    parameters: dict[str, _Text] = {}
-
-
-class _Parameters(msgspec.Struct):
-    labels: str = ""
-    placement: Literal["center", "top_left"] | None = None
-    enlarge: bool = True
-    pad: Annotated[int, Meta(ge=0, le=255)] = 114
-    channels: Literal["RGB", "BGR"] | None = None
-    scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
-    square: Annotated[int, Meta(ge=32, le=8192)] | None = None
-    box_units: Literal["pixels", "normalized"] = "pixels"
-    iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
-    source: str = ""
-    licence: str = ""
-    metadata: str = ""
-
-
 def read(config: dict[str, Any], version: str) -> Contract:
     """Derive the contract of a model.
 
@@ -143,13 +89,12 @@ def read(config: dict[str, Any], version: str) -> Contract:
         UnsupportedLayout: No adapter fits; the message names the tensors.
     """
     try:
-        model = msgspec.convert(config, _Config, strict=False)
+        model = msgspec.convert(config, ModelConfig, strict=False)
         texts = {key: text.string_value for key, text in model.parameters.items()}
-        given = msgspec.convert(texts, _Parameters, strict=False)
+        hints = msgspec.convert(texts, Hints, strict=False)
     except msgspec.ValidationError as error:
         raise UnsupportedLayout(f"the config of {config.get('name')} has a parameter that is not valid: {error}") from error
-    exported = _ultralytics(given.metadata)
-    form, batched, frame = _input(model, given, exported)
+    form, batched, frame = _input(model, hints)
     layout, outputs = _output(model, batched=batched, anchors=len(nms.cells(frame)[0]))
     is_yolox = layout is Layout.YOLOX_HEAD
     return Contract(
@@ -164,26 +109,26 @@ def read(config: dict[str, Any], version: str) -> Contract:
         frame=frame,
         outputs=outputs,
         layout=layout,
-        centred=(given.placement or ("top_left" if is_yolox else "center")) == "center",
-        enlarge=given.enlarge,
-        pad=given.pad,
-        channels=given.channels or ("BGR" if is_yolox else "RGB"),
-        scale=given.scale or (1.0 if is_yolox else 255.0),
-        normalized=given.box_units == "normalized",
-        iou=given.iou,
-        labels=tuple(label.strip() for label in given.labels.split(",")) if given.labels else _names(exported),
-        source=given.source,
-        licence=given.licence,
+        centred=(hints.placement or ("top_left" if is_yolox else "center")) == "center",
+        enlarge=hints.enlarge,
+        pad=hints.pad,
+        channels=hints.channels or ("BGR" if is_yolox else "RGB"),
+        scale=hints.scale or (1.0 if is_yolox else 255.0),
+        normalized=hints.box_units == "normalized",
+        iou=hints.iou,
+        labels=hints.class_names(),
+        source=hints.source,
+        licence=hints.licence,
     )
 
 
-def _input(model: _Config, given: _Parameters, exported: dict[str, Any]) -> tuple[Form, bool, tuple[int, int]]:
+def _input(model: ModelConfig, hints: Hints) -> tuple[Form, bool, tuple[int, int]]:
     """Find the form of the input, whether it is batched, and the frame."""
     if len(model.input) != 1:
         raise _unknown(model)
     tensor = model.input[0]
     dims, batched = tensor.dims, model.max_batch_size > 0
-    square = given.square or _imgsz(exported)
+    square = hints.side()
     if tensor.data_type == _BYTES and dims in ([1], [-1]):
         if square is None:
             raise UnsupportedLayout(f"{model.name} takes the file itself; its config must say `square`, the side of its frame")
@@ -198,7 +143,7 @@ def _input(model: _Config, given: _Parameters, exported: dict[str, Any]) -> tupl
     return form, batched, (width if width > 0 else fallback, height if height > 0 else fallback)
 
 
-def _output(model: _Config, *, batched: bool, anchors: int) -> tuple[Layout, tuple[str, ...]]:
+def _output(model: ModelConfig, *, batched: bool, anchors: int) -> tuple[Layout, tuple[str, ...]]:
     """Find the layout of the outputs and their names."""
     skip = 1 if batched and model.max_batch_size == 0 else 0
     shapes = {tensor.name: tensor.dims[skip:] for tensor in model.output if tensor.data_type != _BYTES}
@@ -216,7 +161,7 @@ def _output(model: _Config, *, batched: bool, anchors: int) -> tuple[Layout, tup
     raise _unknown(model)
 
 
-def _four(model: _Config, shapes: dict[str, list[int]]) -> tuple[str, ...]:
+def _four(model: ModelConfig, shapes: dict[str, list[int]]) -> tuple[str, ...]:
     """Name count, boxes, scores and classes of a four-tensor model."""
     types = {tensor.name: tensor.data_type for tensor in model.output}
     boxes = [name for name, dims in shapes.items() if len(dims) == 2 and dims[1] == 4]  # noqa: PLR2004
@@ -229,31 +174,8 @@ def _four(model: _Config, shapes: dict[str, list[int]]) -> tuple[str, ...]:
     return counts[0], boxes[0], scores[0], classes[0]
 
 
-def _ultralytics(metadata: str) -> dict[str, Any]:
-    """Read what Ultralytics' exporter writes: a Python dict as text."""
-    try:
-        value = ast.literal_eval(metadata) if metadata else {}
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that literal_eval is known to raise
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _imgsz(exported: dict[str, Any]) -> int | None:
-    size = exported.get("imgsz")
-    if isinstance(size, list | tuple) and size:
-        size = size[0]
-    return size if isinstance(size, int) and size > 0 else None
-
-
-def _names(exported: dict[str, Any]) -> tuple[str, ...]:
-    names = exported.get("names")
-    if not isinstance(names, dict) or names.keys() != set(range(len(names))):
-        return ()
-    return tuple(str(names[index]) for index in range(len(names)))
-
-
-def _unknown(model: _Config) -> UnsupportedLayout:
-    def described(tensors: list[_Tensor]) -> str:
+def _unknown(model: ModelConfig) -> UnsupportedLayout:
+    def described(tensors: list[TensorConfig]) -> str:
         return ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')} {t.dims}" for t in tensors) or "none"
 
     return UnsupportedLayout(f"no adapter fits {model.name}: inputs {described(model.input)}; outputs {described(model.output)}")

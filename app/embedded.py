@@ -1,149 +1,40 @@
-"""The Triton that comes with Nereid: getting, starting and stopping it.
-
-A PyPI wheel carries a complete Triton without GPU. It is unpacked beside an environment of its own,
-since its Python backend wants another numpy than the app, and listens on loopback only.
-"""
+"""Starting, watching and stopping the Triton that comes with Nereid; it listens on loopback only."""
 
 import ctypes
-import ctypes.util
-import hashlib
+import errno
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import sysconfig
 import time
 import urllib.request
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
 
 import numpy as np
 
 from app import contract
+from app.bundle import libpython_folder
 from app.config import Settings
 from app.contract import Form
 from app.errors import UnsupportedLayout
-from app.log import say
 
-WHEEL = "nvidia-pytriton==0.7.0"
-WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
-REQUIREMENTS = Path(__file__).parents[1] / "requirements" / "triton.txt"
 RUNNER = Path(__file__).with_name("onnx_runner.py")
 CONFIG_NAME = "embedded"
 
-# Unpacked, with the environment and what both need while they are being made.
-_NEEDED_BYTES = 1_500_000_000
 _READY_SECONDS = 15.0
 _STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
+# Loopback is never behind the proxy that the environment may name.
+_LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 
 class EmbeddedError(Exception):
-    """The embedded Triton cannot be had or run; the message is one line for the person at the terminal."""
-
-
-def install(home: Path) -> None:
-    """Get the server and the environment of its Python backend into `home`, unless they are there.
-
-    Raises:
-        EmbeddedError: No room, no download, another file than the pinned one, or no libpython.
-    """
-    _libpython_folder()
-    server, python = home / "server", home / "python"
-    tag = f"{WHEEL_SHA256} {sys.version_info.major}.{sys.version_info.minor}"
-    if not _is_complete(server, tag):
-        say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
-        with _building(server, tag) as folder:
-            _unpack(_download(folder), folder)
-    tag = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
-    if not _is_complete(python, tag):
-        say("making the environment of Triton's Python backend")
-        with _building(python, tag) as folder:
-            _run([sys.executable, "-m", "venv", str(folder)], "the environment could not be made")
-            _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(REQUIREMENTS))
-
-
-def _is_complete(folder: Path, tag: str) -> bool:
-    mark = folder / "complete"
-    return mark.is_file() and mark.read_text(encoding="utf-8") == tag
-
-
-@contextmanager
-def _building(target: Path, tag: str) -> Iterator[Path]:
-    """Make a folder in full or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-    except OSError as error:
-        raise EmbeddedError(f"{target.parent} could not be made: {error.strerror}") from error
-    if free < _NEEDED_BYTES:
-        raise EmbeddedError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
-    folder = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir()
-        yield folder
-        (folder / "complete").write_text(tag, encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
-    except OSError as error:
-        raise EmbeddedError(f"{target} could not be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _download(folder: Path) -> Path:
-    """Fetch the wheel the way this machine's pip is configured, and check that it is the pinned one."""
-    _pip(Path(sys.executable), "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), WHEEL)
-    (wheel,) = folder.glob("*.whl")
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != WHEEL_SHA256:
-        raise EmbeddedError(f"{wheel.name} is not the pinned file: its SHA-256 is {digest}, expected {WHEEL_SHA256}")
-    return wheel
-
-
-def _unpack(wheel: Path, folder: Path) -> None:
-    """Take out the server, its libraries and the Python backend with the stub of this Python."""
-    triton = "pytriton/tritonserver"
-    stub = f"{triton}/python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}/triton_python_backend_stub"
-    wanted = (f"{triton}/bin/", f"{triton}/backends/python/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/", stub)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
-    wheel.unlink()
-    backends = folder / triton / "backends"
-    shutil.move(folder / stub, backends / "python")
-    for program in (backends / "python" / Path(stub).name, folder / triton / "bin" / "tritonserver"):
-        program.chmod(0o755)
-
-
-def _pip(python: Path, *arguments: str) -> None:
-    quiet = () if sys.stderr.isatty() else ("--quiet",)
-    _run([str(python), "-m", "pip", *arguments, *quiet, "--disable-pip-version-check"], "pip could not get what is needed")
-
-
-def _run(command: Sequence[str], failure: str) -> None:
-    """Run a helper, its output shown as it comes."""
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:  # noqa: S603 - our own command lines
-        raise EmbeddedError(f"{failure}; the reason is above")
-
-
-def _libpython_folder() -> Path | None:
-    """Find the libpython that the backend's stub is linked to; None where the loader finds it by itself."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    name = f"libpython{version}.so.1.0"
-    variables = sysconfig.get_config_vars("LIBDIR", "LIBPL")
-    folders = [Path(folder) for folder in variables if folder] + [Path(sys.base_prefix, "lib")]
-    found = next((folder for folder in folders if (folder / name).is_file()), None)
-    if found is None and ctypes.util.find_library(f"python{version}") is None:
-        raise EmbeddedError(f"{name} is missing; on Debian run: apt-get install libpython{version}")
-    return found
+    """The embedded Triton cannot be run; the message is one line for the person at the terminal."""
 
 
 class Server:
@@ -171,8 +62,10 @@ class Server:
             if not is_free("127.0.0.1", port):
                 raise EmbeddedError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")
         self._sweep()
-        with self.log.open("wb") as log:
-            try:
+        try:
+            if self.log.exists():  # it may tell why the last one died
+                self.log.replace(self.log.with_suffix(".log.1"))
+            with self.log.open("wb") as log:
                 self._process = subprocess.Popen(  # noqa: S603 - our own command line
                     self._command(),
                     env=self._environment(),
@@ -182,8 +75,8 @@ class Server:
                     start_new_session=True,  # a Ctrl-C is for us; we stop it when the API has ended
                     preexec_fn=die_with_parent,  # noqa: PLW1509 - no threads here
                 )
-            except OSError as error:
-                raise EmbeddedError(f"Triton cannot be run here: {error.strerror}") from error
+        except OSError as error:
+            raise EmbeddedError(f"Triton cannot be run here: {error}") from error
         try:
             self._wait()
             _first_inference(settings.triton_http_port, settings.model)
@@ -234,7 +127,7 @@ class Server:
         return [program, "--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items()), *loads]
 
     def _environment(self) -> dict[str, str]:
-        libraries = [self._home / "server" / "nvidia_pytriton.libs", _libpython_folder()]
+        libraries = [self._home / "server" / "nvidia_pytriton.libs", libpython_folder()]
         return {
             **os.environ,
             "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
@@ -249,7 +142,7 @@ class Server:
             if self.poll() is not None:
                 raise EmbeddedError(f"Triton ended with code {self.poll()} while it started; its log is {self.log}")
             try:
-                with urllib.request.urlopen(url, timeout=1):
+                with _LOOPBACK.open(url, timeout=1):
                     return
             except HTTPError as error:  # models are loaded before it listens, so this is its last word
                 error.close()
@@ -274,13 +167,20 @@ def loadable(repository: Path) -> list[str]:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen on the port."""
-    with socket.socket() as probe:
+    """Tell whether a server could listen on the port.
+
+    Raises:
+        OSError: The host is no address of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+            probe.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
     return True
 
 
@@ -297,7 +197,7 @@ def _first_inference(http_port: int, model: str) -> None:
     """
     base = f"http://127.0.0.1:{http_port}/v2/models/{model}"
     try:
-        with urllib.request.urlopen(f"{base}/config", timeout=5) as answer:  # noqa: S310 - http on loopback
+        with _LOOPBACK.open(f"{base}/config", timeout=5) as answer:
             known = contract.read(json.load(answer), "1")
         if known.form is Form.FILE:
             return  # what it takes for a picture is its own matter
@@ -318,7 +218,7 @@ def _first_inference(http_port: int, model: str) -> None:
         request = urllib.request.Request(  # noqa: S310
             f"{base}/infer", header + tensor.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
         )
-        with urllib.request.urlopen(request, timeout=_READY_SECONDS) as answer:  # noqa: S310
+        with _LOOPBACK.open(request, timeout=_READY_SECONDS) as answer:
             length = int(answer.headers["Inference-Header-Content-Length"])
             outputs = json.loads(answer.read()[:length])["outputs"]
     except (OSError, UnsupportedLayout) as error:

@@ -26,6 +26,8 @@ class Exchange:
         self.id = request_id
         self.stages = Stages()
         self.status = 0
+        self.is_gone = False
+        """Whether the client hung up before its request was complete."""
         self.notes: dict[str, Any] = {}
         """For the log line: what a route wants to be known."""
 
@@ -67,13 +69,14 @@ class Envelope:
         try:
             await self._app(scope, receive, send_marked)
         finally:
-            level = LOG.error if this.status >= 500 and this.status != 503 else LOG.info  # noqa: PLR2004
+            status = _GONE if this.is_gone or not this.status else this.status
+            level = LOG.error if status >= 500 and status != 503 else LOG.info  # noqa: PLR2004
             level(
                 "request",
                 request_id=this.id,
                 method=scope["method"],
                 path=scope["path"][:200],
-                status=this.status or _GONE,
+                status=status,
                 milliseconds=round(this.stages.total, 2),
                 **this.notes,
             )

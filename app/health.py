@@ -2,20 +2,20 @@
 
 import resource
 from pathlib import Path
-from typing import Any
 
-from litestar import Request, Response, get
-from litestar.di import NamedDependency
-from litestar.params import SkipValidation
+from litestar import Response, get
+from litestar.openapi.datastructures import ResponseSpec
 from PIL import features
 
 from app import __version__, image
-from app.detector import Detector
+from app.dependencies import AnyRequest, TheDetector
 from app.envelope import exchange
 from app.errors import GatewayError
 from app.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 
-TheDetector = NamedDependency[SkipValidation[Detector]]
+_RETRY = {"Retry-After": "1"}
+_NOT_READY = {503: ResponseSpec(Readiness, description="It cannot", generate_examples=False)}
+_UNHEALTHY = {503: ResponseSpec(Health, description="No picture could be served", generate_examples=False)}
 
 
 @get("/livez", summary="The process answers")
@@ -24,15 +24,17 @@ async def livez() -> Liveness:
     return Liveness("alive")
 
 
-@get("/readyz", summary="The default model can be asked (503 when it cannot)")
+@get("/readyz", summary="The default model can be asked", responses=_NOT_READY)
 async def readyz(detector: TheDetector) -> Response[Readiness]:
     """Ask Triton for the default model."""
     is_ready = await detector.triton.is_ready(detector.default_model)
-    return Response(Readiness("ready" if is_ready else "not_ready"), status_code=200 if is_ready else 503)
+    return Response(
+        Readiness("ready" if is_ready else "not_ready"), status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY
+    )
 
 
-@get("/health", summary="How the gateway and Triton are doing (503 when no picture could be served)")
-async def health(request: Request[Any, Any, Any], detector: TheDetector) -> Response[Health]:
+@get("/health", summary="How the gateway and Triton are doing", responses=_UNHEALTHY)
+async def health(request: AnyRequest, detector: TheDetector) -> Response[Health]:
     """Collect what a person or a dashboard wants to see."""
     gpu = is_ready = False
     triton = TritonHealth("unreachable")
@@ -63,7 +65,7 @@ async def health(request: Request[Any, Any, Any], detector: TheDetector) -> Resp
             },
         ),
     )
-    return Response(report, status_code=200 if is_ready else 503)
+    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 
 
 def _rss_mb() -> float:

@@ -12,19 +12,12 @@ import numpy as np
 import PIL
 from PIL import ExifTags, Image
 
-from app.errors import BrokenPicture, PictureSides, PictureTooLarge, UnsupportedFormat
+from app.errors import BrokenPicture, PictureSides, PictureTooLarge
+from app.sniff import picture_format
 
 MAX_SIDE = 16384
 MAX_ASPECT = 100
 
-# (offset, magic) of the formats we read.
-_MAGIC = {
-    "JPEG": ((0, b"\xff\xd8\xff"),),
-    "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
-    "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
-    "GIF": ((0, b"GIF8"),),
-    "BMP": ((0, b"BM"),),
-}
 # How to turn a picture that a camera stored with this EXIF orientation.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -39,6 +32,8 @@ _SIDEWAYS = 5
 
 # Our own limit is checked on the header, per request; Pillow's would only warn, and process-wide.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# What is odd about a caller's picture is told to the caller, if at all.
+warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 
 
 class Unread(NamedTuple):
@@ -65,11 +60,9 @@ def read_header(data: bytes, max_pixels: int) -> Unread:
         UnsupportedFormat: The bytes are no JPEG, PNG, WebP, BMP or GIF.
         PictureTooLarge: More than `max_pixels` pixels.
         PictureSides: A side is over `MAX_SIDE` pixels, or one is over `MAX_ASPECT` times the other.
-        BrokenPicture: The header cannot be read.
+        BrokenPicture: The header cannot be read, or the file is built to keep a decoder busy.
     """
-    form = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
-    if form is None:
-        raise UnsupportedFormat(f"the body is none of {', '.join(_MAGIC)}")
+    form = picture_format(data)
     try:
         file = Image.open(BytesIO(data), formats=(form,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -114,6 +107,7 @@ def decode(unread: Unread, at_least: tuple[int, int]) -> Image.Image:
 
 
 def _orientation(file: Image.Image) -> int:
+    """Read it from what the header holds; a PNG that has it behind its pixels is taken as stored."""
     data = file.info.get("exif")
     if not data:
         return 1

@@ -23,6 +23,7 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
             *tail,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(),  # one write a line: workers share the stream
         cache_logger_on_first_use=True,
     )
 

@@ -36,6 +36,8 @@ PROBLEMS = {
     for status, text in _ERRORS.items()
 }
 
+UNAVAILABLE = {503: PROBLEMS[503]}
+
 _PICTURE = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
 
 

@@ -12,6 +12,7 @@ from app.schema import Unit
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
+_MAX_TEXT = 4096
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,6 +50,8 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
             raise InvalidParameter(f"unknown parameter {given[:64]!r}; known are {', '.join(Parameters.__struct_fields__)}")
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")
+        if len(value) > _MAX_TEXT:
+            raise InvalidParameter(f"{name}: longer than {_MAX_TEXT} characters")
         values[name] = value
     try:
         parameters = msgspec.convert(values, Parameters, strict=False)

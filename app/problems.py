@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
 from app.envelope import exchange
-from app.errors import BodyTooLarge, GatewayError
+from app.errors import BodyTooLarge, ClientGone, GatewayError
 from app.schema import Problem
 
 MEDIA_TYPE = "application/problem+json"
@@ -42,6 +42,9 @@ def _from_gateway(request: Request[Any, Any, Any], error: GatewayError) -> Respo
     if error.__cause__ is not None:
         exchange(request.scope).notes["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, ClientGone):  # whoever still reads the answer has not hung up but sent a broken body
+        exchange(request.scope).is_gone = True
+        return _answer(request, HTTPStatus.BAD_REQUEST, (error.code, error.title, error.detail), headers)
     return _answer(request, error.status, (error.code, error.title, error.detail), headers)
 
 

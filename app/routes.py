@@ -1,24 +1,20 @@
 """HTTP in, JSON out: detection and the list of models."""
 
-from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
-from litestar.di import NamedDependency
+from litestar import MediaType, Response, get, post
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, SkipValidation
+from litestar.params import FromPath
 
 from app import body, parameters
+from app.dependencies import AnyRequest, TheDetector
 from app.detector import Detector
 from app.envelope import exchange
 from app.errors import GatewayError
 from app.guards import require_picture
-from app.openapi import PROBLEMS, DetectOperation
+from app.openapi import PROBLEMS, UNAVAILABLE, DetectOperation
 from app.schema import DetectResponse, ImageSize, ModelInfo, ModelList, ModelUsed
-
-TheDetector = NamedDependency[SkipValidation[Detector]]
-AnyRequest = Request[Any, Any, Any]
 
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="What was found", generate_examples=False), **PROBLEMS}
 
@@ -49,13 +45,11 @@ async def predict(request: AnyRequest, detector: TheDetector, model: FromPath[st
     return await _detect(request, detector, [("model", model)])
 
 
-@get("/models", summary="List the models that can be asked, and those that could be pulled")
+@get("/models", summary="List the models that can be asked, and those that could be pulled", responses=UNAVAILABLE)
 async def models(detector: TheDetector) -> ModelList:
     """Describe every model Triton knows, by its contract."""
-    listed = [await _described(detector, name, is_ready) for name, is_ready in (await detector.triton.models()).items()]
-    known = {model.name for model in listed}
-    listed += [ModelInfo(name, "not_pulled", detail=f"./just pull {name}") for name in detector.pullable - known]
-    return ModelList(detector.default_model, sorted(listed, key=lambda model: model.name))
+    states = dict.fromkeys(detector.pullable, "") | await detector.triton.models()
+    return ModelList(detector.default_model, [await _described(detector, name, states[name]) for name in sorted(states)])
 
 
 async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str, str]]) -> Response[bytes]:
@@ -80,8 +74,10 @@ async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str
     return Response(msgspec.json.encode(answer), media_type=MediaType.JSON, status_code=200)
 
 
-async def _described(detector: Detector, name: str, is_ready: bool) -> ModelInfo:  # noqa: FBT001 - from a pair
-    if not is_ready:
+async def _described(detector: Detector, name: str, state: str) -> ModelInfo:
+    if not state and name in detector.pullable:
+        return ModelInfo(name, "not_pulled", detail=f"./just pull {name}, then start Triton again")
+    if state != "READY":
         return ModelInfo(name, "not_ready")
     try:
         contract = await detector.triton.contract(name)
@@ -90,7 +86,7 @@ async def _described(detector: Detector, name: str, is_ready: bool) -> ModelInfo
     return ModelInfo(
         name,
         "ready",
-        versions=[contract.version],
+        version=contract.version,
         width=contract.frame[0],
         height=contract.frame[1],
         layout=contract.layout.value,

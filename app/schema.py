@@ -70,7 +70,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     name: str
     state: Literal["ready", "not_ready", "not_pulled"]
-    versions: list[str] = []
+    version: str | None = None
     width: int | None = None
     height: int | None = None
     layout: str | None = None

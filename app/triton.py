@@ -1,11 +1,12 @@
 """The only module that talks to Triton.
 
-Its errors become ours here; an RPC under way is never cancelled unless Triton is new enough to survive it.
+Its errors become ours here; an inference under way is never cancelled unless Triton is new enough to survive it.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
+from time import monotonic
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -23,15 +24,18 @@ _CANCEL_SAFE = (2, 59, 1)
 # An RPC we gave up on may go on for this long; only a server that hangs for good needs it.
 _BACKSTOP_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
+_CONTRACT_SECONDS = 60.0
 
 _CHANNEL = [
     # Passing any argument drops tritonclient's own, so the message sizes are said again.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # gRPC's own back-off grows to two minutes, long after Triton is back.
+    # gRPC's own back-off grows to two minutes, long after Triton is back. The least is also how long a connect may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A proxy in the environment is for the web, not for an inference server.
+    ("grpc.enable_http_proxy", 0),
 ]
 
 
@@ -47,7 +51,8 @@ class Triton:
 
     def __init__(self, url: str) -> None:
         self._client = InferenceServerClient(url, channel_args=_CHANNEL)
-        self._contracts: dict[str, Contract] = {}
+        self._contracts: dict[str, tuple[Contract, float]] = {}
+        """By model, and when to ask again: a model may change while Triton is restarted behind our back."""
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._may_cancel = False
 
@@ -75,34 +80,36 @@ class Triton:
         except InferenceServerException:
             return False
 
-    async def models(self) -> dict[str, bool]:
-        """List the models in Triton's repository and whether each is ready.
+    async def models(self) -> dict[str, str]:
+        """List the models in Triton's repository with their state: READY, UNAVAILABLE ..., or empty if never loaded.
 
         Raises:
             TritonUnavailable: It does not answer.
         """
         index = await self._probe(self._client.get_model_repository_index(client_timeout=_PROBE_SECONDS, as_json=True))
-        ready: dict[str, bool] = {}
-        for model in index.get("models", []):
-            ready[model["name"]] = ready.get(model["name"], False) or model.get("state") == "READY"
-        return ready
+        states: dict[str, str] = {}
+        for model in index.get("models", []):  # one entry a version
+            if states.get(model["name"]) != "READY":
+                states[model["name"]] = model.get("state", "")
+        return states
 
     async def contract(self, name: str) -> Contract:
-        """Read a model's contract; asked of Triton once, and again after an inference that failed.
+        """Read a model's contract; asked of Triton once a minute, and again after an inference that failed.
 
         Raises:
             UnknownModel, ModelNotReady, TritonUnavailable: There is no such model, it is not loaded, or Triton is gone.
             UnsupportedLayout: No adapter fits it.
         """
-        known = self._contracts.get(name)
-        if known is not None:
+        known, until = self._contracts.get(name, (None, 0.0))
+        if known is not None and monotonic() < until:
             return known
         await self.version()
         metadata = await self._probe(self._client.get_model_metadata(name, client_timeout=_PROBE_SECONDS, as_json=True))
         config = await self._probe(self._client.get_model_config(name, client_timeout=_PROBE_SECONDS, as_json=True))
         versions = [v for v in metadata.get("versions", []) if v.isdigit()]
-        self._contracts[name] = contract.read(config["config"], max(versions, key=int, default=""))
-        return self._contracts[name]
+        known = contract.read(config["config"], max(versions, key=int, default=""))
+        self._contracts[name] = known, monotonic() + _CONTRACT_SECONDS
+        return known
 
     async def infer(self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str) -> Answer:
         """Run one inference.
@@ -178,6 +185,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", "", TritonUnavailable, "Triton does not answer"),
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", DeadlinePassed, "Triton did not answer in time"),
+    ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
 

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from app import config, embedded
+from app import bundle, config, embedded
 from app.config import Settings
 from app.triton import Triton
 
@@ -22,28 +23,32 @@ CONTESTANTS = {"2-instances-of-1-thread": (2, 1), "1-instance-of-2-threads": (1,
 def report(seconds: float, rounds: int) -> None:
     """Print inferences per second of both, interleaved, and the ratio of the medians."""
     base = config.load()
-    embedded.install(Path(base.triton_home))
+    bundle.install(Path(base.triton_home))
     rates: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        home = Path(folder, "triton")
+        home.mkdir()
+        for part in ("server", "python"):
+            (home / part).symlink_to(Path(base.triton_home, part).resolve())
+        running = {}
+        # All servers first: gRPC must not be in use when a process is forked. An idle one costs nothing.
+        for name, (instances, threads) in CONTESTANTS.items():
+            _write(Path(base.model_repository), Path(folder, name), base.model, instances, threads)
+            http, grpc, metrics = (_free_port() for _ in range(3))
+            running[name] = msgspec.structs.replace(
+                base,
+                model_repository=str(Path(folder, name)),
+                triton_home=str(home),
+                triton_http_port=http,
+                triton_grpc_port=grpc,
+                triton_metrics_port=metrics,
+            )
+            server = embedded.Server(running[name])
+            stack.callback(server.stop)
+            server.start()
         for _ in range(rounds):
-            for name, (instances, threads) in CONTESTANTS.items():
-                repository = Path(folder, name)
-                if not repository.exists():
-                    _write(Path(base.model_repository), repository, base.model, instances, threads)
-                http, grpc, metrics = (_free_port() for _ in range(3))
-                settings = msgspec.structs.replace(
-                    base,
-                    model_repository=str(repository),
-                    triton_http_port=http,
-                    triton_grpc_port=grpc,
-                    triton_metrics_port=metrics,
-                )
-                server = embedded.Server(settings)
-                server.start()
-                try:
-                    rates[name].append(asyncio.run(_rate(settings, seconds)))
-                finally:
-                    server.stop()
+            for name, settings in running.items():
+                rates[name].append(asyncio.run(_rate(settings, seconds)))
                 print(f"{name}: {rates[name][-1]:.1f} inferences/s", flush=True)
     first, second = (median(values) for values in rates.values())
     print(
@@ -55,7 +60,11 @@ def _write(source: Path, target: Path, model: str, instances: int, threads: int)
     """Copy the model with another instance group."""
     shutil.copytree(source / model, target / model)
     path = target / model / "configs" / f"{embedded.CONFIG_NAME}.pbtxt"
-    text = path.read_text(encoding="utf-8").replace("count: 2 kind: KIND_CPU", f"count: {instances} kind: KIND_CPU")
+    text = path.read_text(encoding="utf-8")
+    group = "count: 2 kind: KIND_CPU"
+    if group not in text:
+        raise ValueError(f"{path} has no {group!r}")
+    text = text.replace(group, f"count: {instances} kind: KIND_CPU")
     text += f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}\n'
     path.write_text(text, encoding="utf-8")
 

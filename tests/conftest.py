@@ -13,7 +13,7 @@ import httpx
 import pytest
 from litestar.types import ASGIApp
 
-from app import catalogue, embedded
+from app import bundle, catalogue, embedded
 from app.config import Settings
 from app.main import create_app
 from app.pull import fetch, pull
@@ -57,7 +57,7 @@ async def started(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Path]) -> Path:
     """Give the session a repository of its own: the project's models, as far as they can be had, and the composed ones."""
-    embedded.install(ROOT / ".triton")
+    bundle.install(ROOT / ".triton")
     copy = tmp_path_factory.mktemp("models") / "repository"
     shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns("model.onnx"))
     entries = catalogue.load(copy / "models.toml")

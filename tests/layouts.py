@@ -270,12 +270,16 @@ def find(request):
 
 
 def write(repository: Path) -> None:
-    """Put all of them into a model repository."""
-    for name, (model, parameters) in models().items():
+    """Put all of them into a model repository, one of them a second time with its batch dimension written out."""
+    made = {name: (model, config(name, model, parameters)) for name, (model, parameters) in models().items()}
+    model, text = made["six_columns"]
+    text = text.replace("six_columns", "unbatched").replace("max_batch_size: 4", "max_batch_size: 0")
+    made["unbatched"] = model, text.replace("dims: [", "dims: [1, ")
+    for name, (model, text) in made.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         onnx.save(model, folder / "model.onnx")
-        (folder.parent / "config.pbtxt").write_text(config(name, model, parameters), encoding="utf-8")
+        (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
     folder = repository / "file_in" / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(dedent(_FILE_MODEL), encoding="utf-8")

@@ -108,6 +108,37 @@ def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], o
     return kept
 
 
+class Tally:
+    """How well served boxes agree with the reference, over several pictures."""
+
+    def __init__(self) -> None:
+        self.pictures = self.expected = self.found = self.matched = 0
+
+    def add(self, expected: Sequence[Box], found: Sequence[Box]) -> None:
+        """Count the pairs of one class that overlap by 0.9."""
+        self.pictures += 1
+        self.expected += len(expected)
+        self.found += len(found)
+        self.matched += matches(expected, found, 0.9)
+
+    @property
+    def f1(self) -> float:
+        """1 where every box has its like."""
+        return 2 * self.matched / max(1, self.expected + self.found)
+
+    def __str__(self) -> str:
+        counts = f"{self.expected} boxes expected, {self.found} served, {self.matched} matched"
+        return f"F1 {self.f1:.4f} on {self.pictures} pictures: {counts}"
+
+
+QUERY = {"confidence": str(SCORE), "boxes": "pixel", "max_detections": "300"}
+
+
+def boxes(answer: dict[str, Any]) -> list[Box]:
+    """Take the boxes of an answer to `QUERY`."""
+    return [Box(d["class_id"], d["confidence"], (d["x1"], d["y1"], d["x2"], d["y2"])) for d in answer["detections"]]
+
+
 def matches(expected: Sequence[Box], found: Sequence[Box], overlap: float) -> int:
     """Count the pairs of one class that overlap at least so much, each box in one pair at most, the best pairs first."""
     pairs = sorted(

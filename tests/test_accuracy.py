@@ -1,18 +1,14 @@
 """Served boxes are those of the detector's own pre- and post-processing."""
 
+from io import BytesIO
 from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
-from tests.conftest import PICTURES, SHARED, json
-from tests.reference import Box, Reference, matches
-
-
-async def served(client: httpx.AsyncClient, model: str, file: bytes) -> list[Box]:
-    """Ask the API."""
-    answer = json(await client.post(f"/predict/{model}?confidence=0.25&boxes=pixel&max_detections=300", content=file))
-    return [Box(d["class_id"], d["confidence"], (d["x1"], d["y1"], d["x2"], d["y2"])) for d in answer["detections"]]
+from tests.conftest import PICTURES, SHARED, json, picture
+from tests.reference import QUERY, Reference, Tally, boxes
 
 
 @pytest.mark.parametrize(("model", "least"), [("yolo11n", 0.98), ("yolox_nano", 0.97)])
@@ -30,15 +26,26 @@ async def test_served_boxes_are_those_of_the_reference(
     if not pictures:
         pytest.skip("there are no pictures in ../shared/images")
     reference = Reference(model, networks[model])
-    matched = expected = found = 0
+    tally = Tally()
     for path in pictures:
         file = path.read_bytes()
-        ours, theirs = await served(client, model, file), reference.detect(file)
-        matched += matches(theirs, ours, 0.9)
-        expected += len(theirs)
-        found += len(ours)
-    f1 = 2 * matched / (expected + found)
-    print(f"{model}: F1 {f1:.4f} on {len(pictures)} pictures, {expected} boxes expected, {found} served")  # noqa: T201
+        response = await client.post(f"/predict/{model}", params=QUERY, content=file)
+        tally.add(reference.detect(file), boxes(json(response)))
+    print(f"{model}: {tally}")  # noqa: T201
 
-    assert expected >= len(pictures) / 2
-    assert f1 >= least
+    assert tally.expected >= len(pictures) / 2
+    assert tally.f1 >= least
+
+
+async def test_large_photos_keep_their_boxes(client: httpx.AsyncClient, networks: dict[str, Path]) -> None:
+    """Decoding a large JPEG at a fraction of its size moves nothing that matters."""
+    reference, tally = Reference("yolo11n", networks["yolo11n"]), Tally()
+    for name in ("astronaut", "chelsea", "coffee"):
+        small = Image.open(BytesIO(picture(f"{name}.jpg")))
+        large = BytesIO()
+        small.resize((small.width * 6, small.height * 6), Image.Resampling.BICUBIC).save(large, "JPEG", quality=90)
+        response = await client.post("/predict/yolo11n", params=QUERY, content=large.getvalue())
+        tally.add(reference.detect(large.getvalue()), boxes(json(response)))
+
+    assert tally.expected >= 3
+    assert tally.f1 >= 0.9

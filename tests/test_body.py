@@ -149,12 +149,11 @@ def test_text_that_is_no_text_is_named() -> None:
         _from_multipart(form(part("classes", b"caf\xe9"), part("image", PICTURE)), TYPE)
 
 
-def test_long_text_is_taken_for_a_misplaced_picture() -> None:
-    """A field too large for a parameter says where pictures go; one byte less is a parameter."""
-    assert len(_from_multipart(form(part("classes", b"x" * 4096), part("image", PICTURE)), TYPE).pairs[0][1]) == 4096
-
-    with pytest.raises(InvalidParameter, match=r"^'picture' is too long for a parameter; the picture goes into the field 'image'$"):
-        _from_multipart(form(part("picture", b"\xff" * 4097)), TYPE)
+@pytest.mark.parametrize("members", [1001, 100_000])
+def test_a_list_without_end_is_refused(members: int) -> None:
+    """Nobody wants so many classes."""
+    with pytest.raises(MalformedRequest, match="JSON object"):
+        _from_json(json.dumps({"image": "AA==", "classes": [7] * members}).encode())
 
 
 def test_long_field_name_is_quoted_in_part() -> None:
@@ -284,11 +283,9 @@ def test_json_must_hold_a_picture(data: bytes) -> None:
         _from_json(data)
 
 
-@pytest.mark.parametrize(
-    "image", ["QUJ", "Q U J D", "QUJD\n", "QUJ-", "äöü", "\0", "data:image/png;base64,QUJ", "https://example.org/a.png"]
-)
+@pytest.mark.parametrize("image", ["QUJ", "QUJ-", "äöü", "\0", "data:image/png;base64,QUJ", "https://example.org/a.png"])
 def test_text_that_is_no_base64_is_malformed(image: str) -> None:
-    """Every character counts; nothing is skipped."""
+    """Every character counts; nothing but white space is skipped."""
     with pytest.raises(MalformedRequest, match=r'^"image" is not base64$'):
         _from_json(envelope(image))
 

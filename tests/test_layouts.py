@@ -11,7 +11,7 @@ NEAR = 2.0
 
 
 @pytest.mark.parametrize(
-    "model", ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "file_in"]
+    "model", ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "unbatched", "file_in"]
 )
 async def test_each_layout_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
     """Channels, scale, placement, units and suppression are right for the layout, by its config alone."""

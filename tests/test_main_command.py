@@ -280,7 +280,7 @@ def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.fail("the embedded Triton was touched")
 
     monkeypatch.setattr("app.__main__._supervise", supervise)
-    for name in ("app.embedded.install", "app.embedded.Server", "app.__main__.pull"):
+    for name in ("app.bundle.install", "app.embedded.Server", "app.__main__.pull"):
         monkeypatch.setattr(name, never)
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
@@ -312,7 +312,7 @@ def test_triton_alone_is_made_ready_and_cleaned_up(
 ) -> None:
     """It is installed and has its model before it starts; when it ends, that is said and is a failure."""
     done: list[str] = []
-    monkeypatch.setattr("app.embedded.install", lambda home: done.append(f"install {home}"))
+    monkeypatch.setattr("app.bundle.install", lambda home: done.append(f"install {home}"))
     monkeypatch.setattr("app.embedded.Server", lambda _: Triton(done))
     monkeypatch.setenv("NEREID_TRITON_HOME", "/somewhere")
 
@@ -331,7 +331,7 @@ def test_a_model_that_is_there_is_not_pulled_again(
     shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
     (repository / "yolo11n" / "1").mkdir()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
-    monkeypatch.setattr("app.embedded.install", lambda _: None)
+    monkeypatch.setattr("app.bundle.install", lambda _: None)
     monkeypatch.setattr("app.embedded.Server", lambda _: Triton([]))
     main(["triton"])
 
@@ -341,15 +341,15 @@ def test_a_model_that_is_there_is_not_pulled_again(
 @pytest.mark.usefixtures("pulled")
 def test_a_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its reason is the last word."""
-    monkeypatch.setattr("app.embedded.install", lambda _: None)
+    monkeypatch.setattr("app.bundle.install", lambda _: None)
     monkeypatch.setattr("app.embedded.Server", lambda _: Triton([], EmbeddedError("port 4600 is in use")))
 
     assert main(["triton"]) == 1
     assert told(capsys) == "port 4600 is in use"
 
 
-def test_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Stopping is what it is for: no traceback, exit code 0, for SIGTERM as well."""
+def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it interrupts has not been done, so the exit code says so; SIGTERM is the same."""
 
     def stopped(_: Settings) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -357,5 +357,5 @@ def test_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     monkeypatch.setattr("app.doctor.report", stopped)
 
-    assert main(["doctor"]) == 0
+    assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")

@@ -110,7 +110,7 @@ def test_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: st
 
 
 @pytest.mark.parametrize(
-    "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 10_000]
+    "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
 def test_name_that_can_be_no_models_is_unknown(model: str) -> None:
     """A name Triton could not have is refused before Triton is asked, and is not echoed."""
@@ -144,3 +144,10 @@ def test_any_text_raises_only_our_errors(pairs: list[tuple[str, str]]) -> None:
 
     assert 0 <= parameters.confidence <= 1
     assert 1 <= parameters.max_detections <= 300
+
+
+@pytest.mark.parametrize("name", ["classes", "model", "boxes"])
+def test_text_without_end_is_refused(name: str) -> None:
+    """Whatever its meaning, and before anything is done with it."""
+    with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
+        parse([(name, "x," * 2049)])

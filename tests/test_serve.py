@@ -120,6 +120,30 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
             httpx.get(running.url)
 
 
+def test_a_second_ctrl_c_does_not_cut_the_cleaning_short(settings: Settings, tmp_path: Path) -> None:
+    """Impatience leaves nothing behind either."""
+    with serving(settings, tmp_path) as running:
+        family = running.family()
+        for _ in range(3):
+            running.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+
+        assert running.process.wait(PATIENCE_SECONDS) == 0
+        assert eventually(lambda: not any(process.is_running() for process in family))
+        assert not running.shm()
+
+
+def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path) -> None:
+    """When it is killed everything ends, with an exit code that says so."""
+    with serving(settings, tmp_path) as running:
+        family = running.family()
+        next(process for process in family if process.name() == "nereid").kill()
+
+        assert running.process.wait(PATIENCE_SECONDS) != 0
+        assert eventually(lambda: not any(process.is_running() for process in family))
+        assert not running.shm()
+
+
 def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) -> None:
     """The API answers 503 meanwhile, and boxes afterwards."""
     with serving(settings, tmp_path) as running:

@@ -1,0 +1,53 @@
+"""What format some bytes are, and whether they are built to keep a decoder busy.
+
+A thread that decodes cannot be stopped, so files whose cost is out of proportion to their pixels are
+refused before any decoder sees them. The limits are far beyond what cameras and programs write.
+"""
+
+from app.errors import BrokenPicture, UnsupportedFormat
+
+# (offset, magic) of the formats we read.
+_MAGIC = {
+    "JPEG": ((0, b"\xff\xd8\xff"),),
+    "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
+    "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
+    "GIF": ((0, b"GIF8"),),
+    "BMP": ((0, b"BM"),),
+}
+# Every scan of a progressive JPEG visits every pixel again; encoders write about ten.
+_MAX_SCANS = 100
+# Fill bytes between segments are read one at a time.
+_MAX_FILL_PAIRS = 100_000
+# Comments before the first frame are pieced together in quadratic time.
+_MAX_GIF_EXTENSION_BYTES = 1 << 20
+
+
+def picture_format(data: bytes) -> str:
+    """Tell the format by the first bytes: JPEG, PNG, WEBP, GIF or BMP.
+
+    Raises:
+        UnsupportedFormat: It is none of them.
+        BrokenPicture: It is one, built to keep a decoder busy.
+    """
+    form = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
+    if form is None:
+        raise UnsupportedFormat(f"the body is none of {', '.join(_MAGIC)}")
+    if form == "JPEG" and (data.count(b"\xff\xda") > _MAX_SCANS or data.count(b"\xff\xff") > _MAX_FILL_PAIRS):
+        raise BrokenPicture("the JPEG has too many scans or fill bytes")
+    if form == "GIF" and _has_endless_extensions(data):
+        raise BrokenPicture("the GIF has too many bytes before its first frame")
+    return form
+
+
+def _has_endless_extensions(data: bytes) -> bool:
+    """Walk a GIF's blocks up to its first frame, its end, or the limit."""
+    at = 13
+    if len(data) > at and data[10] & 0x80:  # a palette comes first
+        at += 3 << ((data[10] & 7) + 1)
+    limit = at + _MAX_GIF_EXTENSION_BYTES
+    while data[at : at + 1] == b"!" and at <= limit:
+        at += 2
+        while at < len(data) and data[at] and at <= limit:
+            at += data[at] + 1
+        at += 1
+    return at > limit
