@@ -21,6 +21,7 @@ from app.pull import PullError, pull
 
 _POLL_SECONDS = 0.2
 _DRAIN_SECONDS = 30
+_DEAF_SECONDS = 2
 # A Triton that ends sooner than this after its start will not do better the next time.
 _LIVED_SECONDS = 10.0
 # As a shell counts it.
@@ -117,12 +118,22 @@ def _supervise(settings: Settings, triton: embedded.Server | None) -> int:
         return code
     finally:
         _ignore_signals()
-        api.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            api.wait(_DRAIN_SECONDS)
-        with suppress(ProcessLookupError):  # workers outlive a parent that was killed
-            os.killpg(api.pid, signal.SIGKILL)
-        api.wait()
+        _stop(api)
+
+
+def _stop(api: "subprocess.Popen[bytes]") -> None:
+    """End the API once its requests have ended; by force if that takes too long."""
+    api.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        api.wait(_DEAF_SECONDS)
+    # A worker that was just starting has not heard the first signal; a draining one does not mind the second.
+    with suppress(ProcessLookupError):
+        os.killpg(api.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        api.wait(_DRAIN_SECONDS)
+    with suppress(ProcessLookupError):  # workers outlive a parent that was killed
+        os.killpg(api.pid, signal.SIGKILL)
+    api.wait()
 
 
 def _ignore_signals() -> None:
