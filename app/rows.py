@@ -111,7 +111,8 @@ def _expect_classes(contract: Contract, head: NDArray[Any], classes: int) -> Non
 
 def _ids(classes: NDArray[Any]) -> NDArray[np.int32]:
     """Take class ids from whatever type; what is no id becomes -1, which is refused."""
-    return np.where((classes >= 0) & (classes < _MAX_CLASSES), classes, -1).astype(np.int32)
+    ids = classes.astype(np.float64)
+    return np.where((ids >= 0) & (ids < _MAX_CLASSES), ids, -1).astype(np.int32)
 
 
 _ADAPTERS = {

@@ -2,8 +2,8 @@
 
 import asyncio
 import shutil
-import socket
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,7 +34,7 @@ def report(seconds: float, rounds: int) -> None:
         # All servers first: gRPC must not be in use when a process is forked. An idle one costs nothing.
         for name, (instances, threads) in CONTESTANTS.items():
             _write(Path(base.model_repository), Path(folder, name), base.model, instances, threads)
-            http, grpc, metrics = (_free_port() for _ in range(3))
+            http, grpc, metrics = islice((p for p in range(14_600, 15_000) if embedded.is_free("127.0.0.1", p)), 3)
             running[name] = msgspec.structs.replace(
                 base,
                 model_repository=str(Path(folder, name)),
@@ -87,9 +87,3 @@ async def _rate(settings: Settings, seconds: float) -> float:
     rate = count / (perf_counter() - start)
     await triton.close()
     return rate
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

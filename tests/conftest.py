@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import secrets
 import shutil
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,11 +29,8 @@ SHARED_YOLOX_SHA256 = "695e750a5d5754bb5a8d5325643b59282191a7e7a564e435a415fd3c5
 
 
 def free_port() -> int:
-    """Find a port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Find a port nobody listens on, below those that the kernel gives to outgoing connections."""
+    return next(port for port in iter(lambda: secrets.choice(range(10_000, 30_000)), None) if embedded.is_free("127.0.0.1", port))
 
 
 @asynccontextmanager

@@ -150,12 +150,11 @@ def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) ->
         time.sleep(10)  # sooner after its start, its end would be taken for a fault that restarting cannot cure
         running.triton().kill()
         during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
-        assert eventually(running.is_ready), running.log.read_text()
-        after = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
-
-    assert during.status_code == 503
-    assert during.headers["retry-after"]
-    assert after.json()["detections"][0]["class_name"] == "cat"
+        assert during.status_code == 503
+        assert during.headers["retry-after"]
+        assert eventually(lambda: "cat" in httpx.post(f"{running.url}/detect", content=CAT, timeout=30).text), (
+            running.log.read_text()
+        )
 
 
 def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
