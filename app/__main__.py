@@ -126,7 +126,8 @@ def _stop(api: "subprocess.Popen[bytes]") -> None:
     api.terminate()
     with suppress(subprocess.TimeoutExpired):
         api.wait(_DEAF_SECONDS)
-    # A worker that was just starting has not heard the first signal; a draining one does not mind the second.
+    # Granian loses a signal that reaches a worker between its start and its first request; a second one is heard,
+    # and a worker that drains does not mind it.
     with suppress(ProcessLookupError):
         os.killpg(api.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -165,6 +166,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     _require_simd()
     _require_port(settings)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(after_in_child=_become_worker)
     Granian(
         "app.main:create_app",
         factory=True,
@@ -180,6 +182,13 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         log_level=LogLevels.warning,
         process_name="nereid",
     ).serve()
+
+
+def _become_worker() -> None:
+    """Make a worker mortal before it has imported anything: it inherits handlers that would only note a signal."""
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_DFL)
+    embedded.die_with_parent()
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:

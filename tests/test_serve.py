@@ -144,6 +144,17 @@ def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path)
         assert not running.shm()
 
 
+def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_path: Path) -> None:
+    """Also when nobody is left to end it."""
+    with serving(settings, tmp_path) as running:
+        family = running.family()
+        api = next(process for process in family if process.name() == "nereid")
+        os.kill(running.process.pid, signal.SIGSTOP)
+        api.kill()
+
+        assert eventually(lambda: not any(p.is_running() and p.status() != "zombie" for p in family if "worker" in p.name()))
+
+
 def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) -> None:
     """The API answers 503 meanwhile, and boxes afterwards."""
     with serving(settings, tmp_path) as running:
