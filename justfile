@@ -68,7 +68,7 @@ bench *args:
 [group('develop')]
 lock:
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/api.txt pyproject.toml
-    uv pip compile -q --universal --generate-hashes --no-header -c requirements/api.txt -o requirements/dev.txt pyproject.toml --group models --group test --group lint
+    uv pip compile -q --universal --generate-hashes --no-header -c requirements/api.txt -o requirements/dev.txt pyproject.toml --group models --group test --group bench --group lint
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/tools.txt requirements/tools.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/build.txt requirements/build.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/triton.txt requirements/triton.in
