@@ -1,32 +1,35 @@
-"""Bytes -> an upright RGB picture and its true size.
+"""Bytes -> upright RGB pixels and the picture's true size.
 
 Nothing is decoded before the header has been checked. Modes without a faithful direct conversion
 have their own (16-bit would clip to white), and alpha is dropped, as in the pictures detectors are trained on.
 """
 
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
 import PIL
+from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
+from app import jpeg
 from app.errors import BrokenPicture, PictureSides, PictureTooLarge
 from app.sniff import picture_format
 
 MAX_SIDE = 16384
 MAX_ASPECT = 100
 
-# How to turn a picture that a camera stored with this EXIF orientation.
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+# How to turn pixels (height, width, 3) that a camera stored with this EXIF orientation.
+_TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.transpose(1, 0, 2),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].transpose(1, 0, 2),
+    8: np.rot90,
 }
 _SIDEWAYS = 5
 
@@ -39,7 +42,9 @@ warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 class Unread(NamedTuple):
     """A picture of which only the header has been read. One thread may use it, once."""
 
-    file: Image.Image
+    data: bytes
+    file: Image.Image | None
+    """Pillow's, open; None for a JPEG that libjpeg-turbo reads by itself."""
     width: int
     """Pixels, upright."""
     height: int
@@ -63,52 +68,67 @@ def read_header(data: bytes, max_pixels: int) -> Unread:
         BrokenPicture: The header cannot be read, or the file is built to keep a decoder busy.
     """
     form = picture_format(data)
-    try:
-        file = Image.open(BytesIO(data), formats=(form,))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels") from error
-    except Exception as error:  # Pillow's plugins raise anything on broken input: struct.error, SyntaxError, ValueError ...
-        raise BrokenPicture(f"the {form} header cannot be read") from error
-    width, height = file.size
+    header = jpeg.read_header(data) if form == "JPEG" else None
+    if header is None:
+        file = _opened(data, form, max_pixels)
+        (width, height), exif = file.size, file.info.get("exif", b"")
+    else:
+        file, (width, height, exif) = None, header
     if width * height > max_pixels:
         raise PictureTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels")
     if max(width, height) > MAX_SIDE or max(width, height) > MAX_ASPECT * min(width, height):
         raise PictureSides(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
-    orientation = _orientation(file)
+    orientation = _orientation(exif)
     if orientation >= _SIDEWAYS:
         width, height = height, width
-    return Unread(file, width, height, orientation)
+    return Unread(data, file, width, height, orientation)
 
 
-def decode(unread: Unread, at_least: tuple[int, int]) -> Image.Image:
-    """Decode, turn upright and convert to RGB.
+def decode(unread: Unread, at_least: tuple[int, int], into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Decode, convert to RGB and turn upright.
 
     Args:
         unread: From `read_header`.
-        at_least: Width and height in pixels, upright, that the caller needs; a JPEG that is twice as
-            large or more comes back smaller than it is stored, which is many times faster.
+        at_least: Width and height in pixels, upright, that the caller needs; a JPEG that is larger may
+            come back smaller than it is stored, but not below them, which is many times faster.
+        into: Where to put the pixels, if they come out at exactly its size and need no turn.
 
     Returns:
-        Mode RGB, upright. Its size is the true size, or smaller as said above.
+        UINT8 (height, width, 3) RGB, upright: `into` itself, or an array of the true size or smaller.
 
     Raises:
         BrokenPicture: The data is truncated or corrupt.
     """
-    file = unread.file
-    try:
-        if file.format in {"JPEG", "MPO"}:
-            file.draft(file.mode, at_least if unread.orientation < _SIDEWAYS else at_least[::-1])
-        file.load()
-        picture = _to_rgb(file)
-    except Exception as error:  # as in read_header
-        raise BrokenPicture(f"the {file.format} data is truncated or corrupt") from error
+    size = unread.width, unread.height
+    if unread.orientation >= _SIDEWAYS:
+        size, at_least = size[::-1], at_least[::-1]
+    pixels = None
+    if unread.file is None:
+        pixels = jpeg.decode(unread.data, size, at_least, into if unread.orientation == 1 else None)
+    if pixels is None:
+        try:
+            file = unread.file or Image.open(BytesIO(unread.data), formats=("JPEG",))
+            if file.format in {"JPEG", "MPO"}:
+                file.draft(file.mode, at_least)
+            file.load()
+            pixels = np.asarray(_to_rgb(file))
+        except Exception as error:  # as in _opened
+            raise BrokenPicture("the picture's data is truncated or corrupt") from error
     turn = _TURNS.get(unread.orientation)
-    return picture if turn is None else picture.transpose(turn)
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
 
 
-def _orientation(file: Image.Image) -> int:
-    """Read it from what the header holds; a PNG that has it behind its pixels is taken as stored."""
-    data = file.info.get("exif")
+def _opened(data: bytes, form: str, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(BytesIO(data), formats=(form,))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PictureTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels") from error
+    except Exception as error:  # Pillow's plugins raise anything on broken input: struct.error, SyntaxError, ValueError ...
+        raise BrokenPicture(f"the {form} header cannot be read") from error
+
+
+def _orientation(data: bytes) -> int:
+    """Read it from an EXIF block that the header holds; a PNG that has it behind its pixels is taken as stored."""
     if not data:
         return 1
     exif = Image.Exif()

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
 
 from app.letterbox import Placement, draw, place
 
@@ -14,11 +13,11 @@ SIDES = st.integers(1, 16384)
 FRAMES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
 
 
-def noise(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8))
+def noise(width: int, height: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def drawn(picture: Image.Image, placement: Placement, frame: tuple[int, int], pad: int = 114) -> NDArray[np.uint8]:
+def drawn(picture: NDArray[np.uint8], placement: Placement, frame: tuple[int, int], pad: int = 114) -> NDArray[np.uint8]:
     out = np.full((frame[1], frame[0], 3), 7, np.uint8)
     draw(picture, placement, pad, out)
     return out
@@ -132,7 +131,7 @@ def test_reduced_picture_lands_where_the_full_one_would() -> None:
     """A picture decoded smaller than its true size fills the same rectangle."""
     placement = place((800, 400), (64, 64), centred=True, enlarge=True)
 
-    out = drawn(Image.new("RGB", (200, 100), "white"), placement, (64, 64), pad=0)
+    out = drawn(np.full((100, 200, 3), 255, np.uint8), placement, (64, 64), pad=0)
 
     np.testing.assert_array_equal(out[16:48], 255)
     assert out.sum() == 32 * 64 * 3 * 255
