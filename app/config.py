@@ -33,6 +33,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_grpc_port: Annotated[Port, Meta(description="Embedded Triton, gRPC, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Embedded Triton, metrics, on 127.0.0.1.")] = 4602
     triton_home: Annotated[str, Meta(description="Where the embedded Triton is installed and logs.")] = ".triton"
+    transport: Annotated[
+        Literal["auto", "shm", "inline"],
+        Meta(description="How pixels reach Triton: in shared memory, inside the request, or `auto`: the first if it works."),
+    ] = "auto"
     timeout_seconds: Annotated[
         float, Meta(gt=0, le=600, description="Deadline of a request, from its body being read to its answer, seconds.")
     ] = 10.0

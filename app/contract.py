@@ -4,6 +4,7 @@ Layouts are told apart by the names, types and shapes in the config, and by its 
 (app/model_config.py lists them); never by looking at values.
 """
 
+import math
 from enum import Enum
 from typing import Any, Literal
 
@@ -66,16 +67,32 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     licence: str
 
-    def to_input(self, pixels: NDArray[np.uint8]) -> NDArray[Any]:
-        """Turn a frame, UINT8 (height, width, 3) RGB, into the model's input tensor, copied only where it must be."""
-        if self.channels == "BGR":
-            pixels = pixels[:, :, ::-1]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the input tensor for one picture, with its batch dimension where there is one."""
+        width, height = self.frame
+        picture = {Form.HWC: (height, width, 3), Form.CHW: (3, height, width), Form.FILE: (1,)}[self.form]
+        return (1, *picture) if self.batched else picture
+
+    @property
+    def input_bytes(self) -> int:
+        """Size of that tensor; of a file it is not known."""
+        return 0 if self.dtype is None else math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_frame(self) -> bool:
+        """Whether the frame itself, UINT8 (height, width, 3) RGB, is the input tensor."""
+        return self.form is Form.HWC and self.dtype is np.uint8 and self.channels == "RGB"
+
+    def fill(self, tensor: NDArray[Any], frame: NDArray[np.uint8]) -> None:
+        """Write a frame, UINT8 (height, width, 3) RGB, into the input tensor as the model wants it."""
+        pixels = frame[:, :, ::-1] if self.channels == "BGR" else frame
         if self.form is Form.CHW:
             pixels = pixels.transpose(2, 0, 1)
-        tensor: NDArray[Any] = pixels
-        if self.dtype is not np.uint8:
-            tensor = np.divide(pixels, self.scale, dtype=np.float32).astype(self.dtype, copy=False)
-        return np.ascontiguousarray(tensor)[None] if self.batched else np.ascontiguousarray(tensor)
+        if self.dtype is np.uint8:
+            tensor[:] = pixels
+        else:
+            tensor[:] = np.divide(pixels, self.scale, dtype=np.float32)
 
 
 def read(config: dict[str, Any], version: str) -> Contract:

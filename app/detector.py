@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app import detections, image, letterbox, rows
+from app.arena import Slot
 from app.contract import Contract, Form, Layout
 from app.errors import DeadlinePassed, UnknownModel
 from app.letterbox import Placement
 from app.parameters import Parameters
 from app.schema import Detection
 from app.stages import Stages
+from app.transport import Transport
 from app.triton import Triton
 
 T = TypeVar("T")
@@ -50,8 +52,9 @@ class Limits(NamedTuple):
 class Detector:
     """Joins the steps of a request; one per worker."""
 
-    def __init__(self, triton: Triton, default_model: str, pullable: frozenset[str], limits: Limits) -> None:
+    def __init__(self, triton: Triton, transport: Transport, default_model: str, pullable: frozenset[str], limits: Limits) -> None:
         self.triton = triton
+        self.transport = transport
         self.default_model = default_model
         self.pullable = pullable
         self._limits = limits
@@ -79,13 +82,15 @@ class Detector:
         classes = None if named is None else detections.class_ids(named, model.labels)
         stages.lap("model")
 
+        slot = None if model.form is Form.FILE else await self.transport.take(model.input_bytes)
+
         def prepare() -> tuple[Placement, NDArray[Any]]:
             stages.lap("queue")
-            return _prepare(data, model, self._limits.max_pixels)
+            return _prepare(data, model, slot, self._limits.max_pixels)
 
-        placement, tensor = await self._in_thread(prepare, deadline)
+        placement, tensor = await self._in_thread(prepare, deadline, slot)
         stages.lap("decode")
-        answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id)
+        answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id, slot)
         stages.lap("infer")
 
         def finish() -> list[Detection]:
@@ -105,27 +110,40 @@ class Detector:
                 raise UnknownModel(f"{name} has not been pulled; run ./just pull {name}, then start Triton again") from None
             raise
 
-    async def _in_thread(self, work: Callable[[], T], deadline: float) -> T:
-        """Run `work` in the pool; past the deadline it is dropped if it waits and left alone if it runs."""
-        loop = asyncio.get_running_loop()
+    async def _in_thread(self, work: Callable[[], T], deadline: float, slot: Slot | None = None) -> T:
+        """Run `work` in the pool; past the deadline it is dropped if it waits and left alone if it runs.
+
+        A slot that it writes to is freed if it fails, once nobody writes any more.
+        """
+        job = self._executor.submit(work)
         try:
-            return await asyncio.wait_for(loop.run_in_executor(self._executor, work), deadline - monotonic())
-        except TimeoutError as error:
-            raise DeadlinePassed("the request took too long here") from error
+            return await asyncio.wait_for(asyncio.wrap_future(job), deadline - monotonic())
+        except BaseException as error:
+            if slot is not None:
+                job.add_done_callback(lambda _: slot.free())
+            if isinstance(error, TimeoutError):
+                raise DeadlinePassed("the request took too long here") from error
+            raise
 
 
-def _prepare(data: bytes, model: Contract, max_pixels: int) -> tuple[Placement, NDArray[Any]]:
-    """Make the model's input of a file: the file itself after a look at its header, or its pixels."""
+def _prepare(data: bytes, model: Contract, slot: Slot | None, max_pixels: int) -> tuple[Placement, NDArray[Any]]:
+    """Make the model's input of a file: the file itself after a look at its header, or its pixels, in the slot."""
     unread = image.read_header(data, max_pixels)
     placement = letterbox.place((unread.width, unread.height), model.frame, centred=model.centred, enlarge=model.enlarge)
-    if model.form is Form.FILE:
-        tensor = np.empty((1, 1) if model.batched else (1,), np.object_)
+    tensor: NDArray[Any]
+    if model.dtype is None:
+        tensor = np.empty(model.shape, np.object_)
         tensor.flat[0] = data
         return placement, tensor
+    frame: NDArray[np.uint8]
+    tensor = np.empty(model.shape, model.dtype) if slot is None else slot.array(model.shape, model.dtype)
+    width, height = model.frame
+    frame = tensor.reshape(height, width, 3) if model.is_frame else np.empty((height, width, 3), np.uint8)
     # A JPEG decodes faster at a fraction of its size, but averaged; from four times the size needed on, that no
     # longer shows in the boxes (README, Decisions).
-    frame = np.empty((model.frame[1], model.frame[0], 3), np.uint8)
     needed = 4 * placement.width, 4 * placement.height
     picture = image.decode(unread, needed, letterbox.area(placement, frame))
     letterbox.draw(picture, placement, model.pad, frame)
-    return placement, model.to_input(frame)
+    if not model.is_frame:
+        model.fill(tensor, frame)
+    return placement, tensor

@@ -45,7 +45,7 @@ async def _triton(settings: Settings) -> list[tuple[bool, str]]:
         model = await triton.contract(settings.model)
         results.append((True, f"{model.name}: {model.form.value} in, {model.layout.value} out, {len(model.labels)} class names"))
         if model.form is not Form.FILE:
-            tensor = model.to_input(np.zeros((model.frame[1], model.frame[0], 3), np.uint8))
+            tensor = np.zeros(model.shape, model.dtype)
             start = perf_counter()
             answer = await triton.infer(model, tensor, settings.timeout_seconds, "doctor")
             rows.read(model, answer.outputs)

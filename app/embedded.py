@@ -84,6 +84,11 @@ class Server:
             self.stop()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 when it does not run."""
+        return 0 if self._process is None else self._process.pid
+
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
@@ -201,7 +206,7 @@ def _first_inference(http_port: int, model: str) -> None:
             known = contract.read(json.load(answer), "1")
         if known.form is Form.FILE:
             return  # what it takes for a picture is its own matter
-        tensor = known.to_input(np.zeros((known.frame[1], known.frame[0], 3), np.uint8))
+        tensor = np.zeros(known.shape, known.dtype)
         kinds = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32"}
         question = {
             "inputs": [

@@ -61,7 +61,7 @@ async def health(request: AnyRequest, detector: TheDetector) -> Response[Health]
             optimizations={
                 "pillow_simd": image.is_simd(),
                 "libjpeg_turbo": bool(features.check_feature("libjpeg_turbo")),
-                "transport": "inline",
+                "transport": detector.transport.in_force,
             },
         ),
     )

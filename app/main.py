@@ -14,6 +14,7 @@ from app.detector import Detector, Limits
 from app.envelope import Envelope
 from app.health import health, livez, readyz
 from app.routes import detect, models, predict
+from app.transport import Transport
 from app.triton import Triton
 
 
@@ -45,9 +46,12 @@ def _lifespan(settings: Settings) -> Callable[[Litestar], AbstractAsyncContextMa
         async with AsyncExitStack() as stack:
             triton = Triton(settings.triton_url)
             stack.push_async_callback(triton.close)
+            transport = Transport(triton, settings.transport)
+            stack.push_async_callback(transport.close)
+            await transport.sweep()
             limits = Limits(settings.decode_threads, settings.max_pixels, settings.timeout_seconds)
             pullable = frozenset(catalogue.load(settings.catalogue))
-            detector = Detector(triton, settings.model, pullable, limits)
+            detector = Detector(triton, transport, settings.model, pullable, limits)
             stack.callback(detector.close)
             app.state.detector = detector
             yield

@@ -6,15 +6,18 @@ Its errors become ours here; an inference under way is never cancelled unless Tr
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
-from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from app import contract
+from app.arena import Slot
 from app.contract import Contract
 from app.errors import DeadlinePassed, GatewayError, ModelNonsense, ModelNotReady, TritonUnavailable, UnknownModel
 
@@ -25,6 +28,7 @@ _CANCEL_SAFE = (2, 59, 1)
 _BACKSTOP_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
 _CONTRACT_SECONDS = 60.0
+_STALE_REGION = "Unable to find shared memory region"
 
 _CHANNEL = [
     # Passing any argument drops tritonclient's own, so the message sizes are said again.
@@ -111,7 +115,27 @@ class Triton:
         self._contracts[name] = known, monotonic() + _CONTRACT_SECONDS
         return known
 
-    async def infer(self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str) -> Answer:
+    async def register(self, region: str, nbytes: int) -> None:
+        """Let Triton map a shared-memory region: the file of that name in /dev/shm.
+
+        Raises:
+            GatewayError: It refused; most likely it runs elsewhere.
+        """
+        try:
+            await self._client.register_system_shared_memory(region, f"/{region}", nbytes, client_timeout=_PROBE_SECONDS)
+        except InferenceServerException as error:
+            # Names are never used twice, so it is this one: another request was faster.
+            if error.status() != "StatusCode.ALREADY_EXISTS":
+                raise _ours(error) from error
+
+    async def unregister(self, region: str) -> None:
+        """Let Triton forget a region; no matter whether it knows it, or is there at all."""
+        with suppress(InferenceServerException):
+            await self._client.unregister_system_shared_memory(region, client_timeout=_PROBE_SECONDS)
+
+    async def infer(
+        self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None = None
+    ) -> Answer:
         """Run one inference.
 
         Args:
@@ -119,31 +143,22 @@ class Triton:
             tensor: Its input, with the batch dimension where the model has one; an object array for BYTES.
             timeout_seconds: When to give up on the answer. The RPC itself goes on unless Triton survives a cancel.
             request_id: For Triton's own log.
+            slot: What `tensor` lies in, if it is in shared memory; freed here, once the RPC has ended.
 
         Raises:
             DeadlinePassed: No answer in time.
             TritonUnavailable, ModelNotReady, UnknownModel: Triton refused.
             ModelNonsense: Triton failed to run the model, or the answer does not hold together.
         """
-        if timeout_seconds <= 0:
-            raise DeadlinePassed("no time was left to ask the model")
-        tensor_in = InferInput(model.input, list(tensor.shape), np_to_triton_dtype(tensor.dtype))
-        tensor_in.set_data_from_numpy(tensor)
-        call = asyncio.ensure_future(
-            self._client.infer(
-                model.name,
-                [tensor_in],
-                outputs=[InferRequestedOutput(output) for output in model.outputs],
-                request_id=request_id,
-                timeout=int(timeout_seconds * 1e6),
-                client_timeout=timeout_seconds + _BACKSTOP_SECONDS,
-            )
-        )
+        call = asyncio.ensure_future(self._ask(model, tensor, timeout_seconds, request_id, slot))
+        if slot is not None:
+            call.add_done_callback(lambda _: slot.free())
         try:
-            done, _ = await asyncio.wait({call}, timeout=timeout_seconds)
+            done, _ = await asyncio.wait({call}, timeout=max(0.0, timeout_seconds))
         finally:
             if not call.done():
-                self._abandon(call)
+                # Who still reads a slot must not be cut off from it: another picture would take its place.
+                self._abandon(call, may_cancel=self._may_cancel and slot is None)
         if not done:
             raise DeadlinePassed("the model did not answer in time")
         try:
@@ -157,8 +172,33 @@ class Triton:
         present = {output: values for output, values in outputs.items() if values is not None}
         return Answer(present, str(result.get_response().model_version))
 
-    def _abandon(self, call: asyncio.Task[Any]) -> None:
-        if self._may_cancel:
+    async def _ask(
+        self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None
+    ) -> InferResult:
+        tensor_in = InferInput(model.input, list(tensor.shape), np_to_triton_dtype(tensor.dtype))
+        if slot is None:
+            tensor_in.set_data_from_numpy(tensor)
+        else:
+            tensor_in.set_shared_memory(slot.arena.name, tensor.nbytes, slot.offset)
+        ask = partial(
+            self._client.infer,
+            model.name,
+            [tensor_in],
+            outputs=[InferRequestedOutput(output) for output in model.outputs],
+            request_id=request_id,
+            timeout=max(1, int(timeout_seconds * 1e6)),
+            client_timeout=timeout_seconds + _BACKSTOP_SECONDS,
+        )
+        try:
+            return await ask()
+        except InferenceServerException as error:
+            if slot is None or _STALE_REGION not in str(error.message()):
+                raise
+            await self.register(slot.arena.name, slot.arena.nbytes)  # Triton was restarted, and has forgotten it
+            return await ask()
+
+    def _abandon(self, call: asyncio.Task[Any], *, may_cancel: bool) -> None:
+        if may_cancel:
             call.cancel()
         self._abandoned.add(call)
         call.add_done_callback(self._bury)

@@ -95,7 +95,7 @@ import subprocess, time
 from app.embedded import die_with_parent
 print(subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent).pid, flush=True)
 time.sleep(60)"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:  # noqa: S603
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()

@@ -169,8 +169,8 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_runs_as_a_module() -> None:
     """`python -m app` is the command line, its exit code the command's."""
     run = [sys.executable, "-m", "app"]
-    good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
-    bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
+    good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
+    bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (good.returncode, good.stdout, good.stderr) == (0, config.table() + "\n", "")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)

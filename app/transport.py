@@ -1,0 +1,81 @@
+"""How pixels reach Triton: through shared memory where that works, inside the request where it does not."""
+
+import asyncio
+from time import monotonic
+from typing import Literal
+
+import structlog
+
+from app import arena
+from app.arena import Arena, Slot
+from app.errors import GatewayError, TritonUnavailable
+from app.triton import Triton
+
+# More requests than this at a time in one worker carry their pixels themselves.
+_SLOTS = 32
+_ASK_AGAIN_SECONDS = 30.0
+
+LOG = structlog.get_logger()
+
+Mode = Literal["auto", "shm", "inline"]
+
+
+class Transport:
+    """The arenas of one worker, one for each size of input tensor in use."""
+
+    def __init__(self, triton: Triton, mode: Mode) -> None:
+        self._triton = triton
+        self._mode = mode
+        self._arenas: dict[int, Arena] = {}
+        self._making = asyncio.Lock()
+        self._refused_until = 0.0
+
+    @property
+    def in_force(self) -> Literal["shm", "inline"]:
+        """What requests use now."""
+        return "shm" if self._arenas else "inline"
+
+    async def sweep(self) -> None:
+        """Remove what killed workers have left, here and in Triton."""
+        for name in await asyncio.to_thread(arena.sweep):
+            LOG.info("swept", arena=name)
+            await self._triton.unregister(name)
+
+    async def take(self, nbytes: int) -> Slot | None:
+        """Take a slot for an input tensor; None means that it travels inside the request.
+
+        Raises:
+            TritonUnavailable: Shared memory is insisted on, and cannot be had.
+        """
+        if self._mode == "inline":
+            return None
+        made = self._arenas.get(nbytes) or await self._made(nbytes)
+        slot = made.take() if made else None
+        if slot is None and self._mode == "shm":
+            raise TritonUnavailable("no shared memory is to be had, and nothing else is allowed")
+        return slot
+
+    async def close(self) -> None:
+        """Take the arenas out of Triton and remove them."""
+        for made in self._arenas.values():
+            await self._triton.unregister(made.name)
+            made.close()
+        self._arenas.clear()
+
+    async def _made(self, nbytes: int) -> Arena | None:
+        """Make and register an arena; None if that was refused, and then not tried again for a while."""
+        async with self._making:
+            if nbytes in self._arenas or monotonic() < self._refused_until:
+                return self._arenas.get(nbytes)
+            made = None
+            try:
+                made = await asyncio.to_thread(Arena, nbytes, _SLOTS)
+                await self._triton.register(made.name, made.nbytes)
+            except (OSError, GatewayError) as error:
+                LOG.warning("shared memory refused, pixels travel inside requests", reason=str(error.__cause__ or error))
+                self._refused_until = monotonic() + _ASK_AGAIN_SECONDS
+                if made is not None:
+                    made.close()
+                return None
+            self._arenas[nbytes] = made
+            return made

@@ -1,0 +1,113 @@
+"""Slots in shared memory: really reserved, never shared, and never left behind."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from app import arena
+from app.arena import SHM, Arena
+from tests.conftest import ROOT
+
+
+def test_slots_do_not_overlap() -> None:
+    """What is written to one is not seen in another, whatever their size."""
+    made = Arena(5000, 3)
+    slots = [made.take() for _ in range(3)]
+    arrays = [slot.array((50, 100), np.uint8) for slot in slots if slot]
+    for value, array in enumerate(arrays):
+        array[:] = value
+    made.close()
+
+    assert [array.min() for array in arrays] == [array.max() for array in arrays] == [0, 1, 2]
+    assert len({slot.offset for slot in slots if slot}) == 3
+    assert all(slot.offset % 4096 == 0 for slot in slots if slot)
+
+
+def test_a_slot_is_lent_to_one_at_a_time() -> None:
+    """When all are out there is none, until one is given back."""
+    made = Arena(10, 1)
+    slot = made.take()
+    assert slot
+    assert made.take() is None
+    slot.free()
+
+    assert made.take() == slot
+    made.close()
+
+
+def test_the_file_is_what_the_slots_show() -> None:
+    """Whoever maps the file of that name reads what was written."""
+    made = Arena(4096, 2)
+    slot = made.take()
+    assert slot
+    slot.array((4,), np.float32)[:] = [1, 2, 3, 4]
+
+    with (SHM / made.name).open("rb") as file:
+        file.seek(slot.offset)
+        assert np.frombuffer(file.read(16), np.float32).tolist() == [1, 2, 3, 4]
+    assert (SHM / made.name).stat().st_size == made.nbytes
+    assert (SHM / made.name).stat().st_mode & 0o777 == 0o600
+    made.close()
+    assert not (SHM / made.name).exists()
+
+
+def test_memory_outlives_the_file() -> None:
+    """A request that is still writing when the worker ends writes into its own memory."""
+    made = Arena(4096, 1)
+    slot = made.take()
+    assert slot
+    made.close()
+    array = slot.array((4096,), np.uint8)
+    array[:] = 7
+
+    assert array.sum() == 7 * 4096
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
+def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
+    """The space is reserved before the first write; nothing is left of the attempt."""
+    script = (
+        "from app.arena import *\n"
+        "try: Arena(1 << 20, 32)\n"
+        "except OSError as error: print(error.errno, list(SHM.iterdir()))\n"
+        "made = Arena(4096, 8); made.take().array((4096,), np.uint8)[:] = 1; made.close(); print('ok')"
+    )
+    command = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert result.stdout == "28 []\nok\n", result.stderr
+
+
+def test_what_killed_workers_left_is_swept() -> None:
+    """The arena of a process that is gone is removed, those of the living and of other containers are not."""
+    script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+    dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    alive = Arena(4096, 1)
+    elsewhere = SHM / "nereid-1-1-1-00000000"
+    elsewhere.touch()
+    assert (SHM / dead).exists()
+    swept = arena.sweep()
+
+    try:
+        assert dead in swept
+        assert not (SHM / dead).exists()
+        assert (SHM / alive.name).exists()
+        assert elsewhere.exists()
+    finally:
+        elsewhere.unlink()
+        alive.close()
+
+
+def test_a_number_that_is_used_again_is_another_process() -> None:
+    """A process id alone says little: the start time tells them apart."""
+    made = Arena(4096, 1)
+    reborn = SHM / made.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-1")
+    (SHM / made.name).rename(reborn)
+
+    assert arena.sweep() == [reborn.name]
+    assert not reborn.exists()
