@@ -88,7 +88,8 @@ class Detector:
             stages.lap("queue")
             return _prepare(data, model, slot, self._limits.max_pixels)
 
-        placement, tensor = await self._in_thread(prepare, deadline, slot)
+        # A file is only looked at, which is not worth a thread.
+        placement, tensor = prepare() if model.form is Form.FILE else await self._in_thread(prepare, deadline, slot)
         stages.lap("decode")
         answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id, slot)
         stages.lap("infer")

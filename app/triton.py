@@ -7,16 +7,16 @@ import asyncio
 import re
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
+import grpc
+from google.protobuf.json_format import MessageToDict
 from numpy.typing import NDArray
-from tritonclient.grpc import InferInput, InferRequestedOutput, InferResult
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app import contract
+from app import contract, tensors
 from app.arena import Slot
 from app.contract import Contract
 from app.errors import DeadlinePassed, GatewayError, ModelNonsense, ModelNotReady, TritonUnavailable, UnknownModel
@@ -31,7 +31,7 @@ _CONTRACT_SECONDS = 60.0
 _STALE_REGION = "Unable to find shared memory region"
 
 _CHANNEL = [
-    # Passing any argument drops tritonclient's own, so the message sizes are said again.
+    # gRPC's own limit is 4 MB, less than one FP32 picture.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # gRPC's own back-off grows to two minutes, long after Triton is back. The least is also how long a connect may take.
@@ -54,17 +54,18 @@ class Triton:
     """One gRPC channel to one Triton; belongs to the event loop it was made in."""
 
     def __init__(self, url: str) -> None:
-        self._client = InferenceServerClient(url, channel_args=_CHANNEL)
+        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
+        self._stub = GRPCInferenceServiceStub(self._channel)
         self._contracts: dict[str, tuple[Contract, float]] = {}
         """By model, and when to ask again: a model may change while Triton is restarted behind our back."""
         self._abandoned: set[asyncio.Task[Any]] = set()
-        self._may_cancel = False
+        self.may_cancel = False
 
     async def close(self) -> None:
         """Let RPCs that were given up on end, then close the channel."""
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_BACKSTOP_SECONDS)
-        await self._client.close()
+        await self._channel.close()
 
     async def version(self) -> str:
         """Ask for Triton's own version.
@@ -72,17 +73,18 @@ class Triton:
         Raises:
             TritonUnavailable: It does not answer.
         """
-        metadata = await self._probe(self._client.get_server_metadata(client_timeout=_PROBE_SECONDS, as_json=True))
-        version = str(metadata["version"])
-        self._may_cancel = tuple(int(part) for part in re.findall(r"\d+", version)[:3]) >= _CANCEL_SAFE
+        metadata = await self._probe(self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_PROBE_SECONDS))
+        version = str(metadata.version)
+        self.may_cancel = tuple(int(part) for part in re.findall(r"\d+", version)[:3]) >= _CANCEL_SAFE
         return version
 
     async def is_ready(self, name: str) -> bool:
         """Tell whether a model can be asked; False also when Triton is not there."""
         try:
-            return bool(await self._client.is_model_ready(name, client_timeout=_PROBE_SECONDS))
-        except InferenceServerException:
+            answer = await self._stub.ModelReady(messages.ModelReadyRequest(name=name), timeout=_PROBE_SECONDS)
+        except grpc.RpcError:
             return False
+        return bool(answer.ready)
 
     async def models(self) -> dict[str, str]:
         """List the models in Triton's repository with their state: READY, UNAVAILABLE ..., or empty if never loaded.
@@ -90,11 +92,11 @@ class Triton:
         Raises:
             TritonUnavailable: It does not answer.
         """
-        index = await self._probe(self._client.get_model_repository_index(client_timeout=_PROBE_SECONDS, as_json=True))
+        index = await self._probe(self._stub.RepositoryIndex(messages.RepositoryIndexRequest(), timeout=_PROBE_SECONDS))
         states: dict[str, str] = {}
-        for model in index.get("models", []):  # one entry a version
-            if states.get(model["name"]) != "READY":
-                states[model["name"]] = model.get("state", "")
+        for model in index.models:  # one entry a version
+            if states.get(model.name) != "READY":
+                states[model.name] = model.state
         return states
 
     async def contract(self, name: str) -> Contract:
@@ -108,10 +110,11 @@ class Triton:
         if known is not None and monotonic() < until:
             return known
         await self.version()
-        metadata = await self._probe(self._client.get_model_metadata(name, client_timeout=_PROBE_SECONDS, as_json=True))
-        config = await self._probe(self._client.get_model_config(name, client_timeout=_PROBE_SECONDS, as_json=True))
-        versions = [v for v in metadata.get("versions", []) if v.isdigit()]
-        known = contract.read(config["config"], max(versions, key=int, default=""))
+        metadata = await self._probe(self._stub.ModelMetadata(messages.ModelMetadataRequest(name=name), timeout=_PROBE_SECONDS))
+        config = await self._probe(self._stub.ModelConfig(messages.ModelConfigRequest(name=name), timeout=_PROBE_SECONDS))
+        versions = [version for version in metadata.versions if version.isdigit()]
+        as_dict = MessageToDict(config.config, preserving_proto_field_name=True)
+        known = contract.read(as_dict, max(versions, key=int, default=""))
         self._contracts[name] = known, monotonic() + _CONTRACT_SECONDS
         return known
 
@@ -121,17 +124,19 @@ class Triton:
         Raises:
             GatewayError: It refused; most likely it runs elsewhere.
         """
+        request = messages.SystemSharedMemoryRegisterRequest(name=region, key=f"/{region}", byte_size=nbytes)
         try:
-            await self._client.register_system_shared_memory(region, f"/{region}", nbytes, client_timeout=_PROBE_SECONDS)
-        except InferenceServerException as error:
+            await self._stub.SystemSharedMemoryRegister(request, timeout=_PROBE_SECONDS)
+        except grpc.RpcError as error:
             # Names are never used twice, so it is this one: another request was faster.
-            if error.status() != "StatusCode.ALREADY_EXISTS":
+            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise _ours(error) from error
 
     async def unregister(self, region: str) -> None:
         """Let Triton forget a region; no matter whether it knows it, or is there at all."""
-        with suppress(InferenceServerException):
-            await self._client.unregister_system_shared_memory(region, client_timeout=_PROBE_SECONDS)
+        request = messages.SystemSharedMemoryUnregisterRequest(name=region)
+        with suppress(grpc.RpcError):
+            await self._stub.SystemSharedMemoryUnregister(request, timeout=_PROBE_SECONDS)
 
     async def infer(
         self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None = None
@@ -158,44 +163,28 @@ class Triton:
         finally:
             if not call.done():
                 # Who still reads a slot must not be cut off from it: another picture would take its place.
-                self._abandon(call, may_cancel=self._may_cancel and slot is None)
+                self._abandon(call, may_cancel=self.may_cancel and slot is None)
         if not done:
             raise DeadlinePassed("the model did not answer in time")
         try:
-            result = call.result()
-            outputs = {output: result.as_numpy(output) for output in model.outputs}
-        except InferenceServerException as error:
+            answer = call.result()
+        except grpc.RpcError as error:
             self._contracts.pop(model.name, None)
             raise _ours(error) from error
-        except ValueError as error:  # as_numpy: the bytes do not fill the shape
-            raise ModelNonsense(f"{model.name} returned a tensor whose size is not that of its shape") from error
-        present = {output: values for output, values in outputs.items() if values is not None}
-        return Answer(present, str(result.get_response().model_version))
+        return Answer(tensors.outputs(answer), answer.model_version)
 
     async def _ask(
         self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None
-    ) -> InferResult:
-        tensor_in = InferInput(model.input, list(tensor.shape), np_to_triton_dtype(tensor.dtype))
-        if slot is None:
-            tensor_in.set_data_from_numpy(tensor)
-        else:
-            tensor_in.set_shared_memory(slot.arena.name, tensor.nbytes, slot.offset)
-        ask = partial(
-            self._client.infer,
-            model.name,
-            [tensor_in],
-            outputs=[InferRequestedOutput(output) for output in model.outputs],
-            request_id=request_id,
-            timeout=max(1, int(timeout_seconds * 1e6)),
-            client_timeout=timeout_seconds + _BACKSTOP_SECONDS,
-        )
+    ) -> messages.ModelInferResponse:
+        request = tensors.request(model, tensor, timeout_seconds, request_id, slot)
+        backstop = timeout_seconds + _BACKSTOP_SECONDS
         try:
-            return await ask()
-        except InferenceServerException as error:
-            if slot is None or _STALE_REGION not in str(error.message()):
+            return await self._stub.ModelInfer(request, timeout=backstop)
+        except grpc.RpcError as error:
+            if slot is None or _STALE_REGION not in (error.details() or ""):
                 raise
             await self.register(slot.arena.name, slot.arena.nbytes)  # Triton was restarted, and has forgotten it
-            return await ask()
+            return await self._stub.ModelInfer(request, timeout=backstop)
 
     def _abandon(self, call: asyncio.Task[Any], *, may_cancel: bool) -> None:
         if may_cancel:
@@ -208,12 +197,11 @@ class Triton:
         if not call.cancelled():
             call.exception()  # nobody else will look at it
 
-    async def _probe(self, question: Awaitable[Any]) -> dict[str, Any]:
+    async def _probe(self, question: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
         try:
-            answer: dict[str, Any] = await question
-        except InferenceServerException as error:
+            return await question
+        except grpc.RpcError as error:
             raise _ours(error) from error
-        return answer
 
 
 # By status and, since the status alone is ambiguous, a part of the message. First match wins.
@@ -230,9 +218,9 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
 )
 
 
-def _ours(error: InferenceServerException) -> GatewayError:
-    status, message = str(error.status() or "").removeprefix("StatusCode."), str(error.message())
-    for code, part, ours, detail in _ERRORS:
-        if status == code and part in message:
+def _ours(error: grpc.RpcError) -> GatewayError:
+    code, details = error.code().name, error.details() or ""
+    for status, part, ours, detail in _ERRORS:
+        if status == code and part in details:
             return ours(detail)
     return ModelNonsense("the model could not be run")
