@@ -19,8 +19,10 @@ def media_type(connection: AnyConnection) -> str:
     return connection.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def require_picture(connection: AnyConnection, _: BaseRouteHandler) -> None:
+async def require_picture(connection: AnyConnection, _: BaseRouteHandler) -> None:
     """Let pass what may hold a picture. What it really is, its first bytes tell later.
+
+    A coroutine without a wait: Litestar would run a plain function in a thread.
 
     Raises:
         UnsupportedMediaType: The declared type is neither a picture nor an envelope we know.
