@@ -59,10 +59,15 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: accuracy, instances
+# Measure: quick, full, sustained, sweep, open, versus, limit, stages, compare, report, accuracy, instances
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
+
+# Watch a worker under load with py-spy: a flame graph
+[group('develop')]
+profile seconds="60" out="profile.svg" *args:
+    @python -m bench profile {{ seconds }} {{ out }} {{ args }}
 
 # Write the lock files anew from pyproject.toml
 [group('develop')]
@@ -72,8 +77,9 @@ lock:
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/tools.txt requirements/tools.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/build.txt requirements/build.in
     uv pip compile -q --universal --generate-hashes --no-header -o requirements/triton.txt requirements/triton.in
+    uv pip compile -q --universal --generate-hashes --no-header -o requirements/reference.txt requirements/reference.in
 
 # Remove what was installed, pulled and cached here
 [group('develop')]
 clean:
-    rm -rf .venv .triton .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1
+    rm -rf .venv .triton .reference .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1

@@ -185,10 +185,13 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _become_worker() -> None:
-    """Make a worker mortal before it has imported anything: it inherits handlers that would only note a signal."""
+    """Make a worker mortal before it has imported anything: it inherits handlers that would only note a signal.
+
+    Without its parent nobody could end it, and while it starts it might not hear a milder signal.
+    """
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
-    embedded.die_with_parent()
+    embedded.die_with_parent(signal.SIGKILL)
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:

@@ -189,9 +189,9 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent does, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
 
 
 def _first_inference(http_port: int, model: str) -> None:

@@ -73,7 +73,7 @@ async def _rate(settings: Settings, seconds: float) -> float:
     """Count the inferences of `CLIENTS` callers that each ask again once they are answered."""
     triton = Triton(settings.triton_url)
     model = await triton.contract(settings.model)
-    tensor = model.to_input(np.zeros((model.frame[1], model.frame[0], 3), np.uint8))
+    tensor = np.zeros(model.shape, model.dtype)
     start = perf_counter()
 
     async def ask() -> int:

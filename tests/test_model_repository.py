@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import onnx
 import pytest
-from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
+from google.protobuf import json_format, text_format
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 

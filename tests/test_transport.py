@@ -190,6 +190,7 @@ async def test_a_slot_comes_back_only_when_its_rpc_has_ended(
         slots = len(made.free_offsets)
         process.send_signal(signal.SIGSTOP)
         try:
+            assert await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
             assert json(await client.post("/predict/six_columns", content=SCENE), 504)["code"] == "deadline_passed"
             assert len(made.free_offsets) == slots - 1
         finally:

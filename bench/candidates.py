@@ -1,0 +1,249 @@
+"""The steps of a request, each timed in CPU seconds; one candidate per process, so that none warms another's caches.
+
+Run as: python -m bench.candidates NAME FOLDER SECONDS [STEP ...]; prints one line of JSON. It also runs in the
+reference's environment, so everything but the standard library is imported where it is used.
+"""
+# ruff: noqa: PLC0415, ANN401
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+Step = Callable[[Any], Any]
+"""Takes what the step before returned; the first takes the bytes of a picture."""
+
+_SIDE = 640
+_MAX_PIXELS = 50_000_000
+
+
+def nereid() -> dict[str, Step]:
+    """Nereid's own functions, the tensor in the message."""
+    import numpy as np
+
+    from app import image, letterbox
+
+    def decode(unread: Any) -> Any:
+        frame = np.empty((_SIDE, _SIDE, 3), np.uint8)
+        placement = letterbox.place((unread.width, unread.height), (_SIDE, _SIDE), centred=True, enlarge=True)
+        needed = 4 * placement.width, 4 * placement.height
+        return image.decode(unread, needed, letterbox.area(placement, frame)), placement, frame
+
+    def draw(decoded: Any) -> Any:
+        picture, placement, frame = decoded
+        letterbox.draw(picture, placement, 114, frame)
+        return frame[None]
+
+    return {
+        "header": lambda data: image.read_header(data, _MAX_PIXELS),
+        "decode": decode,
+        "letterbox": draw,
+        "message": _message("image", "UINT8"),
+        "encode": _nereid_encode(),
+    }
+
+
+def nereid_shm() -> dict[str, Step]:
+    """The same with the tensor in a place of its own, as in shared memory: the message only names it."""
+    import numpy as np
+    from tritonclient.grpc import InferInput
+
+    from app import image, letterbox
+
+    slot = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+
+    def decode(unread: Any) -> Any:
+        placement = letterbox.place((unread.width, unread.height), (_SIDE, _SIDE), centred=True, enlarge=True)
+        needed = 4 * placement.width, 4 * placement.height
+        return image.decode(unread, needed, letterbox.area(placement, slot)), placement
+
+    def draw(decoded: Any) -> None:
+        picture, placement = decoded
+        letterbox.draw(picture, placement, 114, slot)
+
+    def fill(_: Any) -> Any:
+        picture = InferInput("image", [1, _SIDE, _SIDE, 3], "UINT8")
+        picture.set_shared_memory("region", slot.nbytes, 0)
+        return picture
+
+    return {
+        "header": lambda data: image.read_header(data, _MAX_PIXELS),
+        "decode": decode,
+        "letterbox": draw,
+        "message": _sent(fill),
+        "encode": _nereid_encode(),
+    }
+
+
+def pillow() -> dict[str, Step]:
+    """The Pillow of this environment (pillow-simd in Nereid's), its affine transform for the resize."""
+    from io import BytesIO
+
+    import numpy as np
+    from PIL import Image
+
+    def resize(picture: Any) -> Any:
+        scale = min(_SIDE / picture.width, _SIDE / picture.height)
+        size = round(picture.width * scale), round(picture.height * scale)
+        frame = np.full((_SIDE, _SIDE, 3), 114, np.uint8)
+        coefficients = (1 / scale, 0, 0, 0, 1 / scale, 0)
+        if size != picture.size:
+            picture = picture.transform(size, Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+        left, top = (_SIDE - size[0]) // 2, (_SIDE - size[1]) // 2
+        frame[top : top + size[1], left : left + size[0]] = np.asarray(picture)
+        return frame
+
+    return {
+        "header": lambda data: Image.open(BytesIO(data)),
+        "decode": lambda file: file.convert("RGB"),
+        "letterbox": resize,
+    }
+
+
+def simplejpeg() -> dict[str, Step]:
+    """libjpeg-turbo without anything around it, OpenCV's resize into the frame."""
+    import simplejpeg as library
+
+    def header(data: Any) -> Any:
+        library.decode_jpeg_header(data, strict=False)
+        return data
+
+    return {"header": header, "decode": lambda data: library.decode_jpeg(data, "RGB"), "letterbox": _cv2_resize()}
+
+
+def opencv() -> dict[str, Step]:
+    """OpenCV for everything."""
+    import cv2
+    import numpy as np
+
+    return {
+        "decode": lambda data: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB),
+        "letterbox": _cv2_resize(),
+    }
+
+
+def reference() -> dict[str, Step]:
+    """The reference's way: stock Pillow, FP32 planes, orjson."""
+    import orjson  # type: ignore[import-not-found]
+
+    from bench.contestants.preparing import letterboxed, normalized
+
+    answer = {"detections": [_DETECTION] * 5, "num_detections": 5, "status": "success"}
+    return {
+        "decode and letterbox": lambda data: letterboxed(data).square,
+        "normalise": normalized,
+        "message": _message("images", "FP32"),
+        "encode": lambda _: orjson.dumps(answer),
+    }
+
+
+CANDIDATES: dict[str, Callable[[], dict[str, Step]]] = {
+    "nereid": nereid,
+    "nereid_shm": nereid_shm,
+    "simplejpeg": simplejpeg,
+    "opencv": opencv,
+    "pillow": pillow,
+    "reference": reference,
+}
+
+_DETECTION = {"x1": 0.1, "y1": 0.2, "x2": 0.3, "y2": 0.4, "confidence": 0.5, "class": 1, "class_id": 1, "class_name": "bicycle"}
+
+
+def main(name: str, folder: Path, seconds: float, wanted: list[str]) -> None:
+    """Run the steps on picture after picture and print what they took."""
+    pictures = [file.read_bytes() for file in sorted(folder.iterdir())]
+    steps = CANDIDATES[name]()
+    if wanted:
+        steps = {step: work for step, work in steps.items() if step in wanted}
+    for data in pictures:  # libraries and allocator warm up
+        _run(steps, data, {})
+    totals: dict[str, float] = {}
+    count, start = 0, perf_counter()
+    while (elapsed := perf_counter() - start) < seconds:
+        _run(steps, pictures[count % len(pictures)], totals)
+        count += 1
+    spent = {step: total / count * 1e3 for step, total in totals.items()}
+    print(json.dumps({"pictures": count, "seconds": elapsed, "milliseconds": spent}))
+
+
+def _run(steps: dict[str, Step], value: Any, totals: dict[str, float]) -> None:
+    kept = [value]  # else a step would pay for freeing what the one before it has made
+    for step, work in steps.items():
+        before = process_time()
+        kept.append(work(kept[-1]))
+        totals[step] = totals.get(step, 0.0) + process_time() - before
+    before = process_time()
+    kept.clear()
+    totals["free"] = totals.get("free", 0.0) + process_time() - before
+
+
+def _message(name: str, kind: str) -> Step:
+    """Build and serialise the request that carries a tensor."""
+    from tritonclient.grpc import InferInput
+
+    def fill(tensor: Any) -> Any:
+        picture = InferInput(name, list(tensor.shape), kind)
+        picture.set_data_from_numpy(tensor)
+        return picture
+
+    return _sent(fill)
+
+
+def _sent(fill: Step) -> Step:
+    from tritonclient.grpc import InferRequestedOutput
+    from tritonclient.grpc._utils import _get_inference_request
+
+    # By position: model, inputs, version, request id, outputs, sequence (three), priority, timeout, parameters.
+    def build(tensor: Any) -> bytes:
+        outputs = [InferRequestedOutput(output) for output in ("num_dets", "det_boxes", "det_scores", "det_classes")]
+        request = _get_inference_request("null", [fill(tensor)], "", "id", outputs, 0, False, False, 0, None, None)  # noqa: FBT003
+        return bytes(request.SerializeToString())
+
+    return build
+
+
+def _nereid_encode() -> Step:
+    import msgspec
+
+    from app.schema import Detection, DetectResponse, ImageSize, ModelUsed
+
+    one = Detection(x1=0.1, y1=0.2, x2=0.3, y2=0.4, confidence=0.5, class_=1, class_id=1, class_name="bicycle")
+    model = ModelUsed("null", "1", "triton", "cpu")
+
+    def encode(_: Any) -> bytes:
+        answer = DetectResponse(
+            detections=[one] * 5,
+            num_detections=5,
+            status="success",
+            image=ImageSize(640, 480),
+            model=model,
+            total_time_ms=1.0,
+            request_id="0123456789abcdef",
+        )
+        return msgspec.json.encode(answer)
+
+    return encode
+
+
+def _cv2_resize() -> Step:
+    import cv2
+    import numpy as np
+
+    cv2.setNumThreads(1)
+
+    def resize(pixels: Any) -> Any:
+        height, width = pixels.shape[:2]
+        scale = min(_SIDE / width, _SIDE / height)
+        inner = round(width * scale), round(height * scale)
+        frame = np.full((_SIDE, _SIDE, 3), 114, np.uint8)
+        left, top = (_SIDE - inner[0]) // 2, (_SIDE - inner[1]) // 2
+        cv2.resize(pixels, inner, dst=frame[top : top + inner[1], left : left + inner[0]])
+        return frame
+
+    return resize
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,5 @@
+"""What the seeds' guide warns of: the reference with a new gRPC connection for every request."""
+
+from bench.contestants.reference import create_app
+
+app = create_app(is_shared=False)

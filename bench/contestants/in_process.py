@@ -1,0 +1,42 @@
+"""No Triton at all: FastAPI with ONNX Runtime in the same process, one session with its defaults.
+
+Runs the composed network that Triton serves. BENCH_MODEL is the file's path.
+"""
+
+import os
+from typing import Any
+
+import onnxruntime
+from fastapi import FastAPI, Request  # type: ignore[import-not-found]
+from fastapi.concurrency import run_in_threadpool  # type: ignore[import-not-found]
+
+from bench.contestants.preparing import letterboxed, named
+
+_SESSION = onnxruntime.InferenceSession(os.environ["BENCH_MODEL"], providers=["CPUExecutionProvider"])
+_LABELS = os.environ["BENCH_LABELS"].split(",")
+_OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
+
+
+async def _detect(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    return await run_in_threadpool(_answer, body)  # type: ignore[no-any-return]
+
+
+async def _health() -> dict[str, str]:
+    return {"status": "healthy"}
+
+
+def _answer(body: bytes) -> dict[str, Any]:
+    fitted = letterboxed(body)
+    detections = named(fitted, _LABELS, _SESSION.run(_OUTPUTS, {"image": fitted.square[None]}))
+    return {
+        "detections": detections,
+        "num_detections": len(detections),
+        "status": "success",
+        "image": {"width": fitted.width, "height": fitted.height},
+    }
+
+
+app = FastAPI()
+app.add_api_route("/detect", _detect, methods=["POST"])
+app.add_api_route("/health", _health)
