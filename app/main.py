@@ -1,5 +1,6 @@
 """Composition: settings in, application out. Granian calls `create_app` in every worker."""
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
@@ -54,6 +55,9 @@ def _lifespan(settings: Settings) -> Callable[[Litestar], AbstractAsyncContextMa
             detector = Detector(triton, transport, settings.model, pullable, limits)
             stack.callback(detector.close)
             app.state.detector = detector
+            # What lives as long as the worker need not be looked at in every collection.
+            gc.collect()
+            gc.freeze()
             yield
 
     return lifespan
