@@ -2,10 +2,12 @@
 
 A request crosses the modules in this order, and imports go the same way:
 
-    routes -> guards -> body, parameters -> detector -> image -> letterbox -> triton -> rows -> detections -> schema
+    routes -> guards -> body, parameters -> detector -> sniff, image, jpeg -> letterbox -> transport, arena
+    -> triton, tensors, contract -> rows, nms -> detections -> schema
 
-`__main__` is the command line, `main` puts the parts together. `embedded`, `pull` and `compose` get and
-run the Triton and the models that a machine without any of them needs; no request passes through them.
+`envelope`, `problems` and `stages` go along with each; `main` puts the parts together, `__main__` is the command
+line. `bundle`, `embedded`, `supervisor`, `catalogue`, `pull` and `compose` get and run the Triton and the models that
+a machine without any of them needs; no request passes through them.
 """
 
 __version__ = "0.1.0"

@@ -3,13 +3,9 @@
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-
-import httpx
 
 from app import bundle, catalogue, config, embedded, image
 from app.bundle import BundleError
@@ -18,12 +14,9 @@ from app.config import PREFIX, Settings, SettingsError
 from app.embedded import EmbeddedError
 from app.log import say
 from app.pull import PullError, pull
+from app.supervisor import DRAIN_SECONDS, ignore_signals, supervise
 
 _POLL_SECONDS = 0.2
-_DRAIN_SECONDS = 30
-_DEAF_SECONDS = 2
-# A Triton that ends sooner than this after its start will not do better the next time.
-_LIVED_SECONDS = 10.0
 # As a shell counts it.
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -78,83 +71,16 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     _require_simd()
     _require_port(settings)
     if settings.triton_urls:
-        return _supervise(settings, None)
+        return supervise(settings, None)
     _prepare(settings)
     triton = embedded.Server(settings)
     try:
         triton.start()
         say(f"Triton is ready; its log is {triton.log}")
-        return _supervise(settings, triton)
+        return supervise(settings, triton)
     finally:
-        _ignore_signals()
+        ignore_signals()
         triton.stop()
-
-
-def _supervise(settings: Settings, triton: embedded.Server | None) -> int:
-    """Run the API; start Triton again when it dies; end when the API ends."""
-    api = subprocess.Popen(
-        [sys.executable, "-m", "app", "api"],
-        start_new_session=True,  # a Ctrl-C is for us
-        preexec_fn=embedded.die_with_parent,  # noqa: PLW1509 - no threads here
-    )
-    try:
-        _announce(settings, api)
-        started = time.monotonic()
-        while (code := api.poll()) is None:
-            time.sleep(_POLL_SECONDS)
-            if triton is None or triton.poll() is None:
-                continue
-            if time.monotonic() - started < _LIVED_SECONDS:
-                raise EmbeddedError(f"Triton ended with code {triton.poll()} right after its start; its log is {triton.log}")
-            say(f"Triton ended with code {triton.poll()}; starting it again; what it logged is in {triton.log}.1")
-            triton.stop()
-            triton.start()
-            started = time.monotonic()
-    except KeyboardInterrupt:
-        say("waiting for requests under way to end")
-        return 0
-    else:
-        say(f"the API ended with code {code}")
-        return code
-    finally:
-        _ignore_signals()
-        _stop(api)
-
-
-def _stop(api: "subprocess.Popen[bytes]") -> None:
-    """End the API once its requests have ended; by force if that takes too long."""
-    api.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        api.wait(_DEAF_SECONDS)
-    # Granian loses a signal that reaches a worker between its start and its first request; a second one is heard,
-    # and a worker that drains does not mind it.
-    with suppress(ProcessLookupError):
-        os.killpg(api.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        api.wait(_DRAIN_SECONDS)
-    with suppress(ProcessLookupError):  # workers outlive a parent that was killed
-        os.killpg(api.pid, signal.SIGKILL)
-    api.wait()
-
-
-def _ignore_signals() -> None:
-    """Let nothing cut the cleaning short, such as a second Ctrl-C."""
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, signal.SIG_IGN)
-
-
-def _announce(settings: Settings, api: "subprocess.Popen[bytes]") -> None:
-    """Say so when the API answers."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared only
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    while api.poll() is None:
-        try:
-            httpx.get(f"{url}/livez", timeout=1, trust_env=False)
-        except httpx.HTTPError:
-            time.sleep(_POLL_SECONDS)
-        else:
-            say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")
-            return
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
@@ -178,7 +104,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         websockets=False,
         loop=Loops.uvloop,
         respawn_failed_workers=True,
-        workers_kill_timeout=_DRAIN_SECONDS - 5,
+        workers_kill_timeout=DRAIN_SECONDS - 5,
         log_level=LogLevels.warning,
         process_name="nereid",
     ).serve()
@@ -208,7 +134,7 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
         say(f"Triton ended with code {code}; its log is {triton.log}")
         return 1
     finally:
-        _ignore_signals()
+        ignore_signals()
         triton.stop()
 
 

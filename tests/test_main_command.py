@@ -279,7 +279,7 @@ def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> N
     def never(*_: object, **__: object) -> None:
         pytest.fail("the embedded Triton was touched")
 
-    monkeypatch.setattr("app.__main__._supervise", supervise)
+    monkeypatch.setattr("app.__main__.supervise", supervise)
     for name in ("app.bundle.install", "app.embedded.Server", "app.__main__.pull"):
         monkeypatch.setattr(name, never)
 
