@@ -59,7 +59,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick, full, sustained, sweep, open, versus, limit, stages, compare, report, accuracy, instances
+# Measure: quick, full, sustained, sweep, open, versus, limit, stages, workers, compare, report, accuracy, instances
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

@@ -98,7 +98,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         factory=True,
         address=settings.host,
         port=settings.port,
-        workers=settings.workers,
+        workers=settings.workers or len(os.sched_getaffinity(0)),
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,  # `auto` does not time out a silent connection
         websockets=False,

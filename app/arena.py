@@ -93,8 +93,9 @@ def _namespace() -> int:
 
 
 def _start(pid: str) -> str | None:
-    """When a process started, in clock ticks since boot; None if it is gone."""
+    """When a process started, in clock ticks since boot; None if it is gone, or only waits to be buried."""
     try:
-        return Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        fields = Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
+    return None if fields[0] in {"Z", "X"} else fields[19]

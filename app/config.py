@@ -19,7 +19,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
-    workers: Annotated[int, Meta(ge=1, le=256, description="API processes.")] = 2
+    workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one for each core.")] = 0
     decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode pictures.")] = 2
     model: Annotated[str, Meta(description="Model that answers when the caller names none.")] = "yolo11n"
     model_repository: Annotated[

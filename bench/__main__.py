@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import accuracy, compare, instances, limit, modes, processes, profile, report, stages, versus
+from bench import accuracy, compare, instances, limit, modes, processes, profile, report, stages, versus, workers
 
 
 def main() -> int:
@@ -64,6 +64,12 @@ def _add_costs(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("--seconds", type=float, default=2.0, help="of each run")
     command.add_argument("--pictures", type=Path, help="a folder of JPEGs, shrunk to COCO's size")
     command.set_defaults(run=lambda options: stages.report(options.runs, options.seconds, options.pictures))
+    command = commands.add_parser("workers", help="how many processes and threads are best")
+    command.add_argument("--seconds", type=float, default=5.0, help="of each round")
+    command.add_argument("--rounds", type=int, default=3, help="of each case, in turn")
+    command.add_argument("--clients", type=int, default=32, help="that ask at the same time")
+    command.add_argument("--pictures", type=Path, help="a folder of JPEGs, shrunk to COCO's size")
+    command.set_defaults(run=lambda options: workers.report(options.seconds, options.rounds, options.clients, options.pictures))
     command = commands.add_parser("profile", help="a flame graph of a worker under load, by py-spy")
     command.add_argument("seconds", type=int, nargs="?", default=60, help="to record")
     command.add_argument("out", type=Path, nargs="?", default=Path("profile.svg"), help="the SVG file")

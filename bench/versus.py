@@ -4,12 +4,13 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -196,7 +197,9 @@ def _plans(wanted: Sequence[str], model: str, clients: int, names: Sequence[str]
 class Lineup:
     """Makes entrants for one Triton."""
 
-    def __init__(self, triton: Triton, workers: int, logs: Path) -> None:
+    def __init__(self, triton: Triton, workers: int, logs: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Run each with so many `workers`; Nereid with other `settings`, too."""
+        self.settings = settings
         self.triton = triton
         self.workers = workers
         self.logs = logs
@@ -266,6 +269,7 @@ class Lineup:
             "NEREID_TRITON_URLS": self.triton.settings.triton_url,
             "NEREID_MODEL": asked,
             "NEREID_LOG_FORMAT": "json",
+            **self.settings,
         }
         if name in {"nereid_inline", "nereid_shm"}:
             transport = {"NEREID_TRANSPORT": name.removeprefix("nereid_")}

@@ -103,6 +103,16 @@ def test_what_killed_workers_left_is_swept() -> None:
         alive.close()
 
 
+def test_a_dead_process_that_nobody_has_buried_is_dead() -> None:
+    """In a container without an init it may stay for ever."""
+    script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends
+
+        assert name in arena.sweep()
+
+
 def test_a_number_that_is_used_again_is_another_process() -> None:
     """A process id alone says little: the start time tells them apart."""
     made = Arena(4096, 1)

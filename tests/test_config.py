@@ -15,7 +15,7 @@ def test_empty_environment_is_the_defaults() -> None:
     settings = load({})
 
     assert settings == Settings()
-    assert (settings.host, settings.port, settings.workers, settings.model) == ("127.0.0.1", 4603, 2, "yolo11n")
+    assert (settings.host, settings.port, settings.workers, settings.model) == ("127.0.0.1", 4603, 0, "yolo11n")
     assert (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port) == (4600, 4601, 4602)
 
 
@@ -61,7 +61,7 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("PORT", "http"),
         ("PORT", ""),
         ("TRITON_GRPC_PORT", "-1"),
-        ("WORKERS", "0"),
+        ("WORKERS", "-1"),
         ("WORKERS", "1.5"),
         ("WORKERS", "257"),
         ("DECODE_THREADS", "0"),

@@ -145,7 +145,7 @@ def test_an_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         (["api", "--port", "http"], "NEREID_PORT"),
         (["api", "--port", "0"], "NEREID_PORT"),
-        (["serve", "--workers", "0"], "NEREID_WORKERS"),
+        (["serve", "--workers=-1"], "NEREID_WORKERS"),
         (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
     ],
 )

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from app import arena
 from app.config import Settings
 from tests.conftest import ROOT, free_port, picture
 
@@ -58,7 +59,7 @@ class Running:
 
     def shm(self) -> list[Path]:
         """What its Triton holds in shared memory."""
-        return list(Path("/dev/shm").glob(f"nereid_{self.grpc_port}_*"))  # noqa: S108
+        return list(arena.SHM.glob(f"nereid_{self.grpc_port}_*"))
 
     def is_ready(self) -> bool:
         """Ask it."""
@@ -92,6 +93,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
             if process.is_running():
                 process.kill()
         running.process.wait()
+        arena.sweep()  # what was killed could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
 
@@ -110,12 +112,16 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
         family = running.family()
         assert {"tritonserver"} < {process.name() for process in family}
         assert running.shm()
+        assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
+        arenas = {path for process in family for path in arena.SHM.glob(f"nereid-*-{process.pid}-*")}
+        assert arenas
         running.process.send_signal(stop)
         code = running.process.wait(PATIENCE_SECONDS)
 
         assert code == 0
         assert eventually(lambda: not any(process.is_running() for process in family))
         assert not running.shm()
+        assert not any(path.exists() for path in arenas)
         with pytest.raises(httpx.ConnectError):
             httpx.get(running.url)
 
