@@ -69,6 +69,14 @@ class Running:
             return False
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs; one that only waits to be buried does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def eventually(holds: Callable[[], bool]) -> bool:
     """Wait until something holds; False if it never does."""
     until = time.monotonic() + PATIENCE_SECONDS
@@ -89,10 +97,12 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
         family = running.family()
         yield running
     finally:
-        for process in {*family, *running.family()}:
+        everyone = {*family, *running.family()}
+        for process in everyone:
             if process.is_running():
                 process.kill()
         running.process.wait()
+        eventually(lambda: not any(is_alive(process) for process in everyone))
         arena.sweep()  # what was killed could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
