@@ -70,7 +70,7 @@ class Detector:
         Args:
             data: A JPEG, PNG, WebP, BMP or GIF file.
             wanted: Which model, and which of its detections in which unit.
-            stages: Gets the laps `queue` (for a thread), `decode` (and letterbox), `infer` and `post`.
+            stages: Gets the laps `model` (its contract), `queue` (for a thread), `decode` (and letterbox), `infer`, `post`.
             request_id: Handed to Triton.
 
         Raises:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from litestar import Response, get
 from litestar.openapi.datastructures import ResponseSpec
-from PIL import features
 
 from app import __version__, image
 from app.dependencies import AnyRequest, TheDetector
@@ -60,7 +59,6 @@ async def health(request: AnyRequest, detector: TheDetector) -> Response[Health]
             memory_mb=rss_mb,
             optimizations={
                 "pillow_simd": image.is_simd(),
-                "libjpeg_turbo": bool(features.check_feature("libjpeg_turbo")),
                 "transport": detector.transport.in_force,
             },
         ),

@@ -8,7 +8,7 @@ import structlog
 
 from app import arena
 from app.arena import Arena, Slot
-from app.errors import GatewayError, TritonUnavailable
+from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
 from app.triton import Triton
 
 # More requests than this at a time in one worker carry their pixels themselves.
@@ -72,10 +72,12 @@ class Transport:
                 made = await asyncio.to_thread(Arena, nbytes, _SLOTS)
                 await self._triton.register(made.name, made.nbytes)
             except (OSError, GatewayError) as error:
-                LOG.warning("shared memory refused, pixels travel inside requests", reason=str(error.__cause__ or error))
-                self._refused_until = monotonic() + _ASK_AGAIN_SECONDS
                 if made is not None:
                     made.close()
+                if not isinstance(error, TritonUnavailable | DeadlinePassed):  # else nobody was there to refuse
+                    tell = LOG.debug if self._refused_until else LOG.warning  # once: a Triton elsewhere stays elsewhere
+                    tell("shared memory refused, pixels travel inside requests", reason=str(error.__cause__ or error))
+                    self._refused_until = monotonic() + _ASK_AGAIN_SECONDS
                 return None
             self._arenas[nbytes] = made
             return made

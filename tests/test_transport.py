@@ -18,6 +18,7 @@ import pytest
 from app.arena import SHM, Arena
 from app.config import Settings
 from app.embedded import Server
+from app.errors import TritonUnavailable
 from app.main import create_app
 from app.transport import Transport
 from app.triton import Triton
@@ -96,6 +97,26 @@ async def test_a_triton_elsewhere_gets_the_pixels_inline(settings: Settings, mon
         assert await finds(client)
         assert await transport_in_force(client) == "inline"
         assert own() == before
+
+
+async def test_a_triton_that_was_down_has_refused_nothing(own_triton: tuple[Settings, Server]) -> None:
+    """Once it is there, shared memory is used at once, also by those who insist on it."""
+    settings, server = own_triton
+    server.stop()
+    triton = Triton(settings.triton_url)
+    transport = Transport(triton, "shm")
+    with pytest.raises(TritonUnavailable):
+        await transport.take(4096)
+    assert transport.in_force == "inline"
+    server.start()
+    for _ in range(50):  # the connection needs its moment
+        if await triton.is_ready("six_columns"):
+            break
+        await asyncio.sleep(0.1)
+
+    assert await transport.take(4096)
+    await transport.close()
+    await triton.close()
 
 
 async def test_more_requests_than_slots_are_answered_all_the_same(
