@@ -25,8 +25,7 @@ class Slot(NamedTuple):
 
     def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """View it as an array, which must fit."""
-        count = int(np.prod(shape))
-        return np.frombuffer(self.arena.memory, dtype, count, self.offset).reshape(shape)
+        return np.ndarray(shape, dtype, self.arena.memory, self.offset)
 
     def free(self) -> None:
         """Give it back; from any thread."""

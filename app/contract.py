@@ -19,6 +19,8 @@ from app.model_config import Hints, ModelConfig, TensorConfig
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _BYTES = "TYPE_STRING"
 _DEFAULT_SQUARE = 640
+# Larger files are rare, and travel inside the request.
+_FILE_BYTES = 1 << 20
 
 
 class Form(Enum):
@@ -76,8 +78,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def input_bytes(self) -> int:
-        """Size of that tensor; of a file it is not known."""
-        return 0 if self.dtype is None else math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        """Size of that tensor; of a file, the largest that has slots in shared memory."""
+        return _FILE_BYTES if self.dtype is None else math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def is_frame(self) -> bool:

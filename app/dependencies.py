@@ -1,19 +1,18 @@
-"""What handlers are given."""
+"""What handlers use, from the application they run in.
+
+Litestar's own injection builds and unwinds a group of dependencies in every request; one attribute needs none of it.
+"""
 
 from typing import Any
 
 from litestar import Request
-from litestar.datastructures import State
-from litestar.di import NamedDependency
-from litestar.params import SkipValidation
 
 from app.detector import Detector
 
 AnyRequest = Request[Any, Any, Any]
-TheDetector = NamedDependency[SkipValidation[Detector]]
 
 
-def the_detector(state: State) -> Detector:
-    """Provide the worker's detector, and with it its Triton client; the lifespan made it."""
-    detector: Detector = state.detector
+def the_detector(request: AnyRequest) -> Detector:
+    """Find the worker's detector, and with it its Triton client; the lifespan made it."""
+    detector: Detector = request.app.state.detector
     return detector

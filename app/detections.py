@@ -53,6 +53,8 @@ def name(rows: Rows, placement: Placement, labels: Sequence[str], unit: Unit) ->
         labels: Class names by id; an id beyond them is its own name.
         unit: `normalized` 0..1 of the picture, `pixel`, or `coco` x y width height in pixels.
     """
+    if not len(rows.scores):
+        return []
     boxes = placement.to_picture(rows.boxes).astype(np.float64)
     if unit == "normalized":
         boxes /= np.array([placement.picture_width, placement.picture_height] * 2)

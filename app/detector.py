@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app import detections, image, letterbox, rows
+from app import detections, image, letterbox, rows, tensors
 from app.arena import Slot
 from app.contract import Contract, Form, Layout
 from app.errors import DeadlinePassed, UnknownModel
+from app.image import Unread
 from app.letterbox import Placement
 from app.parameters import Parameters
 from app.schema import Detection
@@ -36,6 +37,20 @@ class Found(NamedTuple):
     """Of the upright picture, pixels."""
     model: Contract
     version: str
+
+
+class Prepared(NamedTuple):
+    """A picture as its model wants it."""
+
+    placement: Placement
+    tensor: NDArray[Any]
+    slot: Slot | None
+    """What the tensor lies in; whoever gets it last has to free it."""
+
+    def discard(self) -> None:
+        """Let it go unused."""
+        if self.slot is not None:
+            self.slot.free()
 
 
 class Limits(NamedTuple):
@@ -82,14 +97,15 @@ class Detector:
         classes = None if named is None else detections.class_ids(named, model.labels)
         stages.lap("model")
 
-        slot = None if model.form is Form.FILE else await self.transport.take(model.input_bytes)
+        await self.transport.prepare(model.input_bytes)
 
-        def prepare() -> tuple[Placement, NDArray[Any]]:
+        def prepare() -> Prepared:
             stages.lap("queue")
-            return _prepare(data, model, slot, self._limits.max_pixels)
+            return _prepare(data, model, self.transport, self._limits.max_pixels)
 
         # A file is only looked at, which is not worth a thread.
-        placement, tensor = prepare() if model.form is Form.FILE else await self._in_thread(prepare, deadline, slot)
+        prepared = prepare() if model.form is Form.FILE else await self._in_thread(prepare, deadline, Prepared.discard)
+        placement, tensor, slot = prepared
         stages.lap("decode")
         answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id, slot)
         stages.lap("infer")
@@ -111,34 +127,51 @@ class Detector:
                 raise UnknownModel(f"{name} has not been pulled; run ./just pull {name}, then start Triton again") from None
             raise
 
-    async def _in_thread(self, work: Callable[[], T], deadline: float, slot: Slot | None = None) -> T:
-        """Run `work` in the pool; past the deadline it is dropped if it waits and left alone if it runs.
+    async def _in_thread(self, work: Callable[[], T], deadline: float, discard: Callable[[T], None] | None = None) -> T:
+        """Run `work` in the pool; past the deadline it is dropped if it waits, and left alone if it runs.
 
-        A slot that it writes to is freed if it fails, once nobody writes any more.
+        `discard` then gets what it returns, once it does.
         """
         job = self._executor.submit(work)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(job), deadline - monotonic())
+            async with asyncio.timeout(deadline - monotonic()):
+                return await asyncio.wrap_future(job)
         except BaseException as error:
-            if slot is not None:
-                job.add_done_callback(lambda _: slot.free())
+            if discard is not None:
+                job.add_done_callback(lambda done: done.cancelled() or done.exception() or discard(done.result()))
             if isinstance(error, TimeoutError):
                 raise DeadlinePassed("the request took too long here") from error
             raise
+        finally:
+            # It holds the error, whose traceback holds this frame and, above it, the picture: a ring that only the
+            # garbage collector would open.
+            del job
 
 
-def _prepare(data: bytes, model: Contract, slot: Slot | None, max_pixels: int) -> tuple[Placement, NDArray[Any]]:
-    """Make the model's input of a file: the file itself after a look at its header, or its pixels, in the slot."""
+def _prepare(data: bytes, model: Contract, transport: Transport, max_pixels: int) -> Prepared:
+    """Make the model's input of a file: the file itself after a look at its header, or its pixels."""
     unread = image.read_header(data, max_pixels)
     placement = letterbox.place((unread.width, unread.height), model.frame, centred=model.centred, enlarge=model.enlarge)
     tensor: NDArray[Any]
     if model.dtype is None:
-        tensor = np.empty(model.shape, np.object_)
-        tensor.flat[0] = data
-        return placement, tensor
-    frame: NDArray[np.uint8]
-    tensor = np.empty(model.shape, model.dtype) if slot is None else slot.array(model.shape, model.dtype)
+        slot = transport.take(model.input_bytes) if len(data) + 4 <= model.input_bytes else None
+        tensor = tensors.of_file(data, None if slot is None else slot.array((model.input_bytes,), np.uint8))
+        return Prepared(placement, tensor, slot)
+    slot = transport.take(model.input_bytes)
+    try:
+        tensor = np.empty(model.shape, model.dtype) if slot is None else slot.array(model.shape, model.dtype)
+        _draw(unread, placement, model, tensor)
+    except BaseException:
+        if slot is not None:
+            slot.free()
+        raise
+    return Prepared(placement, tensor, slot)
+
+
+def _draw(unread: Unread, placement: Placement, model: Contract, tensor: NDArray[Any]) -> None:
+    """Fill the input tensor with the picture in its frame."""
     width, height = model.frame
+    frame: NDArray[np.uint8]
     frame = tensor.reshape(height, width, 3) if model.is_frame else np.empty((height, width, 3), np.uint8)
     # A JPEG decodes faster at a fraction of its size, but averaged; from four times the size needed on, that no
     # longer shows in the boxes (README, Decisions).
@@ -147,4 +180,3 @@ def _prepare(data: bytes, model: Contract, slot: Slot | None, max_pixels: int) -
     letterbox.draw(picture, placement, model.pad, frame)
     if not model.is_frame:
         model.fill(tensor, frame)
-    return placement, tensor

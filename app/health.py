@@ -7,7 +7,7 @@ from litestar import Response, get
 from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__, image
-from app.dependencies import AnyRequest, TheDetector
+from app.dependencies import AnyRequest, the_detector
 from app.envelope import exchange
 from app.errors import GatewayError
 from app.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
@@ -24,8 +24,9 @@ async def livez() -> Liveness:
 
 
 @get("/readyz", summary="The default model can be asked", responses=_NOT_READY)
-async def readyz(detector: TheDetector) -> Response[Readiness]:
+async def readyz(request: AnyRequest) -> Response[Readiness]:
     """Ask Triton for the default model."""
+    detector = the_detector(request)
     is_ready = await detector.triton.is_ready(detector.default_model)
     return Response(
         Readiness("ready" if is_ready else "not_ready"), status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY
@@ -33,8 +34,9 @@ async def readyz(detector: TheDetector) -> Response[Readiness]:
 
 
 @get("/health", summary="How the gateway and Triton are doing", responses=_UNHEALTHY)
-async def health(request: AnyRequest, detector: TheDetector) -> Response[Health]:
+async def health(request: AnyRequest) -> Response[Health]:
     """Collect what a person or a dashboard wants to see."""
+    detector = the_detector(request)
     gpu = is_ready = False
     triton = TritonHealth("unreachable")
     try:

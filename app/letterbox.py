@@ -26,11 +26,9 @@ class Placement(NamedTuple):
 
     def to_picture(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
         """Map boxes (n, 4) x1 y1 x2 y2 from pixels of the frame to pixels of the picture, clipped to it."""
-        size = np.array([self.picture_width, self.picture_height] * 2, np.float32)
-        placed = np.array([self.width, self.height] * 2, np.float32)
-        offset = np.array([self.left, self.top] * 2, np.float32)
-        inside: NDArray[np.float32] = np.clip(boxes - offset, 0, placed)
-        return inside * (size / placed)
+        offset, placed = np.array([[self.left, self.top] * 2, [self.width, self.height] * 2], np.float32)
+        inside: NDArray[np.float32] = np.minimum(np.maximum(boxes - offset, 0), placed)  # np.clip, without its detours
+        return inside * np.array([self.picture_width / self.width, self.picture_height / self.height] * 2, np.float32)
 
 
 def place(picture: tuple[int, int], frame: tuple[int, int], *, centred: bool, enlarge: bool) -> Placement:

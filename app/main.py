@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from litestar import Litestar, Router
-from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from app import catalogue, config, log, openapi, problems
 from app.config import Settings
-from app.dependencies import the_detector
 from app.detector import Detector, Limits
 from app.envelope import Envelope
 from app.health import health, livez, readyz
@@ -30,7 +28,6 @@ def create_app(settings: Settings | None = None) -> ASGIApp:
     handlers = [detect, predict, models, health, livez, readyz]
     app = Litestar(
         route_handlers=[*handlers, Router("/v1", route_handlers=handlers, include_in_schema=False), openapi.docs_asset],
-        dependencies={"detector": Provide(the_detector, sync_to_thread=False)},
         exception_handlers=problems.handlers(settings.max_file_size_mb),
         lifespan=[_lifespan(settings)],
         request_max_body_size=settings.max_body_bytes,

@@ -3,12 +3,14 @@
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import MediaType, Response, get, post
+from litestar import get, post
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
 
 from app import body, parameters
-from app.dependencies import AnyRequest, TheDetector
+from app.dependencies import AnyRequest, the_detector
 from app.detector import Detector
 from app.envelope import exchange
 from app.errors import GatewayError
@@ -22,37 +24,38 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="What was found", ge
 @post(
     "/detect",
     summary="Find objects in a picture",
-    guards=[require_picture],
+    before_request=require_picture,
     operation_class=DetectOperation,
     responses=_RESPONSES,
     status_code=200,
 )
-async def detect(request: AnyRequest, detector: TheDetector) -> Response[bytes]:
+async def detect(request: AnyRequest) -> ASGIApp:
     """Detect with the default model, or with the one the parameters name."""
-    return await _detect(request, detector, [])
+    return await _detect(request, [])
 
 
 @post(
     "/predict/{model:str}",
     summary="Find objects in a picture with a given model",
-    guards=[require_picture],
+    before_request=require_picture,
     operation_class=DetectOperation,
     responses=_RESPONSES,
     status_code=200,
 )
-async def predict(request: AnyRequest, detector: TheDetector, model: FromPath[str]) -> Response[bytes]:
+async def predict(request: AnyRequest, model: FromPath[str]) -> ASGIApp:
     """Detect with the model in the path."""
-    return await _detect(request, detector, [("model", model)])
+    return await _detect(request, [("model", model)])
 
 
 @get("/models", summary="List the models that can be asked, and those that could be pulled", responses=UNAVAILABLE)
-async def models(detector: TheDetector) -> ModelList:
+async def models(request: AnyRequest) -> ModelList:
     """Describe every model Triton knows, by its contract."""
+    detector = the_detector(request)
     states = dict.fromkeys(detector.pullable, "") | await detector.triton.models()
     return ModelList(detector.default_model, [await _described(detector, name, states[name]) for name in sorted(states)])
 
 
-async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str, str]]) -> Response[bytes]:
+async def _detect(request: AnyRequest, pairs: list[tuple[str, str]]) -> ASGIApp:
     this = exchange(request.scope)
     pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
     wanted = parameters.parse(pairs)  # a bad query is refused before the body is read
@@ -60,7 +63,7 @@ async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str
     if sent.pairs:
         wanted = parameters.parse([*pairs, *sent.pairs])
     this.stages.lap("read")
-    found = await detector.detect(sent.file, wanted, this.stages, this.id)
+    found = await the_detector(request).detect(sent.file, wanted, this.stages, this.id)
     this.notes |= {"model": found.model.name, "bytes": len(sent.file), "detections": len(found.detections)}
     answer = DetectResponse(
         detections=found.detections,
@@ -71,7 +74,7 @@ async def _detect(request: AnyRequest, detector: Detector, pairs: list[tuple[str
         total_time_ms=round(this.stages.total, 2),
         request_id=this.id,
     )
-    return Response(msgspec.json.encode(answer), media_type=MediaType.JSON, status_code=200)
+    return ASGIResponse(body=msgspec.json.encode(answer))
 
 
 async def _described(detector: Detector, name: str, state: str) -> ModelInfo:

@@ -41,11 +41,13 @@ def read(contract: Contract, outputs: Mapping[str, NDArray[Any]]) -> Rows:
         rows = _ADAPTERS[contract.layout](contract, tensors)
         if contract.normalized:
             rows = rows._replace(boxes=rows.boxes * np.array(contract.frame * 2, np.float32))
+    if not len(rows.scores):
+        return rows
     if not np.isfinite(rows.boxes).all():
         raise ModelNonsense(f"{contract.name} returned boxes that are not finite")
-    if not ((rows.scores >= 0) & (rows.scores <= _MAX_SCORE)).all():
+    if not (rows.scores.min() >= 0 and rows.scores.max() <= _MAX_SCORE):  # neither holds for a NaN
         raise ModelNonsense(f"{contract.name} returned scores outside 0 to 1")
-    if (rows.classes < 0).any():
+    if rows.classes.min() < 0:
         raise ModelNonsense(f"{contract.name} returned a negative class id")
     return rows
 
@@ -111,6 +113,8 @@ def _expect_classes(contract: Contract, head: NDArray[Any], classes: int) -> Non
 
 def _ids(classes: NDArray[Any]) -> NDArray[np.int32]:
     """Take class ids from whatever type; what is no id becomes -1, which is refused."""
+    if classes.dtype == np.int32:
+        return classes
     ids = classes.astype(np.float64)
     return np.where((ids >= 0) & (ids < _MAX_CLASSES), ids, -1).astype(np.int32)
 

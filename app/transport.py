@@ -41,15 +41,18 @@ class Transport:
             LOG.info("swept", arena=name)
             await self._triton.unregister(name)
 
-    async def take(self, nbytes: int) -> Slot | None:
-        """Take a slot for an input tensor; None means that it travels inside the request.
+    async def prepare(self, nbytes: int) -> None:
+        """Have slots for tensors of up to this size, if they can be had."""
+        if self._mode != "inline" and nbytes not in self._arenas:
+            await self._make(nbytes)
+
+    def take(self, nbytes: int) -> Slot | None:
+        """Take one of the slots prepared for this size; from any thread. None: the tensor travels inside the request.
 
         Raises:
             TritonUnavailable: Shared memory is insisted on, and cannot be had.
         """
-        if self._mode == "inline":
-            return None
-        made = self._arenas.get(nbytes) or await self._made(nbytes)
+        made = self._arenas.get(nbytes)
         slot = made.take() if made else None
         if slot is None and self._mode == "shm":
             raise TritonUnavailable("no shared memory is to be had, and nothing else is allowed")
@@ -62,11 +65,11 @@ class Transport:
             made.close()
         self._arenas.clear()
 
-    async def _made(self, nbytes: int) -> Arena | None:
-        """Make and register an arena; None if that was refused, and then not tried again for a while."""
+    async def _make(self, nbytes: int) -> None:
+        """Make and register an arena; if that is refused, not again for a while."""
         async with self._making:
             if nbytes in self._arenas or monotonic() < self._refused_until:
-                return self._arenas.get(nbytes)
+                return
             made = None
             try:
                 made = await asyncio.to_thread(Arena, nbytes, _SLOTS)
@@ -78,6 +81,5 @@ class Transport:
                     tell = LOG.debug if self._refused_until else LOG.warning  # once: a Triton elsewhere stays elsewhere
                     tell("shared memory refused, pixels travel inside requests", reason=str(error.__cause__ or error))
                     self._refused_until = monotonic() + _ASK_AGAIN_SECONDS
-                return None
+                return
             self._arenas[nbytes] = made
-            return made

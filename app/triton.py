@@ -56,15 +56,19 @@ class Triton:
     def __init__(self, url: str) -> None:
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
         self._stub = GRPCInferenceServiceStub(self._channel)
+        # Apart from the others, since its requests come serialized.
+        self._model_infer = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", response_deserializer=messages.ModelInferResponse.FromString
+        )
         self._contracts: dict[str, tuple[Contract, float]] = {}
         """By model, and when to ask again: a model may change while Triton is restarted behind our back."""
-        self._abandoned: set[asyncio.Task[Any]] = set()
+        self._abandoned: set[grpc.aio.UnaryUnaryCall] = set()
         self.may_cancel = False
 
     async def close(self) -> None:
         """Let RPCs that were given up on end, then close the channel."""
         if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=_BACKSTOP_SECONDS)
+            await asyncio.wait([asyncio.ensure_future(call.code()) for call in self._abandoned], timeout=_BACKSTOP_SECONDS)
         await self._channel.close()
 
     async def version(self) -> str:
@@ -155,53 +159,66 @@ class Triton:
             TritonUnavailable, ModelNotReady, UnknownModel: Triton refused.
             ModelNonsense: Triton failed to run the model, or the answer does not hold together.
         """
-        call = asyncio.ensure_future(self._ask(model, tensor, timeout_seconds, request_id, slot))
-        if slot is not None:
-            call.add_done_callback(lambda _: slot.free())
+        deadline = monotonic() + timeout_seconds
+        request = tensors.request(model, tensor, timeout_seconds, request_id, slot)
+        call = self._model_infer(request, timeout=timeout_seconds + _BACKSTOP_SECONDS)
         try:
-            done, _ = await asyncio.wait({call}, timeout=max(0.0, timeout_seconds))
-        finally:
-            if not call.done():
-                # Who still reads a slot must not be cut off from it: another picture would take its place.
-                self._abandon(call, may_cancel=self.may_cancel and slot is None)
-        if not done:
-            raise DeadlinePassed("the model did not answer in time")
-        try:
-            answer = call.result()
+            try:
+                answer = await _within(call, timeout_seconds)
+            except grpc.RpcError as error:
+                if slot is None or _STALE_REGION not in (error.details() or ""):
+                    raise
+                await self.register(slot.arena.name, slot.arena.nbytes)  # Triton was restarted, and has forgotten it
+                call = self._model_infer(request, timeout=timeout_seconds + _BACKSTOP_SECONDS)
+                answer = await _within(call, deadline - monotonic())
         except grpc.RpcError as error:
             self._contracts.pop(model.name, None)
             raise _ours(error) from error
+        finally:
+            if not call.done():
+                self._abandon(call, slot)
+            elif slot is not None:
+                slot.free()
         return Answer(tensors.outputs(answer), answer.model_version)
 
-    async def _ask(
-        self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None
-    ) -> messages.ModelInferResponse:
-        request = tensors.request(model, tensor, timeout_seconds, request_id, slot)
-        backstop = timeout_seconds + _BACKSTOP_SECONDS
-        try:
-            return await self._stub.ModelInfer(request, timeout=backstop)
-        except grpc.RpcError as error:
-            if slot is None or _STALE_REGION not in (error.details() or ""):
-                raise
-            await self.register(slot.arena.name, slot.arena.nbytes)  # Triton was restarted, and has forgotten it
-            return await self._stub.ModelInfer(request, timeout=backstop)
+    def _abandon(self, call: grpc.aio.UnaryUnaryCall, slot: Slot | None) -> None:
+        """Leave an RPC alone; its slot is free once it has ended.
 
-    def _abandon(self, call: asyncio.Task[Any], *, may_cancel: bool) -> None:
-        if may_cancel:
-            call.cancel()
+        Who still reads a slot must not be cut off from it: another picture would take its place.
+        """
+
+        def bury(_: object) -> None:
+            self._abandoned.discard(call)
+            if slot is not None:
+                slot.free()
+
         self._abandoned.add(call)
-        call.add_done_callback(self._bury)
-
-    def _bury(self, call: asyncio.Task[Any]) -> None:
-        self._abandoned.discard(call)
-        if not call.cancelled():
-            call.exception()  # nobody else will look at it
+        call.add_done_callback(bury)
+        if self.may_cancel and slot is None:
+            call.cancel()
 
     async def _probe(self, question: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
         try:
             return await question
         except grpc.RpcError as error:
             raise _ours(error) from error
+
+
+async def _within(call: grpc.aio.UnaryUnaryCall, seconds: float) -> messages.ModelInferResponse:
+    """Await an RPC for a while, without ending it: neither the deadline nor a cancel of ours goes on to Triton.
+
+    Raises:
+        DeadlinePassed: It has not ended yet.
+        grpc.RpcError: It ended badly.
+    """
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: ended.set())
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await ended.wait()
+    except TimeoutError as error:
+        raise DeadlinePassed("the model did not answer in time") from error
+    return await call
 
 
 # By status and, since the status alone is ambiguous, a part of the message. First match wins.

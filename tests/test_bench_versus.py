@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app import embedded
+from app import embedded, tensors
 from app.config import Settings
 from app.contract import Form
 from app.main import create_app
@@ -42,13 +42,7 @@ async def triton(served: processes.Triton) -> AsyncIterator[Triton]:
 async def test_a_fixture_is_understood_and_finds_nothing(triton: Triton, name: str) -> None:
     """Nereid reads the config of every fixture, and its answer has no rows."""
     model = await triton.contract(name)
-    if model.form is Form.FILE:
-        tensor = np.empty((1, 1), np.object_)
-        tensor.flat[0] = b"not looked at"
-    else:
-        shape = (3, 640, 640) if model.form is Form.CHW else (640, 640, 3)
-        assert model.dtype is not None
-        tensor = np.zeros((1, *shape), model.dtype)
+    tensor = tensors.of_file(b"not looked at", None) if model.form is Form.FILE else np.zeros(model.shape, model.dtype)
     answer = await triton.infer(model, tensor, 10, "test")
 
     assert model.frame == (640, 640)
@@ -60,7 +54,7 @@ async def test_the_simulated_gpu_answers_many_in_one_batch(served: processes.Tri
     spent = {}
     for name in ("sim_gpu_file", "sim_gpu_batch1_file"):
         model = await triton.contract(name)
-        tensor = np.array([[b"a picture"]], np.object_)
+        tensor = tensors.of_file(b"a picture", None)
         before = served.counters(name)
         await asyncio.gather(*(triton.infer(model, tensor, 10, "test") for _ in range(16)))
         spent[name] = served.counters(name).since(before)

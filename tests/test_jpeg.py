@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from app import jpeg
+from app.errors import BrokenPicture
 from tests.conftest import picture
 
 CAT = picture("chelsea.jpg")
@@ -85,3 +86,48 @@ def test_a_segment_that_claims_no_length_ends_the_search() -> None:
     header = jpeg.read_header(plain[:2] + b"\xff\xe2\x00\x00" + plain[2:])
 
     assert header is None or header.exif == b""
+
+
+SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + bytes(4)
+
+
+def test_a_jpeg_of_countless_scans_is_refused() -> None:
+    """Each of them would visit every pixel; an ordinary progressive JPEG passes."""
+    plain = saved("RGB", progressive=True)
+
+    assert jpeg.read_header(plain)
+    with pytest.raises(BrokenPicture, match="scans"):
+        jpeg.read_header(plain[:-2] + SCAN * 200 + b"\xff\xd9")
+
+
+def test_scans_behind_one_that_holds_everything_do_not_matter() -> None:
+    """No decoder goes there; the bytes may as well be those of another file."""
+    assert jpeg.read_header(saved("RGB") + SCAN * 200)
+
+
+@pytest.mark.parametrize("blind", [b"\xff\xd0", b"\xff\x01", b"\xff\xd8", b"\xff\xff"])
+def test_scans_cannot_hide_behind_what_decoders_read_otherwise(blind: bytes) -> None:
+    """A marker that has no length is not skipped by the bytes that follow it."""
+    many = saved("RGB", progressive=True)[2:-2] + SCAN * 200
+    hidden = blind + (len(many) + 2).to_bytes(2, "big") + many
+    with pytest.raises(BrokenPicture, match="scans"):
+        jpeg.read_header(b"\xff\xd8" + hidden + saved("RGB")[2:])
+
+
+def test_a_jpeg_of_fill_bytes_is_refused() -> None:
+    """Some are legal, megabytes of them serve nobody."""
+    plain = saved("RGB")
+
+    assert jpeg.read_header(plain[:2] + b"\xff" * 1000 + plain[2:])
+    with pytest.raises(BrokenPicture, match="fill"):
+        jpeg.read_header(plain[:2] + b"\xff" * 300_000 + plain[2:])
+
+
+def test_a_jpeg_of_countless_segments_is_refused() -> None:
+    """Some hundreds are what a camera may write, with maps and colour profiles."""
+    plain = saved("RGB")
+    empty = b"\xff\xe5\x00\x02"
+
+    assert jpeg.read_header(plain[:2] + empty * 1000 + plain[2:])
+    with pytest.raises(BrokenPicture, match="segments"):
+        jpeg.read_header(plain[:2] + empty * 3000 + plain[2:])

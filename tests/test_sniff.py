@@ -29,25 +29,6 @@ def test_anything_else_is_refused(data: bytes) -> None:
         picture_format(data)
 
 
-def test_a_jpeg_of_countless_scans_is_refused() -> None:
-    """Each of them would visit every pixel; an ordinary progressive JPEG passes."""
-    plain = saved("JPEG", progressive=True)
-    scan = plain[plain.rfind(b"\xff\xda") :][:14]
-
-    assert picture_format(plain) == "JPEG"
-    with pytest.raises(BrokenPicture, match="scans"):
-        picture_format(plain[:-2] + scan * 200 + b"\xff\xd9")
-
-
-def test_a_jpeg_of_fill_bytes_is_refused() -> None:
-    """Some are legal, megabytes of them serve nobody."""
-    plain = saved("JPEG")
-
-    assert picture_format(plain[:2] + b"\xff" * 1000 + plain[2:]) == "JPEG"
-    with pytest.raises(BrokenPicture, match="fill"):
-        picture_format(plain[:2] + b"\xff" * 300_000 + plain[2:])
-
-
 @pytest.mark.parametrize(("blocks", "is_refused"), [(10, False), (5000, True)])
 def test_a_gif_of_endless_comments_is_refused(blocks: int, is_refused: bool) -> None:  # noqa: FBT001
     """A comment before the first frame is read whole; a short one is fine."""

@@ -1,6 +1,7 @@
 """Pixels through shared memory, with a real Triton: refused, restarted, shared and given up on."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ import msgspec
 import psutil
 import pytest
 
-from app.arena import SHM, Arena
+from app.arena import SHM, Arena, Slot
 from app.config import Settings
 from app.embedded import Server
+from app.envelope import Exchange
 from app.errors import TritonUnavailable
 from app.main import create_app
 from app.transport import Transport
@@ -39,6 +41,12 @@ async def transport_in_force(client: httpx.AsyncClient) -> str:
     """Ask for it."""
     answer: dict[str, Any] = (await client.get("/health")).json()
     return str(answer["performance"]["optimizations"]["transport"])
+
+
+async def taken(transport: Transport) -> Slot | None:
+    """Take a slot as a request does."""
+    await transport.prepare(4096)
+    return transport.take(4096)
 
 
 async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
@@ -68,6 +76,15 @@ async def test_the_transport_in_force_is_told(settings: Settings, mode: Any, in_
         assert await transport_in_force(client) == in_force
 
     assert own() == before
+
+
+@pytest.mark.parametrize("more", [0, 1 << 20], ids=["fits", "larger than a slot"])
+async def test_a_file_goes_through_shared_memory_if_it_fits(settings: Settings, more: int) -> None:
+    """A larger one travels inside the request, even where shared memory is insisted on."""
+    async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
+        found = json(await client.post("/predict/file_in", content=SCENE + bytes(more)))["detections"]
+        assert [d["class_name"] for d in found] == ["red", "blue"]
+        assert await transport_in_force(client) == "shm"
 
 
 async def test_no_room_in_dev_shm_is_no_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +123,7 @@ async def test_a_triton_that_was_down_has_refused_nothing(own_triton: tuple[Sett
     triton = Triton(settings.triton_url)
     transport = Transport(triton, "shm")
     with pytest.raises(TritonUnavailable):
-        await transport.take(4096)
+        await taken(transport)
     assert transport.in_force == "inline"
     server.start()
     for _ in range(50):  # the connection needs its moment
@@ -114,7 +131,7 @@ async def test_a_triton_that_was_down_has_refused_nothing(own_triton: tuple[Sett
             break
         await asyncio.sleep(0.1)
 
-    assert await transport.take(4096)
+    assert await taken(transport)
     await transport.close()
     await triton.close()
 
@@ -173,7 +190,9 @@ import asyncio, os, sys
 from app.transport import Transport
 from app.triton import Triton
 async def main():
-    slot = await Transport(Triton(sys.argv[1]), "shm").take(4096)
+    transport = Transport(Triton(sys.argv[1]), "shm")
+    await transport.prepare(4096)
+    slot = transport.take(4096)
     print(slot.arena.name, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
@@ -227,6 +246,25 @@ async def eventually(holds: Callable[[], bool]) -> bool:
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+@pytest.mark.parametrize(("model", "code"), [("six_columns", "broken_picture"), ("absent", "unknown_model")])
+async def test_a_refused_picture_is_let_go_at_once(settings: Settings, model: str, code: str) -> None:
+    """No ring of references keeps the body until the garbage collector comes by."""
+    async with started(create_app(settings)) as client:
+        assert await finds(client)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):  # the test's own client holds on to the last
+                assert (await client.post(f"/predict/{model}", content=SCENE[:500])).json()["code"] == code
+            gc.collect()
+            kept = [thing for thing in gc.garbage if isinstance(thing, Exchange)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+    assert not kept
 
 
 async def test_a_broken_picture_gives_its_slot_back(
