@@ -2,8 +2,10 @@
 
 import logging
 import sys
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
+import msgspec
 import structlog
 
 
@@ -13,7 +15,7 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
     tail: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if to_console
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_line)]
     )
     # Tracebacks never show local variables: they hold pictures and whatever else callers sent.
     structlog.configure(
@@ -23,9 +25,14 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
             *tail,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(),  # one write a line: workers share the stream
+        # One write a line: workers share the stream.
+        logger_factory=structlog.WriteLoggerFactory() if to_console else structlog.BytesLoggerFactory(sys.stdout.buffer),
         cache_logger_on_first_use=True,
     )
+
+
+def _line(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - whatever was logged
+    return msgspec.json.encode(event, enc_hook=default)
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from litestar import Litestar, Router
 from litestar.types import ASGIApp
 
-from app import catalogue, config, log, openapi, problems
+from app import allocator, catalogue, config, log, openapi, problems
 from app.config import Settings
 from app.detector import Detector, Limits
 from app.envelope import Envelope
@@ -23,6 +23,7 @@ def create_app(settings: Settings | None = None) -> ASGIApp:
     Args:
         settings: None reads them from the environment.
     """
+    allocator.keep_freed_memory()
     settings = settings or config.load()
     log.configure(settings.log_level, settings.log_format)
     handlers = [detect, predict, models, health, livez, readyz]
