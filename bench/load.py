@@ -12,6 +12,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
+from statistics import median
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -30,6 +31,8 @@ LONGEST = 60_000_000
 """Microseconds that a histogram can hold."""
 BUSY = 0.8
 """Share of a core above which the driver may be what is measured."""
+
+_NOT_OURS = b"decode", b"infer"
 
 Progress = Callable[[float, int], None]
 """Is told the seconds since the start and the requests answered."""
@@ -58,6 +61,8 @@ class Outcome(msgspec.Struct, dict=True):
     """Mean milliseconds of every Server-Timing entry of right answers."""
     driver_cpu: float
     """Share of one core this process used."""
+    own_p50: float = 0.0
+    """Median milliseconds of right answers that were neither `decode` nor `infer`, as the client sees it."""
 
     @property
     def good(self) -> int:
@@ -233,6 +238,7 @@ class _Run:
         self.ended = 0
         self.statuses: Counter[str] = Counter()
         self._latency = array("d")
+        self._own = array("d")
         self._stages: defaultdict[bytes, float] = defaultdict(float)
         self._timed = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -290,9 +296,14 @@ class _Run:
         if timing:
             self._timed += 1
             stages = self._stages
+            own = (self._last - since) * 1e3
             for entry in timing.split(b","):
-                name, _, milliseconds = entry.partition(b";dur=")
-                stages[name] += float(milliseconds or 0)
+                name, _, duration = entry.strip().partition(b";dur=")
+                milliseconds = float(duration or 0)
+                stages[name] += milliseconds
+                if name in _NOT_OURS:
+                    own -= milliseconds
+            self._own.append(own)
 
     def lost(self, connection: _Connection, number: int | None, since: float) -> None:
         self.connections.discard(connection)
@@ -354,8 +365,9 @@ class _Run:
             requests=self.ended,
             statuses=dict(sorted(self.statuses.items())),
             latency=histogram.encode().decode("ascii"),
-            stages={name.decode("latin-1").strip(): total / self._timed for name, total in self._stages.items()},
+            stages={name.decode("latin-1"): total / self._timed for name, total in self._stages.items()},
             driver_cpu=cpu,
+            own_p50=median(self._own) if self._own else 0.0,
         )
 
 

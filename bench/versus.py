@@ -58,12 +58,6 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     triton: TritonUse | None
     outcome: Outcome
 
-    @property
-    def own(self) -> float:
-        """Mean milliseconds of a request that are neither decoding nor Triton, as the client sees it."""
-        stages = self.outcome.stages
-        return self.outcome.mean - stages.get("decode", 0.0) - stages.get("infer", 0.0)
-
 
 class Entry(msgspec.Struct, kw_only=True):
     """One entrant and its rounds."""
@@ -288,7 +282,7 @@ class Lineup:
             note={
                 "nereid_inline": "pixels in the gRPC message",
                 "nereid_shm": "pixels in shared memory",
-                "nereid_file": "the file in the gRPC message, nothing decoded",
+                "nereid_file": "the file itself in shared memory, nothing decoded",
                 "batch1": "Nereid, the model taking one picture at a time",
             }[name],
         )
@@ -477,8 +471,8 @@ def _remarks(contest: Contest) -> Iterator[str]:
     """Say what the table does not."""
     for entry in contest.entries:
         if contest.clients == 1 and entry.rounds[0].outcome.stages:
-            own = median(one.own for one in entry.rounds)
-            yield f"{entry.name}: {own:.2f} ms of a request are neither decoding nor Triton, as the client sees it"
+            own = median(one.outcome.own_p50 for one in entry.rounds)
+            yield f"{entry.name}: {own:.2f} ms of a request (p50) are neither decoding nor Triton, as the client sees it"
     busy = [entry.name for entry in contest.entries if any(one.client_share > load.BUSY for one in entry.rounds)]
     if busy:
         yield f"the client used more than {load.BUSY:.0%} of a core with {', '.join(busy)}: those may be faster than shown"

@@ -111,15 +111,17 @@ def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], o
 class Tally:
     """How well served boxes agree with the reference, over several pictures."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: float = 0.9) -> None:
+        """Pair boxes of one class that overlap at least so much."""
+        self.overlap = overlap
         self.pictures = self.expected = self.found = self.matched = 0
 
     def add(self, expected: Sequence[Box], found: Sequence[Box]) -> None:
-        """Count the pairs of one class that overlap by 0.9."""
+        """Count the pairs of one picture."""
         self.pictures += 1
         self.expected += len(expected)
         self.found += len(found)
-        self.matched += matches(expected, found, 0.9)
+        self.matched += matches(expected, found, self.overlap)
 
     @property
     def f1(self) -> float:

@@ -182,6 +182,15 @@ async def test_a_server_may_close_after_its_answer() -> None:
     assert server.connections >= 3
 
 
+async def test_own_time_is_what_neither_decoding_nor_triton_took() -> None:
+    """Of each request, from what its client waited."""
+    said = answer(CAT, "200 OK", "Server-Timing: decode;dur=0.2, infer;dur=0.1, post;dur=0.3, total;dur=0.6")
+    async with standing(always(said)) as server:
+        outcome = await load.closed(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert outcome.own_p50 == pytest.approx(outcome.mean - 0.3, abs=0.01)
+
+
 async def test_answers_may_come_in_pieces() -> None:
     """Heads and bodies may be split anywhere."""
     said = answer(CAT, "200 OK", "server-timing: total;dur=1")
