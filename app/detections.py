@@ -36,6 +36,8 @@ def class_ids(wanted: Sequence[str], labels: Sequence[str]) -> frozenset[int]:
 
 def select(rows: Rows, *, confidence: float, classes: frozenset[int] | None, limit: int) -> Rows:
     """Keep the rows of at least `confidence` and of `classes` (None: all), the `limit` best, best first."""
+    if not len(rows.scores):
+        return rows
     keep = rows.scores >= confidence
     if classes is not None:
         keep &= np.isin(rows.classes, list(classes))

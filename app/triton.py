@@ -211,13 +211,21 @@ async def _within(call: grpc.aio.UnaryUnaryCall, seconds: float) -> messages.Mod
         DeadlinePassed: It has not ended yet.
         grpc.RpcError: It ended badly.
     """
-    ended = asyncio.Event()
-    call.add_done_callback(lambda _: ended.set())
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    call.add_done_callback(end)
+    timer = loop.call_later(max(0.0, seconds), end)
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await ended.wait()
-    except TimeoutError as error:
-        raise DeadlinePassed("the model did not answer in time") from error
+        await ended
+    finally:
+        timer.cancel()
+    if not call.done():
+        raise DeadlinePassed("the model did not answer in time")
     return await call
 
 
