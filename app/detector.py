@@ -103,8 +103,8 @@ class Detector:
             stages.lap("queue")
             return _prepare(data, model, self.transport, self._limits.max_pixels)
 
-        # A file is only looked at, which is not worth a thread.
-        prepared = prepare() if model.form is Form.FILE else await self._in_thread(prepare, deadline, Prepared.discard)
+        is_quick = model.form is Form.FILE and image.has_quick_header(data)  # and not worth a thread
+        prepared = prepare() if is_quick else await self._in_thread(prepare, deadline, Prepared.discard)
         placement, tensor, slot = prepared
         stages.lap("decode")
         answer = await self.triton.infer(model, tensor, deadline - monotonic(), request_id, slot)

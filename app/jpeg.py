@@ -3,6 +3,8 @@
 What is out of the ordinary (CMYK, anything libjpeg warns of) is left to Pillow, which `app.image` asks then.
 """
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,42 +14,82 @@ from numpy.typing import NDArray
 from app.errors import BrokenPicture
 
 _EXIF = b"Exif\0\0"
-_MARKER, _START_OF_SCAN, _APP1 = 0xFF, 0xDA, 0xE1
-# Of the others, or of fill bytes, a decoder may think otherwise than we do.
-_HAVE_LENGTHS = {*range(0xC0, 0xD0), *range(0xDA, 0xFF)}
+_END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # A frame that one scan can finish: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
+# What libjpeg takes for the next marker, between segments and behind the pixels of a scan.
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER_BEHIND_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
-# Far beyond what cameras and programs write. Each segment before the pixels is looked at, here and by the decoders.
-_MAX_SEGMENTS = 2000
-# Every further scan visits every pixel again; encoders write about ten.
+# Far beyond what cameras and programs write: each costs a decoder some time, however small the picture.
+_MAX_MARKERS = 2000
+_MAX_JUNK = 200_000
+# Every scan visits every pixel again; encoders write about ten.
 _MAX_SCANS = 100
-# Fill bytes between segments are read one at a time.
-_MAX_FILL = 200_000
+_ENDLESS = "the JPEG has too many segments, scans or bytes between them"
 
 
-class Header(NamedTuple):
-    """Size in pixels as stored, and the EXIF block (without its six-byte mark), empty if there is none."""
+class Walk(NamedTuple):
+    """What the segments of a file tell."""
 
-    width: int
-    height: int
     exif: bytes
+    """The EXIF block without its six-byte mark, empty if there is none."""
+    scans: int
+    """How often a decoder will visit the pixels."""
 
 
-def read_header(data: bytes) -> Header | None:
-    """Read size and EXIF; None for what should go to Pillow.
+def walk(data: bytes) -> Walk:
+    """Go from marker to marker as libjpeg does; through the header only, if the first scan holds all there is.
 
     Raises:
         BrokenPicture: The file is built to keep a decoder busy.
     """
-    exif, is_one_scan = _walked(data)
-    if not is_one_scan and _is_endless(data):
-        raise BrokenPicture("the JPEG has too many scans or fill bytes")
+    exif, components, scans = b"", -1, 0
+    for marker, at in _segments(data):
+        if marker == _START_OF_SCAN:
+            scans += 1
+            if scans == 1 and data[at + 2] == components:
+                break
+            if scans > _MAX_SCANS:
+                raise BrokenPicture(_ENDLESS)
+        elif marker in _SEQUENTIAL:
+            components = data[at + 7]
+        elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
+            exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
+    return Walk(exif, scans)
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Find the marker of each segment, and where its length stands: at least eight bytes before the end of the data."""
+    pattern = _MARKER
+    at, junk = 2, 0
+    for _ in range(_MAX_MARKERS):
+        found = pattern.search(data, at)
+        if found is None or data[found.end() - 1] == _END or found.end() + 8 > len(data):
+            return
+        if pattern is _MARKER:
+            junk += found.start() - at
+        at = found.end()
+        marker = data[at - 1]
+        if junk > _MAX_JUNK:
+            break
+        if marker in _WITHOUT_LENGTH:
+            continue
+        yield marker, at
+        if marker == _START_OF_SCAN:
+            pattern = _MARKER_BEHIND_SCAN
+        at += max(2, int.from_bytes(data[at : at + 2]))
+    raise BrokenPicture(_ENDLESS)
+
+
+def read_size(data: bytes) -> tuple[int, int] | None:
+    """Read width and height in pixels, as stored; None for what should go to Pillow."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # the latter for an unknown subsampling
         return None
-    return Header(width, height, exif) if space in {"YCbCr", "Gray"} else None
+    return (width, height) if space in {"YCbCr", "Gray"} else None
 
 
 def decode(
@@ -57,7 +99,7 @@ def decode(
 
     Args:
         data: The file.
-        size: Width and height, as `read_header` told.
+        size: Width and height, as `read_size` told.
         at_least: Width and height that are needed, as stored.
         into: UINT8 (height, width, 3) to decode into, if the picture comes out at exactly this size.
 
@@ -77,32 +119,3 @@ def decode(
     except (ValueError, KeyError):  # the latter for an unknown subsampling
         return None
     return pixels if into is None else into
-
-
-def _walked(data: bytes) -> tuple[bytes, bool]:
-    """Go through the segments before the pixels: the EXIF block, and whether the first scan holds all there is.
-
-    A decoder stops behind such a scan, whatever follows.
-    """
-    exif, components = b"", -1
-    at = 2
-    for _ in range(_MAX_SEGMENTS):
-        if at + 10 > len(data) or data[at] != _MARKER or data[at + 1] not in _HAVE_LENGTHS:
-            return exif, False
-        marker, size = data[at + 1], (data[at + 2] << 8) + data[at + 3]
-        if marker == _START_OF_SCAN:
-            return exif, data[at + 4] == components
-        if marker in _SEQUENTIAL:
-            components = data[at + 9]
-        elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 4):
-            exif = data[at + 4 + len(_EXIF) : at + 2 + size]
-        at += 2 + max(size, 2)
-    raise BrokenPicture("the JPEG has too many segments before its pixels")
-
-
-def _is_endless(data: bytes) -> bool:
-    """Count the start-of-scan markers and the fill bytes; numpy does it ten times faster than `bytes.count`."""
-    every = np.frombuffer(data, np.uint8)
-    behind_ff = every[1:][every[:-1] == _MARKER]
-    scans, fill = np.count_nonzero(behind_ff == _START_OF_SCAN), np.count_nonzero(behind_ff == _MARKER)
-    return bool(scans > _MAX_SCANS or fill > _MAX_FILL)

@@ -2,7 +2,7 @@
 
 A thread that decodes cannot be stopped, so files whose cost is out of proportion to their pixels are
 refused before any decoder sees them. The limits are far beyond what cameras and programs write.
-A JPEG's are in `app.jpeg`, which walks through its segments anyway.
+A JPEG's limits are in `app.jpeg`, which walks through its segments anyway.
 """
 
 from app.errors import BrokenPicture, UnsupportedFormat
@@ -15,6 +15,10 @@ _MAGIC = {
     "GIF": ((0, b"GIF8"),),
     "BMP": ((0, b"BM"),),
 }
+# Each chunk is read by itself, and what is no pixels may be compressed; 50 MB in chunks of 4 KB are 12,000.
+_MAX_PNG_CHUNKS = 20_000
+_MAX_PNG_OTHER_CHUNKS = 100
+_PNG_PIXELS = {b"IDAT", b"fcTL", b"fdAT"}
 # Comments before the first frame are pieced together in quadratic time.
 _MAX_GIF_EXTENSION_BYTES = 1 << 20
 
@@ -24,14 +28,32 @@ def picture_format(data: bytes) -> str:
 
     Raises:
         UnsupportedFormat: It is none of them.
-        BrokenPicture: It is a GIF built to keep a decoder busy.
+        BrokenPicture: It is a PNG or GIF built to keep a decoder busy.
     """
     form = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
     if form is None:
         raise UnsupportedFormat(f"the body is none of {', '.join(_MAGIC)}")
+    if form == "PNG" and _has_endless_chunks(data):
+        raise BrokenPicture("the PNG has too many chunks")
     if form == "GIF" and _has_endless_extensions(data):
         raise BrokenPicture("the GIF has too many bytes before its first frame")
     return form
+
+
+def _has_endless_chunks(data: bytes) -> bool:
+    """Count the chunks of a PNG up to its end or the limits."""
+    at = 8
+    pixels = others = 0
+    while at + 8 <= len(data) and pixels <= _MAX_PNG_CHUNKS and others <= _MAX_PNG_OTHER_CHUNKS:
+        kind = data[at + 4 : at + 8]
+        if kind == b"IEND":
+            return False
+        if kind in _PNG_PIXELS:
+            pixels += 1
+        else:
+            others += 1
+        at += 12 + int.from_bytes(data[at : at + 4])
+    return pixels > _MAX_PNG_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS
 
 
 def _has_endless_extensions(data: bytes) -> bool:

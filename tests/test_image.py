@@ -2,6 +2,7 @@
 
 import random
 import struct
+import tracemalloc
 import warnings
 import zlib
 from io import BytesIO
@@ -153,13 +154,53 @@ def test_picture_is_turned_upright(form: str, tolerance: int, orientation: int) 
         oriented(65535).tobytes(),
     ],
 )
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_exif_that_makes_no_sense_is_ignored(exif: bytes) -> None:
     """A broken EXIF block, or an orientation that does not exist, leaves the picture as stored."""
     unread = read_header(encoded(Image.fromarray(PIXELS), "JPEG", exif=exif), MEGA)
 
     assert unread.orientation == 1
     assert decode(unread, (32, 16)).shape == (16, 32, 3)
+
+
+@pytest.mark.parametrize("endian", ["<", ">"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_the_orientation_stands_among_other_tags(form: str, endian: str) -> None:
+    """In either order of bytes."""
+    exif = oriented(6)
+    exif.endian = endian
+    exif[ExifTags.Base.Make] = "maker"
+    exif[ExifTags.Base.UserComment] = b"x" * 40
+
+    assert read_header(encoded(Image.fromarray(PIXELS), form, exif=exif), MEGA).orientation == 6
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_a_hostile_exif_block_costs_nothing(form: str, mode: str) -> None:
+    """Each of its tags claims the whole block: read as Pillow reads it, that is a hundred megabytes."""
+    tags, size = 4900, 64_000
+    entry = b"".join(struct.pack("<HHLL", 1000 + n, 7, size - 100, 8) for n in range(tags))
+    exif = b"Exif\0\0II*\0" + struct.pack("<LH", 8, tags) + entry + bytes(size - len(entry) - 10)
+    picture = Image.new(mode if form == "JPEG" else "RGB", (32, 16))
+    data = encoded(picture, form, exif=exif)
+    tracemalloc.start()
+    unread = read_header(data, MEGA)
+    decode(unread, (32, 16))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert unread.orientation == 1
+    assert peak < 5_000_000
+
+
+def test_scans_count_by_the_pixels_they_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten scans are what encoders write; of a large picture, not many more are read."""
+    data = encoded(Image.fromarray(PIXELS), "JPEG", progressive=True)
+    assert read_header(data, MEGA)
+    monkeypatch.setattr("app.image._MAX_SCANNED", 32 * 16 * 5)
+
+    with pytest.raises(BrokenPicture, match="scans"):
+        read_header(data, MEGA)
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "GIF"])

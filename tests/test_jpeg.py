@@ -60,7 +60,7 @@ def test_the_slot_is_left_alone_where_it_does_not_fit(into: np.ndarray[Any, np.d
 @pytest.mark.parametrize("data", [saved("CMYK"), b"\xff\xd8\xff", CAT[:100]])
 def test_what_is_not_common_is_no_header(data: bytes) -> None:
     """Pillow is asked instead."""
-    assert jpeg.read_header(data) is None
+    assert jpeg.read_size(data) is None
 
 
 @pytest.mark.parametrize("data", [CAT[:20_000], CAT[:10_000] + bytes(500) + CAT[10_500:]])
@@ -69,23 +69,33 @@ def test_what_libjpeg_warns_of_is_not_decoded(data: bytes) -> None:
     assert jpeg.decode(data, (451, 300), (451, 300), None) is None
 
 
-def test_exif_is_found_behind_other_segments() -> None:
-    """As Pillow finds it, without its mark."""
+def oriented() -> bytes:
+    """An EXIF block, with its mark, of a picture to be turned."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    header = jpeg.read_header(saved("RGB", exif=exif, comment=b"before", dpi=(72, 72)))
-
-    assert header is not None
-    assert (header.width, header.height) == (64, 48)
-    assert header.exif == exif.tobytes().removeprefix(b"Exif\0\0")
+    return exif.tobytes()
 
 
-def test_a_segment_that_claims_no_length_ends_the_search() -> None:
-    """A length below its own two bytes is nonsense; nothing loops on it."""
-    plain = saved("RGB")
-    header = jpeg.read_header(plain[:2] + b"\xff\xe2\x00\x00" + plain[2:])
+def test_exif_is_found_behind_other_segments() -> None:
+    """As it is in the file, without its mark."""
+    data = saved("RGB", exif=oriented(), comment=b"before", dpi=(72, 72))
 
-    assert header is None or header.exif == b""
+    assert jpeg.walk(data) == (oriented().removeprefix(b"Exif\0\0"), 1)
+    assert jpeg.read_size(data) == (64, 48)
+
+
+@pytest.mark.parametrize("between", [b"\xff" * 9, b"\xff\x01", b"\xff\xd0", b"junk", b"\xff\xe2\x00\x00", b"\xff\xe2\x00\x02"])
+def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
+    """Fill bytes, markers without a length or with none that makes sense, and junk."""
+    plain = saved("RGB", exif=oriented())
+
+    assert jpeg.walk(plain[:2] + between + plain[2:]).exif == oriented().removeprefix(b"Exif\0\0")
+
+
+@pytest.mark.parametrize("cut", range(0, 700, 7))
+def test_a_file_that_ends_early_has_told_what_it_has(cut: int) -> None:
+    """Whether it can be decoded is for decoders to say."""
+    assert jpeg.walk(saved("RGB", progressive=True)[: 3 + cut]).scans <= 10
 
 
 SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + bytes(4)
@@ -95,14 +105,17 @@ def test_a_jpeg_of_countless_scans_is_refused() -> None:
     """Each of them would visit every pixel; an ordinary progressive JPEG passes."""
     plain = saved("RGB", progressive=True)
 
-    assert jpeg.read_header(plain)
-    with pytest.raises(BrokenPicture, match="scans"):
-        jpeg.read_header(plain[:-2] + SCAN * 200 + b"\xff\xd9")
+    assert 5 < jpeg.walk(plain).scans < 20
+    with pytest.raises(BrokenPicture, match="too many"):
+        jpeg.walk(plain[:-2] + SCAN * 200 + b"\xff\xd9")
 
 
-def test_scans_behind_one_that_holds_everything_do_not_matter() -> None:
-    """No decoder goes there; the bytes may as well be those of another file."""
-    assert jpeg.read_header(saved("RGB") + SCAN * 200)
+def test_what_follows_the_picture_does_not_matter() -> None:
+    """No decoder goes beyond the end, or beyond a scan that holds everything; phones append videos."""
+    anything = np.random.default_rng(0).bytes(1_000_000) + SCAN * 200
+
+    assert jpeg.walk(saved("RGB", progressive=True) + anything) == jpeg.walk(saved("RGB", progressive=True))
+    assert jpeg.walk(saved("RGB")[:-2] + anything).scans == 1
 
 
 @pytest.mark.parametrize("blind", [b"\xff\xd0", b"\xff\x01", b"\xff\xd8", b"\xff\xff"])
@@ -110,24 +123,25 @@ def test_scans_cannot_hide_behind_what_decoders_read_otherwise(blind: bytes) -> 
     """A marker that has no length is not skipped by the bytes that follow it."""
     many = saved("RGB", progressive=True)[2:-2] + SCAN * 200
     hidden = blind + (len(many) + 2).to_bytes(2, "big") + many
-    with pytest.raises(BrokenPicture, match="scans"):
-        jpeg.read_header(b"\xff\xd8" + hidden + saved("RGB")[2:])
+    with pytest.raises(BrokenPicture, match="too many"):
+        jpeg.walk(b"\xff\xd8" + hidden + saved("RGB")[2:])
 
 
-def test_a_jpeg_of_fill_bytes_is_refused() -> None:
-    """Some are legal, megabytes of them serve nobody."""
-    plain = saved("RGB")
+@pytest.mark.parametrize(
+    ("flood", "some", "many"),
+    [
+        (b"\xff", 1000, 300_000),
+        (b"\x01", 1000, 300_000),
+        (b"\xff\xe5\x00\x02", 1000, 3000),
+        (b"\xff\xd0", 1000, 3000),
+        (b"\xff\xd0" + b"\xff\xe5\x00\x02", 500, 1500),
+    ],
+    ids=["fill bytes", "junk", "segments", "markers", "both"],
+)
+def test_a_jpeg_that_is_mostly_header_is_refused(flood: bytes, some: int, many: int) -> None:
+    """Some hundred segments are what a camera may write, with maps and colour profiles."""
+    plain = saved("RGB", exif=oriented())
 
-    assert jpeg.read_header(plain[:2] + b"\xff" * 1000 + plain[2:])
-    with pytest.raises(BrokenPicture, match="fill"):
-        jpeg.read_header(plain[:2] + b"\xff" * 300_000 + plain[2:])
-
-
-def test_a_jpeg_of_countless_segments_is_refused() -> None:
-    """Some hundreds are what a camera may write, with maps and colour profiles."""
-    plain = saved("RGB")
-    empty = b"\xff\xe5\x00\x02"
-
-    assert jpeg.read_header(plain[:2] + empty * 1000 + plain[2:])
-    with pytest.raises(BrokenPicture, match="segments"):
-        jpeg.read_header(plain[:2] + empty * 3000 + plain[2:])
+    assert jpeg.walk(plain[:2] + flood * some + plain[2:]).exif
+    with pytest.raises(BrokenPicture, match="too many"):
+        jpeg.walk(plain[:2] + flood * many + plain[2:])

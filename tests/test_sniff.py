@@ -1,6 +1,7 @@
 """Files are told apart by their first bytes, and those built to keep a decoder busy are refused."""
 
 from io import BytesIO
+from zlib import crc32
 
 import pytest
 from PIL import Image
@@ -47,3 +48,28 @@ def test_a_gif_of_endless_comments_is_refused(blocks: int, is_refused: bool) -> 
 def test_a_gif_that_ends_early_is_left_to_the_decoder(cut: int) -> None:
     """Its header cannot be walked, and need not be."""
     assert picture_format(saved("GIF")[:cut]) == "GIF"
+
+
+def chunk(kind: bytes, content: bytes = b"") -> bytes:
+    """One chunk of a PNG."""
+    return len(content).to_bytes(4, "big") + kind + content + crc32(kind + content).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("flood", "some", "many"),
+    [(chunk(b"tEXt", b"a\0b"), 50, 200), (chunk(b"IDAT"), 15_000, 30_000), (chunk(b"fdAT", bytes(8)), 15_000, 30_000)],
+    ids=["text", "pixels", "animation"],
+)
+def test_a_png_of_countless_chunks_is_refused(flood: bytes, some: int, many: int) -> None:
+    """Pillow reads them one by one, wherever they stand."""
+    plain = saved("PNG")
+    for at in (33, plain.index(b"IDAT") - 4, plain.index(b"IEND") - 4):
+        assert picture_format(plain[:at] + flood * some + plain[at:]) == "PNG"
+        with pytest.raises(BrokenPicture, match="chunks"):
+            picture_format(plain[:at] + flood * many + plain[at:])
+
+
+@pytest.mark.parametrize("cut", range(8, 60))
+def test_a_png_that_ends_early_is_left_to_the_decoder(cut: int) -> None:
+    """As a GIF is."""
+    assert picture_format(saved("PNG")[:cut]) == "PNG"
