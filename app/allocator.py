@@ -9,9 +9,9 @@ import ctypes
 _MIB = 1 << 20
 # By number, as in malloc.h.
 _OPTIONS = {
-    -3: 32 * _MIB,  # M_MMAP_THRESHOLD: what is larger, a photo of ten megapixels, still goes back at once
-    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: keep this much
-    -8: 1,  # M_ARENA_MAX: keep it once, not once a thread
+    -3: 8 * _MIB,  # M_MMAP_THRESHOLD: what is larger, such as a photo, still goes back at once
+    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: how much may be free at the end of the heap
+    -8: 1,  # M_ARENA_MAX: one heap, not one for each thread
 }
 
 

@@ -3,9 +3,11 @@
 Nothing here knows what the bytes are, or who else maps them.
 """
 
+import fcntl
 import mmap
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ class Slot(NamedTuple):
 
 
 class Arena:
-    """A file in /dev/shm, cut into slots of one size."""
+    """A file in /dev/shm, cut into slots of one size. It is locked as long as this process lives."""
 
     def __init__(self, slot_bytes: int, slots: int) -> None:
         """Reserve the memory for good.
@@ -41,19 +43,17 @@ class Arena:
         Raises:
             OSError: There is no room, or no /dev/shm. Were the space not reserved, the first write would be a SIGBUS.
         """
-        self.name = f"{_owner()}-{secrets.token_hex(4)}"
         stride = -(-slot_bytes // _PAGE) * _PAGE
         self.nbytes = stride * slots
-        self._path = SHM / self.name
-        descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        self.is_refused = False
+        """Whether Triton was asked to map it again, and would not."""
+        self.name, self._descriptor = _created()
         try:
-            os.posix_fallocate(descriptor, 0, self.nbytes)
-            self.memory = mmap.mmap(descriptor, self.nbytes)
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)
+            self.memory = mmap.mmap(self._descriptor, self.nbytes)
         except OSError:
-            self._path.unlink()
+            self.close()
             raise
-        finally:
-            os.close(descriptor)
         # A stack, so that few clients touch few pages.
         self.free_offsets = [stride * index for index in reversed(range(slots))]
 
@@ -66,35 +66,34 @@ class Arena:
 
     def close(self) -> None:
         """Remove the file. The memory itself goes when the last array on it does."""
-        self._path.unlink(missing_ok=True)
+        (SHM / self.name).unlink(missing_ok=True)
+        os.close(self._descriptor)
 
 
 def sweep() -> list[str]:
-    """Remove the arenas of processes that were killed; their names."""
+    """Remove the arenas of processes that are gone, whichever container they lived in; their names.
+
+    The kernel unlocks a file when the last process that opened it has ended.
+    """
     swept = []
-    namespace = _namespace()
-    for path in SHM.glob(f"nereid-{namespace}-*-*-*"):
-        _, _, pid, start, _ = path.name.split("-")
-        if _start(pid) != start:
-            path.unlink(missing_ok=True)
-            swept.append(path.name)
+    for path in SHM.glob("nereid-*"):
+        with suppress(OSError):  # locked by the living, another user's, or gone meanwhile
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                swept.append(path.name)
+            finally:
+                os.close(descriptor)
     return swept
 
 
-def _owner() -> str:
-    """Name this process so that no other one, dead or alive, has the same name."""
-    return f"nereid-{_namespace()}-{os.getpid()}-{_start('self')}"
-
-
-def _namespace() -> int:
-    """Identify the container: process ids mean nothing outside of it."""
-    return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _start(pid: str) -> str | None:
-    """When a process started, in clock ticks since boot; None if it is gone, or only waits to be buried."""
-    try:
-        fields = Path("/proc", pid, "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in {"Z", "X"} else fields[19]
+def _created() -> tuple[str, int]:
+    """Create and lock a file; its name and descriptor."""
+    while True:
+        name = f"nereid-{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = os.open(SHM / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # swept in the moment before it was locked

@@ -92,12 +92,10 @@ class Detector:
             GatewayError: As the steps say; DeadlinePassed when they took too long together.
         """
         deadline = monotonic() + self._limits.timeout_seconds
-        model = await self._contract(wanted.model or self.default_model)
+        model = await self.ready(wanted.model or self.default_model)
         named = wanted.wanted_classes
         classes = None if named is None else detections.class_ids(named, model.labels)
         stages.lap("model")
-
-        await self.transport.prepare(model.input_bytes)
 
         def prepare() -> Prepared:
             stages.lap("queue")
@@ -118,6 +116,20 @@ class Detector:
         result = await self._in_thread(finish, deadline) if model.layout in _RAW_HEADS else finish()
         stages.lap("post")
         return Found(result, placement.picture_width, placement.picture_height, model, answer.version)
+
+    async def ready(self, name: str) -> Contract:
+        """Read a model's contract, and have room for its pictures.
+
+        Raises:
+            GatewayError: There is no such model, or it cannot be asked.
+        """
+        try:
+            async with asyncio.timeout(self._limits.timeout_seconds):
+                model = await self._contract(name)
+                await self.transport.prepare(model.input_bytes)
+        except TimeoutError as error:
+            raise DeadlinePassed("Triton did not answer in time") from error
+        return model
 
     async def _contract(self, name: str) -> Contract:
         try:

@@ -75,7 +75,7 @@ def draw(picture: NDArray[np.uint8], placement: Placement, pad: int, frame: NDAr
     frame[placement.top + placement.height :] = pad
     frame[placement.top : placement.top + placement.height, : placement.left] = pad
     frame[placement.top : placement.top + placement.height, placement.left + placement.width :] = pad
-    if picture is view or np.shares_memory(picture, view):
+    if np.may_share_memory(picture, view):
         return
     if picture.shape == view.shape:
         view[:] = picture

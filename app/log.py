@@ -1,5 +1,6 @@
 """Structured logs on stdout for machines, plain words on stderr for the person at the terminal."""
 
+import json
 import logging
 import sys
 from collections.abc import Callable
@@ -32,7 +33,10 @@ def configure(level: str, form: Literal["auto", "json", "console"]) -> None:
 
 
 def _line(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - whatever was logged
-    return msgspec.json.encode(event, enc_hook=default)
+    try:
+        return msgspec.json.encode(event, enc_hook=default)
+    except UnicodeEncodeError:  # a lone surrogate, from bytes that were no UTF-8
+        return json.dumps(event, default=default).encode("ascii")
 
 
 def say(text: str) -> None:

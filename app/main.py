@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
 from litestar import Litestar, Router
 from litestar.types import ASGIApp
@@ -11,6 +11,7 @@ from app import allocator, catalogue, config, log, openapi, problems
 from app.config import Settings
 from app.detector import Detector, Limits
 from app.envelope import Envelope
+from app.errors import GatewayError
 from app.health import health, livez, readyz
 from app.routes import detect, models, predict
 from app.transport import Transport
@@ -47,12 +48,15 @@ def _lifespan(settings: Settings) -> Callable[[Litestar], AbstractAsyncContextMa
             stack.push_async_callback(triton.close)
             transport = Transport(triton, settings.transport)
             stack.push_async_callback(transport.close)
+            stack.push_async_callback(triton.drain)
             await transport.sweep()
             limits = Limits(settings.decode_threads, settings.max_pixels, settings.timeout_seconds)
             pullable = frozenset(catalogue.load(settings.catalogue))
             detector = Detector(triton, transport, settings.model, pullable, limits)
             stack.callback(detector.close)
             app.state.detector = detector
+            with suppress(GatewayError):  # Triton may come later
+                await detector.ready(settings.model)
             # What lives as long as the worker need not be looked at in every collection.
             gc.collect()
             gc.freeze()

@@ -3,7 +3,7 @@
 Written by hand, since tritonclient's helpers check and copy again what is known here.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,15 @@ _NUMBERS = {
 }
 _RAW_INPUT = messages.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
 """What stands before the length of the pixels in a serialized request."""
+
+
+class Answer(NamedTuple):
+    """What Triton returned for one picture."""
+
+    outputs: dict[str, NDArray[Any]]
+    """By name."""
+    version: str
+    """Of the model that answered."""
 
 
 def of_file(data: bytes, into: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
@@ -73,16 +82,16 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
-def outputs(answer: messages.ModelInferResponse) -> dict[str, NDArray[Any]]:
-    """View the output tensors, by name; read-only.
+def answer(message: messages.ModelInferResponse) -> Answer:
+    """View the output tensors; read-only.
 
     Raises:
         ModelNonsense: The bytes of one do not fill its shape, or it is none of numbers.
     """
-    found = {}
-    for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False):
+    outputs = {}
+    for output, content in zip(message.outputs, message.raw_output_contents, strict=False):
         try:
-            found[output.name] = np.frombuffer(content, _NUMBERS[output.datatype]).reshape(tuple(output.shape))
+            outputs[output.name] = np.frombuffer(content, _NUMBERS[output.datatype]).reshape(tuple(output.shape))
         except (ValueError, KeyError) as error:
             raise ModelNonsense(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
-    return found
+    return Answer(outputs, message.model_version)

@@ -9,6 +9,7 @@ import structlog
 from app import arena
 from app.arena import Arena, Slot
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.once import Once
 from app.triton import Triton
 
 # More requests than this at a time in one worker carry their pixels themselves.
@@ -27,7 +28,7 @@ class Transport:
         self._triton = triton
         self._mode = mode
         self._arenas: dict[int, Arena] = {}
-        self._making = asyncio.Lock()
+        self._making: Once[None] = Once()
         self._refused_until = 0.0
 
     @property
@@ -43,8 +44,14 @@ class Transport:
 
     async def prepare(self, nbytes: int) -> None:
         """Have slots for tensors of up to this size, if they can be had."""
-        if self._mode != "inline" and nbytes not in self._arenas:
-            await self._make(nbytes)
+        made = self._arenas.get(nbytes)
+        if made is not None and made.is_refused:
+            del self._arenas[nbytes]
+            made.close()
+            self._refuse("Triton was started again, and refused it then")
+            made = None
+        if made is None and self._mode != "inline" and monotonic() >= self._refused_until:
+            await self._making.ask(nbytes, lambda: self._make(nbytes))
 
     def take(self, nbytes: int) -> Slot | None:
         """Take one of the slots prepared for this size; from any thread. None: the tensor travels inside the request.
@@ -66,20 +73,21 @@ class Transport:
         self._arenas.clear()
 
     async def _make(self, nbytes: int) -> None:
-        """Make and register an arena; if that is refused, not again for a while."""
-        async with self._making:
-            if nbytes in self._arenas or monotonic() < self._refused_until:
-                return
-            made = None
-            try:
-                made = await asyncio.to_thread(Arena, nbytes, _SLOTS)
-                await self._triton.register(made.name, made.nbytes)
-            except (OSError, GatewayError) as error:
-                if made is not None:
-                    made.close()
-                if not isinstance(error, TritonUnavailable | DeadlinePassed):  # else nobody was there to refuse
-                    tell = LOG.debug if self._refused_until else LOG.warning  # once: a Triton elsewhere stays elsewhere
-                    tell("shared memory refused, pixels travel inside requests", reason=str(error.__cause__ or error))
-                    self._refused_until = monotonic() + _ASK_AGAIN_SECONDS
-                return
+        """Make and register an arena."""
+        made = None
+        try:
+            made = await asyncio.to_thread(Arena, nbytes, _SLOTS)
+            await self._triton.register(made.name, made.nbytes)
+        except (OSError, GatewayError) as error:
+            if made is not None:
+                made.close()
+            if not isinstance(error, TritonUnavailable | DeadlinePassed):  # else nobody was there to refuse
+                self._refuse(str(error.__cause__ or error))
+        else:
             self._arenas[nbytes] = made
+
+    def _refuse(self, reason: str) -> None:
+        """Do without for a while, and say so once: a Triton elsewhere stays elsewhere."""
+        tell = LOG.debug if self._refused_until else LOG.warning
+        tell("shared memory refused, pixels travel inside requests", reason=reason)
+        self._refused_until = monotonic() + _ASK_AGAIN_SECONDS

@@ -5,10 +5,9 @@ Its errors become ours here; an inference under way is never cancelled unless Tr
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app import contract, tensors
-from app.arena import Slot
+from app import contract, refusals, tensors
+from app.arena import Arena, Slot
 from app.contract import Contract
-from app.errors import DeadlinePassed, GatewayError, ModelNonsense, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.once import Once
 
 # Before this version a cancelled or expired RPC can crash the whole server.
 # Source: triton-inference-server/server pull requests 7840, 8078, 8220.
@@ -28,7 +28,10 @@ _CANCEL_SAFE = (2, 59, 1)
 _BACKSTOP_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
 _CONTRACT_SECONDS = 60.0
-_STALE_REGION = "Unable to find shared memory region"
+_UNREGISTER_SECONDS = (0.1,) * 20
+# Each holds a slot or its pixels. Triton is lost, or slower than anybody waits.
+_MAX_ABANDONED = 64
+_DRAIN_SECONDS = 15.0
 
 _CHANNEL = [
     # gRPC's own limit is 4 MB, less than one FP32 picture.
@@ -43,13 +46,6 @@ _CHANNEL = [
 ]
 
 
-class Answer(NamedTuple):
-    """What Triton returned for one picture."""
-
-    outputs: Mapping[str, NDArray[Any]]
-    version: str
-
-
 class Triton:
     """One gRPC channel to one Triton; belongs to the event loop it was made in."""
 
@@ -62,13 +58,17 @@ class Triton:
         )
         self._contracts: dict[str, tuple[Contract, float]] = {}
         """By model, and when to ask again: a model may change while Triton is restarted behind our back."""
-        self._abandoned: set[grpc.aio.UnaryUnaryCall] = set()
+        self._reading: Once[Contract] = Once()
+        self._abandoned: set[asyncio.Task[None]] = set()
         self.may_cancel = False
 
-    async def close(self) -> None:
-        """Let RPCs that were given up on end, then close the channel."""
+    async def drain(self) -> None:
+        """Let inferences that were given up on end: until then, Triton reads their slots."""
         if self._abandoned:
-            await asyncio.wait([asyncio.ensure_future(call.code()) for call in self._abandoned], timeout=_BACKSTOP_SECONDS)
+            await asyncio.wait(self._abandoned, timeout=_DRAIN_SECONDS)
+
+    async def close(self) -> None:
+        """Close the channel."""
         await self._channel.close()
 
     async def version(self) -> str:
@@ -113,12 +113,14 @@ class Triton:
         known, until = self._contracts.get(name, (None, 0.0))
         if known is not None and monotonic() < until:
             return known
+        return await self._reading.ask(name, lambda: self._read_contract(name))
+
+    async def _read_contract(self, name: str) -> Contract:
         await self.version()
         metadata = await self._probe(self._stub.ModelMetadata(messages.ModelMetadataRequest(name=name), timeout=_PROBE_SECONDS))
         config = await self._probe(self._stub.ModelConfig(messages.ModelConfigRequest(name=name), timeout=_PROBE_SECONDS))
         versions = [version for version in metadata.versions if version.isdigit()]
-        as_dict = MessageToDict(config.config, preserving_proto_field_name=True)
-        known = contract.read(as_dict, max(versions, key=int, default=""))
+        known = contract.read(MessageToDict(config.config, preserving_proto_field_name=True), max(versions, key=int, default=""))
         self._contracts[name] = known, monotonic() + _CONTRACT_SECONDS
         return known
 
@@ -134,25 +136,36 @@ class Triton:
         except grpc.RpcError as error:
             # Names are never used twice, so it is this one: another request was faster.
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                raise _ours(error) from error
+                raise refusals.ours(error) from error
 
     async def unregister(self, region: str) -> None:
-        """Let Triton forget a region; no matter whether it knows it, or is there at all."""
+        """Let Triton forget a region; no matter whether it knows it, or is there at all.
+
+        While an inference still reads it, Triton refuses. That may be one of a worker that was killed a moment ago.
+        """
         request = messages.SystemSharedMemoryUnregisterRequest(name=region)
-        with suppress(grpc.RpcError):
-            await self._stub.SystemSharedMemoryUnregister(request, timeout=_PROBE_SECONDS)
+        for pause in _UNREGISTER_SECONDS:
+            try:
+                await self._stub.SystemSharedMemoryUnregister(request, timeout=_PROBE_SECONDS)
+                break
+            except grpc.RpcError as error:
+                if not refusals.is_in_use(error):
+                    break
+            await asyncio.sleep(pause)
 
     async def infer(
         self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None = None
-    ) -> Answer:
+    ) -> tensors.Answer:
         """Run one inference.
 
         Args:
             model: The contract of the model to ask.
-            tensor: Its input, with the batch dimension where the model has one; an object array for BYTES.
-            timeout_seconds: When to give up on the answer. The RPC itself goes on unless Triton survives a cancel.
+            tensor: Its input, with the batch dimension where the model has one; a file as `tensors.of_file` writes it.
+            timeout_seconds: When to give up on the answer. The RPC itself goes on, unless it reads no slot and Triton
+                survives a cancel.
             request_id: For Triton's own log.
-            slot: What `tensor` lies in, if it is in shared memory; freed here, once the RPC has ended.
+            slot: What `tensor` lies in, if it is in shared memory; freed here, once the RPC has ended. If Triton was
+                restarted it is registered again; if that is refused, the tensor travels inside the request.
 
         Raises:
             DeadlinePassed: No answer in time.
@@ -160,48 +173,66 @@ class Triton:
             ModelNonsense: Triton failed to run the model, or the answer does not hold together.
         """
         deadline = monotonic() + timeout_seconds
-        request = tensors.request(model, tensor, timeout_seconds, request_id, slot)
-        call = self._model_infer(request, timeout=timeout_seconds + _BACKSTOP_SECONDS)
+        call = None
+
+        async def ask(via: Slot | None) -> messages.ModelInferResponse:
+            nonlocal call
+            left = deadline - monotonic()
+            call = self._model_infer(tensors.request(model, tensor, left, request_id, via), timeout=left + _BACKSTOP_SECONDS)
+            return await _within(call, left)
+
         try:
+            if len(self._abandoned) >= _MAX_ABANDONED:
+                raise TritonUnavailable("too many inferences that were given up on have not ended")
             try:
-                answer = await _within(call, timeout_seconds)
+                answer = await ask(slot)
             except grpc.RpcError as error:
-                if slot is None or _STALE_REGION not in (error.details() or ""):
+                if slot is None or not refusals.is_stale(error):
                     raise
-                await self.register(slot.arena.name, slot.arena.nbytes)  # Triton was restarted, and has forgotten it
-                call = self._model_infer(request, timeout=timeout_seconds + _BACKSTOP_SECONDS)
-                answer = await _within(call, deadline - monotonic())
+                answer = await ask(slot if await self._is_registered_again(slot.arena) else None)
         except grpc.RpcError as error:
-            self._contracts.pop(model.name, None)
-            raise _ours(error) from error
+            refusal = refusals.ours(error)
+            if not isinstance(refusal, TritonUnavailable | DeadlinePassed):
+                self._contracts.pop(model.name, None)  # it may have changed
+            raise refusal from error
         finally:
-            if not call.done():
+            if call is not None and not call.done():
                 self._abandon(call, slot)
             elif slot is not None:
                 slot.free()
-        return Answer(tensors.outputs(answer), answer.model_version)
+        return tensors.answer(answer)
+
+    async def _is_registered_again(self, arena: Arena) -> bool:
+        try:
+            await self.register(arena.name, arena.nbytes)
+        except GatewayError as error:
+            if isinstance(error, TritonUnavailable | DeadlinePassed):
+                raise
+            arena.is_refused = True
+        return not arena.is_refused
 
     def _abandon(self, call: grpc.aio.UnaryUnaryCall, slot: Slot | None) -> None:
         """Leave an RPC alone; its slot is free once it has ended.
 
         Who still reads a slot must not be cut off from it: another picture would take its place.
         """
-
-        def bury(_: object) -> None:
-            self._abandoned.discard(call)
-            if slot is not None:
-                slot.free()
-
-        self._abandoned.add(call)
-        call.add_done_callback(bury)
         if self.may_cancel and slot is None:
             call.cancel()
+        ending = asyncio.create_task(_ended(call, slot))
+        self._abandoned.add(ending)
+        ending.add_done_callback(self._abandoned.discard)
 
     async def _probe(self, question: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
         try:
             return await question
         except grpc.RpcError as error:
-            raise _ours(error) from error
+            raise refusals.ours(error) from error
+
+
+async def _ended(call: grpc.aio.UnaryUnaryCall, slot: Slot | None) -> None:
+    await call.code()
+    if slot is not None:
+        slot.free()
 
 
 async def _within(call: grpc.aio.UnaryUnaryCall, seconds: float) -> messages.ModelInferResponse:
@@ -211,41 +242,9 @@ async def _within(call: grpc.aio.UnaryUnaryCall, seconds: float) -> messages.Mod
         DeadlinePassed: It has not ended yet.
         grpc.RpcError: It ended badly.
     """
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-
-    def end(_: object = None) -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    call.add_done_callback(end)
-    timer = loop.call_later(max(0.0, seconds), end)
     try:
-        await ended
-    finally:
-        timer.cancel()
-    if not call.done():
-        raise DeadlinePassed("the model did not answer in time")
+        async with asyncio.timeout(max(0.0, seconds)):
+            await call.code()  # who waits for this may leave; who waits for the call itself would cancel it
+    except TimeoutError as error:
+        raise DeadlinePassed("the model did not answer in time") from error
     return await call
-
-
-# By status and, since the status alone is ambiguous, a part of the message. First match wins.
-# Source: measured on Triton 2.51.
-_ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
-    ("UNAVAILABLE", "Request timeout expired", DeadlinePassed, "the request waited too long in the model's queue"),
-    ("UNAVAILABLE", "maximum queue size", TritonUnavailable, "the model's queue is full"),
-    ("UNAVAILABLE", "Request for unknown model", ModelNotReady, "the model is not loaded"),
-    ("UNAVAILABLE", "", TritonUnavailable, "Triton does not answer"),
-    ("NOT_FOUND", "", UnknownModel, "there is no such model"),
-    ("DEADLINE_EXCEEDED", "", DeadlinePassed, "Triton did not answer in time"),
-    ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
-    ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
-)
-
-
-def _ours(error: grpc.RpcError) -> GatewayError:
-    code, details = error.code().name, error.details() or ""
-    for status, part, ours, detail in _ERRORS:
-        if status == code and part in details:
-            return ours(detail)
-    return ModelNonsense("the model could not be run")

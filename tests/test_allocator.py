@@ -13,11 +13,11 @@ if sys.argv[1] == "kept":
     allocator.keep_freed_memory()
 for _ in range(3):
     for _ in range(20):
-        block = bytes(20 << 20)
+        block = bytes(4 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
         block = None
-        block = bytes(20 << 20)
+        block = bytes(4 << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -29,5 +29,5 @@ def faults(how: str) -> int:
 
 
 def test_freed_memory_is_used_again() -> None:
-    """A block of 20 MB is not faulted in anew each time, which it is by the defaults of glibc."""
+    """A block of 4 MB is not faulted in anew each time, which it is by the defaults of glibc."""
     assert faults("kept") < faults("as it is") / 10

@@ -1,5 +1,6 @@
 """Slots in shared memory: really reserved, never shared, and never left behind."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -84,23 +85,58 @@ def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
 
 
 def test_what_killed_workers_left_is_swept() -> None:
-    """The arena of a process that is gone is removed, those of the living and of other containers are not."""
+    """The arena of a process that is gone is removed, whatever its number; those of the living are not."""
     script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
     dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096, 1)
-    elsewhere = SHM / "nereid-1-1-1-00000000"
-    elsewhere.touch()
-    assert (SHM / dead).exists()
+    reborn = SHM / f"nereid-{os.getpid()}-0"
+    (SHM / dead).rename(reborn)
     swept = arena.sweep()
 
     try:
-        assert dead in swept
-        assert not (SHM / dead).exists()
+        assert reborn.name in swept
+        assert not reborn.exists()
+        assert alive.name not in swept
         assert (SHM / alive.name).exists()
-        assert elsewhere.exists()
     finally:
-        elsewhere.unlink()
         alive.close()
+
+
+def test_what_cannot_be_swept_stops_nobody() -> None:
+    """Anybody can write to /dev/shm, under any name."""
+    folder, pipe, link = (SHM / f"nereid-{kind}" for kind in ("folder", "pipe", "link"))
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(SHM / "nothing")
+    made = Arena(4096, 1)
+    made.close()
+
+    try:
+        assert folder.name not in arena.sweep()
+    finally:
+        folder.rmdir()
+        pipe.unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+
+
+def test_an_arena_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a moment between the two."""
+    lock = fcntl.flock
+    swept: list[str] = []
+
+    def late(descriptor: int, how: int) -> None:
+        if not swept:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            swept.extend(arena.sweep())
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    made = Arena(4096, 1)
+
+    assert swept
+    assert made.name not in swept
+    assert (SHM / made.name).exists()
+    made.close()
 
 
 def test_a_dead_process_that_nobody_has_buried_is_dead() -> None:
@@ -111,13 +147,3 @@ def test_a_dead_process_that_nobody_has_buried_is_dead() -> None:
         name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends
 
         assert name in arena.sweep()
-
-
-def test_a_number_that_is_used_again_is_another_process() -> None:
-    """A process id alone says little: the start time tells them apart."""
-    made = Arena(4096, 1)
-    reborn = SHM / made.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-1")
-    (SHM / made.name).rename(reborn)
-
-    assert arena.sweep() == [reborn.name]
-    assert not reborn.exists()

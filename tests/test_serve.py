@@ -123,7 +123,7 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
         assert {"tritonserver"} < {process.name() for process in family}
         assert running.shm()
         assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
-        arenas = {path for process in family for path in arena.SHM.glob(f"nereid-*-{process.pid}-*")}
+        arenas = {path for process in family for path in arena.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
         running.process.send_signal(stop)
         code = running.process.wait(PATIENCE_SECONDS)

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,18 @@ import httpx
 import msgspec
 import psutil
 import pytest
+from PIL import Image
 
+from app import image
 from app.arena import SHM, Arena, Slot
 from app.config import Settings
+from app.detector import Detector, Limits
 from app.embedded import Server
 from app.envelope import Exchange
-from app.errors import TritonUnavailable
+from app.errors import DeadlinePassed, TritonUnavailable
 from app.main import create_app
+from app.parameters import Parameters
+from app.stages import Stages
 from app.transport import Transport
 from app.triton import Triton
 from tests import layouts
@@ -34,13 +41,20 @@ SCENE = layouts.scene("BMP")
 
 def own() -> list[Path]:
     """The arenas of this process."""
-    return list(SHM.glob(f"nereid-*-{os.getpid()}-*"))
+    return list(SHM.glob(f"nereid-{os.getpid()}-*"))
 
 
 async def transport_in_force(client: httpx.AsyncClient) -> str:
     """Ask for it."""
     answer: dict[str, Any] = (await client.get("/health")).json()
     return str(answer["performance"]["optimizations"]["transport"])
+
+
+async def regions(settings: Settings) -> list[str]:
+    """Name what Triton has mapped of ours."""
+    async with httpx.AsyncClient() as client:
+        known = (await client.get(f"http://127.0.0.1:{settings.triton_http_port}/v2/systemsharedmemory/status")).json()
+    return [region["name"] for region in known]
 
 
 async def taken(transport: Transport) -> Slot | None:
@@ -142,8 +156,16 @@ async def test_more_requests_than_slots_are_answered_all_the_same(
 ) -> None:
     """Those without a slot carry their pixels themselves; no two get each other's."""
     monkeypatch.setattr("app.transport._SLOTS", 2)
+    empty = BytesIO()
+    Image.new("RGB", layouts.SIZE, "white").save(empty, "BMP")
+
+    async def found(client: httpx.AsyncClient, picture: bytes) -> int:
+        return len(json(await client.post("/predict/six_columns", content=picture))["detections"])
+
     async with started(create_app(settings)) as client:
-        assert all(await asyncio.gather(*(finds(client) for _ in range(40))))
+        counts = await asyncio.gather(*(found(client, picture) for _ in range(20) for picture in (SCENE, empty.getvalue())))
+
+    assert counts == [2, 0] * 20
 
 
 async def test_two_gateways_share_a_triton(settings: Settings) -> None:
@@ -153,8 +175,10 @@ async def test_two_gateways_share_a_triton(settings: Settings) -> None:
         async with started(create_app(settings)) as second:
             answers = await asyncio.gather(*(finds(client) for client in (first, second) * 10))
         assert all(answers)
+        kept = await regions(settings)
+        assert set(kept) == {path.name for path in own()}
         assert await finds(first)
-        assert await transport_in_force(first) == "shm"
+        assert await regions(settings) == kept
 
 
 async def test_a_restarted_triton_is_not_noticed(own_triton: tuple[Settings, Server]) -> None:
@@ -171,6 +195,32 @@ async def test_a_restarted_triton_is_not_noticed(own_triton: tuple[Settings, Ser
 
         assert all(await asyncio.gather(*(finds(client) for _ in range(8))))
         assert await transport_in_force(client) == "shm"
+
+
+@pytest.mark.parametrize("mode", ["auto", "shm"])
+async def test_a_restarted_triton_may_refuse_shared_memory(
+    own_triton: tuple[Settings, Server],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Any,  # noqa: ANN401
+) -> None:
+    """The request under way gets its boxes all the same; those after it as the setting says."""
+    settings, server = own_triton
+    real = Triton.register
+    async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
+        assert await finds(client)
+        server.stop()
+        server.start()
+        monkeypatch.setattr(Triton, "register", lambda self, region, nbytes: real(self, f"{region}-elsewhere", nbytes))
+        for _ in range(50):  # the connection needs its moment
+            if (await client.get("/readyz")).status_code == 200:
+                break
+            await asyncio.sleep(0.1)
+
+        assert await finds(client)
+        after = await client.post("/predict/six_columns", content=SCENE)
+        assert after.status_code == (200 if mode == "auto" else 503)
+        assert await transport_in_force(client) == "inline"
+        assert not own()
 
 
 @pytest.fixture
@@ -204,9 +254,7 @@ asyncio.run(main())
     await transport.sweep()
 
     assert not (SHM / name).exists()
-    async with httpx.AsyncClient() as client:
-        regions = (await client.get(f"http://127.0.0.1:{settings.triton_http_port}/v2/systemsharedmemory/status")).json()
-    assert name not in [region["name"] for region in regions]
+    assert name not in await regions(settings)
 
 
 async def test_a_slot_comes_back_only_when_its_rpc_has_ended(
@@ -237,6 +285,43 @@ async def test_a_slot_comes_back_only_when_its_rpc_has_ended(
             process.send_signal(signal.SIGCONT)
 
         assert await eventually(lambda: len(made.free_offsets) == slots)
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_a_slot_comes_back_only_when_its_thread_has_ended(
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: Transport,
+    how: str,
+) -> None:
+    """A decoder cannot be stopped, so what it writes to is not lent again before."""
+    may_end = threading.Event()
+    real = image.decode
+
+    def slow(*arguments: Any) -> Any:  # noqa: ANN401
+        may_end.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(image, "decode", slow)
+    triton = Triton(settings.triton_url)
+    detector = Detector(triton, transport, "six_columns", frozenset(), Limits(1, 10**7, 0.5 if how == "deadline" else 30))
+    model = await detector.ready("six_columns")
+    slot = transport.take(model.input_bytes)
+    assert slot
+    slot.free()
+    slots = len(slot.arena.free_offsets)
+    asking = asyncio.ensure_future(detector.detect(SCENE, Parameters(), Stages(), "id"))
+    assert await eventually(lambda: len(slot.arena.free_offsets) == slots - 1)
+    if how == "cancel":
+        asking.cancel()
+    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+        await asking
+    assert len(slot.arena.free_offsets) == slots - 1
+    may_end.set()
+
+    assert await eventually(lambda: len(slot.arena.free_offsets) == slots)
+    detector.close()
+    await triton.close()
 
 
 async def eventually(holds: Callable[[], bool]) -> bool:

@@ -1,6 +1,7 @@
 """What the gateway makes of Triton's answers, from a server that gives the ones a real one gives too rarely."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 from app import contract
+from app.arena import Arena, Slot
 from app.contract import Contract
 from app.errors import DeadlinePassed, GatewayError, ModelNonsense, ModelNotReady, TritonUnavailable, UnknownModel
 from app.triton import Triton
@@ -34,12 +36,43 @@ class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated cod
         self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
         self.version = "2.51.0"
         self.asked: list[messages.ModelInferRequest] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.cancelled = 0
+        self.knows: set[str] = set()
+        self.takes_regions = True
+        self.metadata_asked = 0
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.asked.append(request)
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        lent = request.inputs[0].parameters
+        if "shared_memory_region" in lent and lent["shared_memory_region"].string_param not in self.knows:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid'")
         if self.refusal:
             await context.abort(*self.refusal)
         return self.answer
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if not self.takes_regions:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
+        self.knows.add(request.name)
+        return messages.SystemSharedMemoryRegisterResponse()
+
+    async def ModelMetadata(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
+        self.metadata_asked += 1
+        return messages.ModelMetadataResponse(name=request.name, versions=["1"])
+
+    async def ModelConfig(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
+        answer = messages.ModelConfigResponse()
+        answer.config.name = request.name
+        answer.config.input.add(name="image", data_type="TYPE_UINT8", dims=[32, 32, 3])
+        answer.config.output.add(name="output0", data_type="TYPE_FP32", dims=[2, 6])
+        return answer
 
     async def ServerMetadata(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
         return messages.ServerMetadataResponse(version=self.version)
@@ -49,6 +82,16 @@ class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated cod
         for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
             index.models.add(name=name, version=version, state=state)
         return index
+
+
+@pytest.fixture
+def lent() -> Iterator[Slot]:
+    """The only slot of an arena."""
+    made = Arena(PICTURE.nbytes, 1)
+    slot = made.take()
+    assert slot
+    yield slot
+    made.close()
 
 
 @pytest.fixture
@@ -121,7 +164,7 @@ async def test_the_time_that_is_left_goes_along(stub: tuple[Stub, Triton]) -> No
     (request,) = told.asked
 
     assert request.id == "abc"
-    assert request.parameters["timeout"].int64_param == 1_500_000
+    assert request.parameters["timeout"].int64_param == pytest.approx(1_500_000, abs=100_000)
     assert request.raw_input_contents[0] == PICTURE.tobytes()
 
 
@@ -143,6 +186,106 @@ async def test_only_a_new_triton_survives_a_cancel(stub: tuple[Stub, Triton], ve
 
     assert await triton.version() == version
     assert triton.may_cancel is may
+
+
+@pytest.mark.parametrize(
+    ("version", "with_slot", "is_cancelled"), [("2.51.0", False, False), ("2.59.1", False, True), ("2.59.1", True, False)]
+)
+async def test_an_inference_that_was_given_up_on(
+    stub: tuple[Stub, Triton],
+    version: str,
+    with_slot: bool,  # noqa: FBT001
+    is_cancelled: bool,  # noqa: FBT001
+    lent: Slot,
+) -> None:
+    """It is cancelled if Triton survives that and nothing is lent to it; else it goes on, and keeps what it reads."""
+    told, triton = stub
+    told.version = version
+    await triton.version()
+    told.knows.add(lent.arena.name)
+    told.may_answer.clear()
+    slot = lent if with_slot else None
+    with pytest.raises(DeadlinePassed):
+        await triton.infer(MODEL, PICTURE, 0.1, "late", slot)
+    leaving = asyncio.ensure_future(triton.infer(MODEL, PICTURE, 30, "gone", None))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    await asyncio.sleep(0.1)
+
+    assert told.cancelled == (2 if is_cancelled else 1 if with_slot else 0)
+    assert (lent.offset in lent.arena.free_offsets) is False
+    told.may_answer.set()
+    await triton.drain()
+    assert (lent.offset in lent.arena.free_offsets) is with_slot
+
+
+async def test_nothing_more_is_asked_of_a_triton_that_is_lost(stub: tuple[Stub, Triton], lent: Slot) -> None:
+    """Each inference that was given up on holds its pixels; there is an end to that."""
+    told, triton = stub
+    told.may_answer.clear()
+    given_up = await asyncio.gather(*(triton.infer(MODEL, PICTURE, 0.2, "late") for _ in range(64)), return_exceptions=True)
+    assert {type(error) for error in given_up} == {DeadlinePassed}
+
+    with pytest.raises(TritonUnavailable, match="given up"):
+        await triton.infer(MODEL, PICTURE, 5, "id", lent)
+    assert lent.offset in lent.arena.free_offsets
+    told.may_answer.set()
+    await triton.drain()
+    assert await triton.infer(MODEL, PICTURE, 5, "id")
+
+
+@pytest.mark.parametrize("takes_regions", [True, False])
+async def test_a_forgotten_region_is_registered_again_or_done_without(
+    stub: tuple[Stub, Triton],
+    takes_regions: bool,  # noqa: FBT001
+    lent: Slot,
+) -> None:
+    """Within the same request, which gets its answer either way."""
+    told, triton = stub
+    told.takes_regions = takes_regions
+    assert await triton.infer(MODEL, PICTURE, 5, "id", lent)
+
+    first, second = told.asked
+    assert "shared_memory_region" in first.inputs[0].parameters
+    assert ("shared_memory_region" in second.inputs[0].parameters) is takes_regions
+    assert list(second.raw_input_contents) == ([] if takes_regions else [PICTURE.tobytes()])
+    assert lent.arena.is_refused is not takes_regions
+    assert lent.offset in lent.arena.free_offsets
+
+
+async def test_a_region_that_is_forgotten_twice_is_no_missing_model(stub: tuple[Stub, Triton], lent: Slot) -> None:
+    """Two Tritons behind one address, say: whoever asks may ask again."""
+    told, triton = stub
+    told.knows = Forgetful()
+    with pytest.raises(TritonUnavailable):
+        await triton.infer(MODEL, PICTURE, 5, "id", lent)
+
+    assert lent.offset in lent.arena.free_offsets
+
+
+class Forgetful(set[str]):
+    """Never knows what it was told."""
+
+    def add(self, _: str) -> None:
+        """Forget."""
+
+
+async def test_many_ask_for_a_contract_once(stub: tuple[Stub, Triton]) -> None:
+    """Also when it has to be read again; a full queue is no reason to."""
+    told, triton = stub
+    await asyncio.gather(*(triton.contract("tiny") for _ in range(50)))
+    assert told.metadata_asked == 1
+    told.refusal = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
+    with pytest.raises(TritonUnavailable):
+        await triton.infer(MODEL, PICTURE, 5, "id")
+    await triton.contract("tiny")
+    assert told.metadata_asked == 1
+    told.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"
+    with pytest.raises(ModelNonsense):
+        await triton.infer(MODEL, PICTURE, 5, "id")
+    await triton.contract("tiny")
+
+    assert told.metadata_asked == 2
 
 
 async def test_a_model_is_ready_if_one_of_its_versions_is(stub: tuple[Stub, Triton]) -> None:
