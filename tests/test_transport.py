@@ -205,7 +205,7 @@ async def test_a_restarted_triton_may_refuse_shared_memory(
 ) -> None:
     """The request under way gets its boxes all the same; those after it as the setting says."""
     settings, server = own_triton
-    real = Triton.register
+    real, before = Triton.register, own()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert await finds(client)
         server.stop()
@@ -220,7 +220,7 @@ async def test_a_restarted_triton_may_refuse_shared_memory(
         after = await client.post("/predict/six_columns", content=SCENE)
         assert after.status_code == (200 if mode == "auto" else 503)
         assert await transport_in_force(client) == "inline"
-        assert not own()
+        assert own() == before
 
 
 @pytest.fixture
