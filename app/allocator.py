@@ -10,7 +10,7 @@ _MIB = 1 << 20
 # By number, as in malloc.h.
 _OPTIONS = {
     -3: 8 * _MIB,  # M_MMAP_THRESHOLD: what is larger, such as a photo, still goes back at once
-    -1: 64 * _MIB,  # M_TRIM_THRESHOLD: how much may be free at the end of the heap
+    -1: 16 * _MIB,  # M_TRIM_THRESHOLD: how much may be free at the end of the heap
     -8: 1,  # M_ARENA_MAX: one heap, not one for each thread
 }
 
