@@ -42,14 +42,14 @@ class Envelope:
     """Outermost ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the exchange on and book it; what is no HTTP request (the lifespan) goes through."""
         if scope["type"] == ScopeType.HTTP:
             await self._exchange(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
     async def _exchange(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         this = Exchange(_request_id(scope))
@@ -67,7 +67,7 @@ class Envelope:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_marked)
+            await self.app(scope, receive, send_marked)
         finally:
             status = _GONE if this.is_gone or not this.status else this.status
             level = LOG.error if status >= 500 and status != 503 else LOG.info  # noqa: PLR2004

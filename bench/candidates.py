@@ -1,11 +1,16 @@
 """The steps of a request, each timed in CPU seconds; one candidate per process, so that none warms another's caches.
 
-Run as: python -m bench.candidates NAME FOLDER SECONDS [STEP ...]; prints one line of JSON. It also runs in the
-reference's environment, so everything but the standard library is imported where it is used.
+Run as: python -m bench.candidates NAME FOLDER SECONDS [STEP ...]; its last line is JSON, behind what Nereid logs. It also
+runs in the reference's environment, so everything but the standard library is imported where it is used.
+With a Triton at BENCH_TRITON, `client` is a whole inference (message, RPC, answer) by a model that answers at once, and
+`framework` a whole exchange of the web application whose detector has its answer ready.
 """
 # ruff: noqa: PLC0415, ANN401
 
+import asyncio
+import atexit
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,15 +45,14 @@ def nereid() -> dict[str, Step]:
         "header": lambda data: image.read_header(data, _MAX_PIXELS),
         "decode": decode,
         "letterbox": draw,
-        "message": _message("image", "UINT8"),
+        **_nereid_served("inline"),
         "encode": _nereid_encode(),
     }
 
 
 def nereid_shm() -> dict[str, Step]:
-    """The same with the tensor in a place of its own, as in shared memory: the message only names it."""
+    """The same with the tensor in a place that is used again, as in shared memory: the message only names it."""
     import numpy as np
-    from tritonclient.grpc import InferInput
 
     from app import image, letterbox
 
@@ -59,20 +63,16 @@ def nereid_shm() -> dict[str, Step]:
         needed = 4 * placement.width, 4 * placement.height
         return image.decode(unread, needed, letterbox.area(placement, slot)), placement
 
-    def draw(decoded: Any) -> None:
+    def draw(decoded: Any) -> Any:
         picture, placement = decoded
         letterbox.draw(picture, placement, 114, slot)
-
-    def fill(_: Any) -> Any:
-        picture = InferInput("image", [1, _SIDE, _SIDE, 3], "UINT8")
-        picture.set_shared_memory("region", slot.nbytes, 0)
-        return picture
+        return slot[None]
 
     return {
         "header": lambda data: image.read_header(data, _MAX_PIXELS),
         "decode": decode,
         "letterbox": draw,
-        "message": _sent(fill),
+        **_nereid_served("shm"),
         "encode": _nereid_encode(),
     }
 
@@ -130,11 +130,12 @@ def reference() -> dict[str, Step]:
 
     from bench.contestants.preparing import letterboxed, normalized
 
+    triton = os.environ.get("BENCH_TRITON")
     answer = {"detections": [_DETECTION] * 5, "num_detections": 5, "status": "success"}
     return {
         "decode and letterbox": lambda data: letterboxed(data).square,
         "normalise": normalized,
-        "message": _message("images", "FP32"),
+        **(_reference_served(triton) if triton else {}),
         "encode": lambda _: orjson.dumps(answer),
     }
 
@@ -165,7 +166,7 @@ def main(name: str, folder: Path, seconds: float, wanted: list[str]) -> None:
         _run(steps, pictures[count % len(pictures)], totals)
         count += 1
     spent = {step: total / count * 1e3 for step, total in totals.items()}
-    print(json.dumps({"pictures": count, "seconds": elapsed, "milliseconds": spent}))
+    print(json.dumps({"pictures": count, "seconds": elapsed, "milliseconds": spent}), flush=True)
 
 
 def _run(steps: dict[str, Step], value: Any, totals: dict[str, float]) -> None:
@@ -179,29 +180,119 @@ def _run(steps: dict[str, Step], value: Any, totals: dict[str, float]) -> None:
     totals["free"] = totals.get("free", 0.0) + process_time() - before
 
 
-def _message(name: str, kind: str) -> Step:
-    """Build and serialise the request that carries a tensor."""
-    from tritonclient.grpc import InferInput
+def _nereid_served(transport: str) -> dict[str, Step]:
+    """Nereid's client and its web application, if there is a Triton."""
+    address = os.environ.get("BENCH_TRITON")
+    if not address:
+        return {}
+    from app.config import Settings
+    from app.detector import Found
+    from app.main import create_app
 
-    def fill(tensor: Any) -> Any:
-        picture = InferInput(name, list(tensor.shape), kind)
+    settings = Settings(triton_urls=address, model="null", transport=transport, log_format="json")  # type: ignore[arg-type]
+    application: Any = create_app(settings)
+    loop = _loop()
+    _begin(loop, application)
+    detector = application.app.state.detector
+    model = loop.run_until_complete(detector.ready("null"))
+    found = Found([], _SIDE, _SIDE, model, "1")
+
+    async def ready(*_: Any) -> Found:
+        return found
+
+    def infer(tensor: Any) -> Any:
+        slot = detector.transport.take(tensor.nbytes)
+        return loop.run_until_complete(detector.triton.infer(model, tensor, 10, "id", slot))
+
+    detector.detect = ready
+    return {"client": infer, "framework": _exchange(loop, application)}
+
+
+def _reference_served(address: str) -> dict[str, Step]:
+    """The reference's client and its web application."""
+    from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+
+    from bench.contestants import reference as contestant
+
+    client = InferenceServerClient(address)
+    names = ("num_dets", "det_boxes", "det_scores", "det_classes")
+    nothing: dict[str, Any] = {"detections": [], "num_detections": 0, "status": "success"}
+
+    def infer(tensor: Any) -> Any:
+        picture = InferInput("images", list(tensor.shape), "FP32")
         picture.set_data_from_numpy(tensor)
-        return picture
+        answer = client.infer("null_fp32", [picture], outputs=[InferRequestedOutput(name) for name in names])
+        return [answer.as_numpy(name) for name in names]
 
-    return _sent(fill)
+    contestant._answer = lambda *_: nothing  # noqa: SLF001
+    application = contestant.create_app()
+    loop = _loop()
+    _begin(loop, application)
+    return {"client": infer, "framework": _exchange(loop, application)}
 
 
-def _sent(fill: Step) -> Step:
-    from tritonclient.grpc import InferRequestedOutput
-    from tritonclient.grpc._utils import _get_inference_request
+def _loop() -> asyncio.AbstractEventLoop:
+    import uvloop
 
-    # By position: model, inputs, version, request id, outputs, sequence (three), priority, timeout, parameters.
-    def build(tensor: Any) -> bytes:
-        outputs = [InferRequestedOutput(output) for output in ("num_dets", "det_boxes", "det_scores", "det_classes")]
-        request = _get_inference_request("null", [fill(tensor)], "", "id", outputs, 0, False, False, 0, None, None)  # noqa: FBT003
-        return bytes(request.SerializeToString())
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
 
-    return build
+
+def _begin(loop: asyncio.AbstractEventLoop, application: Any) -> None:
+    """Run the lifespan of an ASGI application until this process ends."""
+    to_app: asyncio.Queue[Any] = asyncio.Queue()
+    from_app: asyncio.Queue[Any] = asyncio.Queue()
+    life = loop.create_task(application({"type": "lifespan", "asgi": {"version": "3.0"}}, to_app.get, from_app.put))
+
+    async def begin() -> None:
+        await to_app.put({"type": "lifespan.startup"})
+        if (said := await from_app.get())["type"] != "lifespan.startup.complete":
+            raise RuntimeError(said)
+
+    async def end() -> None:
+        await to_app.put({"type": "lifespan.shutdown"})
+        await life
+
+    loop.run_until_complete(begin())
+    atexit.register(lambda: loop.run_until_complete(end()))
+
+
+def _exchange(loop: asyncio.AbstractEventLoop, application: Any) -> Step:
+    """Post a picture's worth of bytes."""
+    body = bytes(150_000)
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"image/jpeg"), (b"content-length", b"%d" % len(body))]
+    received = {"type": "http.request", "body": body, "more_body": False}
+
+    async def ask() -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return received
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/detect",
+            "raw_path": b"/detect",
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "state": {},
+        }
+        await application(scope, receive, send)
+        if sent[0]["status"] != 200:  # noqa: PLR2004
+            raise RuntimeError(sent)
+
+    return lambda _: loop.run_until_complete(ask())
 
 
 def _nereid_encode() -> Step:

@@ -35,11 +35,11 @@ class Spent(msgspec.Struct, frozen=True):
 def report(runs: int, seconds: float, folder: Path | None) -> int:
     """Print the steps of every candidate."""
     spent: dict[str, list[Spent]] = {}
-    with written(folder) as files:
+    with written(folder) as files, processes.triton(with_real=False) as triton:
         for _ in range(runs):
             for name in candidates.CANDIDATES:
                 try:
-                    spent.setdefault(name, []).extend(together(name, files, seconds, 1))
+                    spent.setdefault(name, []).extend(together(name, files, seconds, 1, triton=triton.settings.triton_url))
                 except ContestantError as error:
                     print(f"{name} is left out: {error}", file=sys.stderr)
     print(f"CPU milliseconds per picture, medians of {runs} runs of {seconds:g} s, each in a process of its own")
@@ -61,8 +61,10 @@ def written(folder: Path | None) -> Iterator[Path]:
         yield Path(target)
 
 
-def together(name: str, files: Path, seconds: float, count: int, steps: Sequence[str] = ()) -> list[Spent]:
-    """Run a candidate in `count` processes at the same time.
+def together(  # noqa: PLR0913, PLR0917
+    name: str, files: Path, seconds: float, count: int, steps: Sequence[str] = (), triton: str = ""
+) -> list[Spent]:
+    """Run a candidate in `count` processes at the same time; those of its steps that ask a Triton, if there is one.
 
     Raises:
         ContestantError: One failed; the message is the last line it printed.
@@ -76,7 +78,7 @@ def together(name: str, files: Path, seconds: float, count: int, steps: Sequence
             child = subprocess.Popen(
                 command,
                 cwd=processes.ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "BENCH_TRITON": triton},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -87,5 +89,5 @@ def together(name: str, files: Path, seconds: float, count: int, steps: Sequence
             output, errors = child.communicate(timeout=seconds + 60)
             if child.returncode:
                 raise ContestantError((errors.splitlines() or ["it ended without a word"])[-1])
-            found.append(msgspec.json.decode(output, type=Spent))
+            found.append(msgspec.json.decode(output.splitlines()[-1], type=Spent))
     return found

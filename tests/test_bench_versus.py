@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app import embedded, tensors
+from app import arena, embedded, tensors
 from app.config import Settings
 from app.contract import Form
 from app.main import create_app
@@ -109,13 +109,25 @@ def test_the_twin_of_the_real_model_takes_floats(tmp_path: Path, settings: Setti
 
 
 @pytest.mark.parametrize("name", sorted(candidates.CANDIDATES.keys() - {"reference"}))
-def test_a_candidate_of_stages_runs(tmp_path: Path, name: str) -> None:
-    """Every candidate gets through a picture, step by step."""
+def test_a_candidate_of_stages_runs(served: processes.Triton, tmp_path: Path, name: str) -> None:
+    """Every candidate gets through a picture, step by step; Nereid's up to the answer, and it leaves nothing behind."""
     (tmp_path / "picture").write_bytes(picture("coffee.jpg"))
-    (spent,) = stages.together(name, tmp_path, 0.05, 1)
+    before = set(arena.SHM.glob("nereid-*"))
+    (spent,) = stages.together(name, tmp_path, 0.05, 1, triton=served.settings.triton_url)
 
     assert spent.pictures > 0
     assert {"decode", "letterbox", "free"} <= spent.milliseconds.keys()
+    assert ({"client", "framework", "encode"} <= spent.milliseconds.keys()) is name.startswith("nereid")
+    assert set(arena.SHM.glob("nereid-*")) == before
+
+
+@needs_reference
+def test_the_reference_runs_as_a_candidate(served: processes.Triton, tmp_path: Path) -> None:
+    """In its own environment, with the same steps."""
+    (tmp_path / "picture").write_bytes(picture("coffee.jpg"))
+    (spent,) = stages.together("reference", tmp_path, 0.05, 1, triton=served.settings.triton_url)
+
+    assert {"client", "framework", "encode"} <= spent.milliseconds.keys()
 
 
 def test_the_ratios_are_of_the_same_round() -> None:
