@@ -6,6 +6,7 @@ Nothing here knows what the bytes are, or who else maps them.
 import fcntl
 import mmap
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 SHM = Path("/dev/shm")  # noqa: S108 - the one place where POSIX shared memory is
 _PAGE = mmap.PAGESIZE
+_NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
 
 
 class Slot(NamedTuple):
@@ -76,9 +78,11 @@ def sweep() -> list[str]:
     The kernel unlocks a file when the last process that opened it has ended.
     """
     swept = []
-    for path in SHM.glob("nereid-*"):
+    for path in SHM.iterdir() if SHM.is_dir() else ():
+        if not _NAME.fullmatch(path.name) or not path.is_file() or path.is_symlink():
+            continue
         with suppress(OSError):  # locked by the living, another user's, or gone meanwhile
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

@@ -2,15 +2,16 @@
 
 import asyncio
 import base64
-import binascii
+import re
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
+from app import parameters
 from app.errors import ClientGone, InvalidParameter, MalformedRequest
 from app.guards import JSON, MULTIPART, media_type
 
@@ -18,6 +19,14 @@ FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
 
 _Member = str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
+# A struct and no dict: the first unknown member ends the reading, however many there are.
+_Document: Any = msgspec.defstruct(
+    "_Document",
+    [(name, _Member | UnsetType, UNSET) for name in ("image", *parameters.NAMES)],
+    forbid_unknown_fields=True,
+)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_SPACES = b" \t\r\n"
 
 
 class Body(NamedTuple):
@@ -86,19 +95,22 @@ def _text(name: str, content: bytes) -> str:
 
 def _from_json(data: bytes) -> Body:
     try:
-        members = msgspec.json.decode(data, type=dict[str, _Member])
+        document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if found := _UNKNOWN.fullmatch(str(error)):
+            raise parameters.unknown(found[1]) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
-    encoded = members.pop("image", None)
+    encoded = document.image
     if not isinstance(encoded, str):
         raise MalformedRequest('the JSON object has no string "image"')
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
     try:
-        file = base64.b64decode("".join(encoded.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
+        file = base64.b64decode(encoded.encode("ascii").translate(None, _SPACES), validate=True)
+    except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
         raise MalformedRequest('"image" is not base64') from error
-    return Body(file, [(name, _plain(value)) for name, value in members.items()])
+    given = ((name, getattr(document, name)) for name in parameters.NAMES)
+    return Body(file, [(name, _plain(value)) for name, value in given if value is not UNSET])
 
 
 def _plain(value: _Member) -> str:

@@ -65,15 +65,16 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
     pattern = _MARKER
     at, junk = 2, 0
     for _ in range(_MAX_MARKERS):
-        found = pattern.search(data, at)
-        if found is None or data[found.end() - 1] == _END or found.end() + 8 > len(data):
-            return
+        end = len(data) if pattern is _MARKER_BEHIND_SCAN else min(len(data), at + _MAX_JUNK + 2)
+        found = pattern.search(data, at, end)
         if pattern is _MARKER:
-            junk += found.start() - at
-        at = found.end()
-        marker = data[at - 1]
+            junk += (found.start() if found else end) - at
         if junk > _MAX_JUNK:
             break
+        if found is None or data[found.end() - 1] == _END or found.end() + 8 > len(data):
+            return
+        at = found.end()
+        marker = data[at - 1]
         if marker in _WITHOUT_LENGTH:
             continue
         yield marker, at

@@ -36,6 +36,15 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return None if self.classes is None else [name.strip() for name in self.classes.split(",") if name.strip()]
 
 
+NAMES = (*Parameters.__struct_fields__, *_ALIASES)
+"""What may be given, aliases too."""
+
+
+def unknown(name: str) -> InvalidParameter:
+    """Say that there is no parameter of this name, and which there are."""
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; known are {', '.join(Parameters.__struct_fields__)}")
+
+
 def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     """Convert name-value pairs.
 
@@ -47,7 +56,7 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     for given, value in pairs:
         name = _ALIASES.get(given, given)
         if name not in Parameters.__struct_fields__:
-            raise InvalidParameter(f"unknown parameter {given[:64]!r}; known are {', '.join(Parameters.__struct_fields__)}")
+            raise unknown(given)
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")
         if len(value) > _MAX_TEXT:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import httpx
 
-from app import embedded
+from app import arena, embedded
 from app.config import Settings
 from app.embedded import EmbeddedError
 from app.log import say
@@ -59,6 +59,7 @@ def supervise(settings: Settings, triton: embedded.Server | None) -> int:
     finally:
         ignore_signals()
         _stop(api)
+        arena.sweep()  # of workers that had to be killed
 
 
 def _stop(api: "subprocess.Popen[bytes]") -> None:

@@ -89,7 +89,7 @@ def test_what_killed_workers_left_is_swept() -> None:
     script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
     dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096, 1)
-    reborn = SHM / f"nereid-{os.getpid()}-0"
+    reborn = SHM / f"nereid-{os.getpid()}-00000000"
     (SHM / dead).rename(reborn)
     swept = arena.sweep()
 
@@ -103,20 +103,20 @@ def test_what_killed_workers_left_is_swept() -> None:
 
 
 def test_what_cannot_be_swept_stops_nobody() -> None:
-    """Anybody can write to /dev/shm, under any name."""
-    folder, pipe, link = (SHM / f"nereid-{kind}" for kind in ("folder", "pipe", "link"))
+    """Anybody can write to /dev/shm, under any name; what is none of ours is left alone."""
+    folder, pipe, link = (SHM / f"nereid-1-{number:08}" for number in range(3))
+    other = SHM / "nereid-notes"
     folder.mkdir()
     os.mkfifo(pipe)
     link.symlink_to(SHM / "nothing")
-    made = Arena(4096, 1)
-    made.close()
+    other.touch()
 
     try:
-        assert folder.name not in arena.sweep()
+        assert not {folder.name, pipe.name, link.name, other.name} & set(arena.sweep())
     finally:
         folder.rmdir()
-        pipe.unlink(missing_ok=True)
-        link.unlink(missing_ok=True)
+        for path in (pipe, link, other):
+            path.unlink()
 
 
 def test_an_arena_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_json_members_keep_their_order() -> None:
         b'{"image": "\xff"}',
         b"\xff\xfe{\0}\0",
         b"[" * 100_000,
-        b'{"a":' * 100_000,
+        b'{"image":' * 100_000,
     ],
 )
 def test_other_json_is_malformed(data: bytes) -> None:
@@ -276,7 +276,20 @@ def test_other_json_is_malformed(data: bytes) -> None:
         _from_json(data)
 
 
-@pytest.mark.parametrize("data", [b"{}", b'{"file": "QUJD"}', b'{"image": 5}', b'{"image": ["QUJD"]}'])
+@pytest.mark.parametrize("data", [b'{"file": "QUJD"}', b'{"file": ' * 100_000, b'{"file": 1, ' + b'"x": 1, ' * 100_000])
+def test_the_first_unknown_member_ends_the_reading(data: bytes) -> None:
+    """However many come behind it, and whatever they are."""
+    with pytest.raises(InvalidParameter, match="unknown parameter 'file'; known are model"):
+        _from_json(data)
+
+
+def test_a_json_picture_may_be_broken_into_lines() -> None:
+    """As base64 often is; blanks are no part of it, and cost next to nothing."""
+    encoded = base64.b64encode(PICTURE).decode()
+    assert _from_json(envelope("\r\n\t ".join(encoded))).file == PICTURE
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"boxes": "coco"}', b'{"image": 5}', b'{"image": ["QUJD"]}'])
 def test_json_must_hold_a_picture(data: bytes) -> None:
     """An object without a text `image` says so."""
     with pytest.raises(MalformedRequest, match=r'^the JSON object has no string "image"$'):
