@@ -35,6 +35,14 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", stamp) for stamp in stamps)
 
 
+def test_text_that_is_no_unicode_is_logged_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lone surrogate, which is what Python makes of bytes that it cannot read."""
+    log.configure("info", "json")
+    structlog.get_logger().info("request", path="/\udcff")
+
+    assert json.loads(capsys.readouterr().out)["path"] == "/\udcff"
+
+
 @pytest.mark.parametrize(
     ("level", "logged"),
     [

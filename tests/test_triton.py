@@ -42,6 +42,7 @@ class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated cod
         self.knows: set[str] = set()
         self.takes_regions = True
         self.metadata_asked = 0
+        self.still_read = 0
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.asked.append(request)
@@ -62,6 +63,13 @@ class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated cod
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
         self.knows.add(request.name)
         return messages.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if self.still_read:
+            self.still_read -= 1
+            await context.abort(grpc.StatusCode.INTERNAL, f"Cannot unregister {request.name}, it is currently in use.")
+        self.knows.discard(request.name)
+        return messages.SystemSharedMemoryUnregisterResponse()
 
     async def ModelMetadata(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
         self.metadata_asked += 1
@@ -268,6 +276,15 @@ class Forgetful(set[str]):
 
     def add(self, _: str) -> None:
         """Forget."""
+
+
+async def test_a_region_that_is_still_read_is_unregistered_later(stub: tuple[Stub, Triton]) -> None:
+    """A worker that was killed may have left an inference behind that reads it."""
+    told, triton = stub
+    told.knows, told.still_read = {"region"}, 3
+    await triton.unregister("region")
+
+    assert told.knows == set()
 
 
 async def test_many_ask_for_a_contract_once(stub: tuple[Stub, Triton]) -> None:
