@@ -19,8 +19,9 @@ def report(seconds: float, clients: int, workers: int, folder: Path | None) -> i
     samples = samples_of(folder)
     served: dict[str, Round] = {}
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
-        http = _http_only(Path(logs), samples, seconds, clients, workers)
+        http, http_cpu = _http_only(Path(logs), samples, seconds, clients, workers)
         with processes.triton(with_real=False) as triton:
+            passed, passed_cpu = _http_only(Path(logs), samples, seconds, clients, workers, triton.settings.triton_url)
             lineup = Lineup(triton, workers, Path(logs))
             for name in ("nereid_inline", "nereid_shm", "nereid_file"):
                 try:
@@ -33,17 +34,26 @@ def report(seconds: float, clients: int, workers: int, folder: Path | None) -> i
     print(f"decode and letterbox alone    {pixels:7.0f} pictures/s, {cpu:.2f} ms CPU each (into a frame used again)")
     fresh, fresh_cpu = sum(one.pictures / one.seconds for one in bare), sum(one.total for one in bare) / cores
     print(f"  into a new frame each time  {fresh:7.0f} pictures/s, {fresh_cpu:.2f} ms CPU each")
-    print(f"HTTP alone, bodies read       {http:7.0f} requests/s, {clients} clients")
+    print(f"HTTP alone, bodies read       {http:7.0f} requests/s, {http_cpu:.2f} ms CPU each, {clients} clients")
+    print(f"  and passed on to Triton     {passed:7.0f} requests/s, {passed_cpu:.2f} ms CPU each")
     for name, one in served.items():
-        limit, of = (http, "HTTP alone") if name == "nereid_file" else (pixels, "decode and letterbox alone")
-        line = f"{name:29} {one.rate:7.0f} requests/s = {one.rate / limit:.0%} of {of}; {one.cpu_gateway:.2f} ms CPU"
-        print(line if name == "nereid_file" else f"{line} = {one.cpu_gateway / cpu:.2f} x")
+        is_file = name == "nereid_file"
+        limit, least, of = (passed, passed_cpu, "HTTP and Triton") if is_file else (pixels, cpu, "decode and letterbox")
+        print(
+            f"{name:29} {one.rate:7.0f} requests/s = {one.rate / limit:.0%} of {of} alone;"
+            f" {one.cpu_gateway:.2f} ms CPU = {one.cpu_gateway / least:.2f} x"
+        )
     return 0
 
 
-def _http_only(logs: Path, samples: list[load.Sample], seconds: float, clients: int, workers: int) -> float:
+def _http_only(  # noqa: PLR0913, PLR0917
+    logs: Path, samples: list[load.Sample], seconds: float, clients: int, workers: int, triton: str = ""
+) -> tuple[float, float]:
+    """Measure requests per second, and CPU milliseconds of each."""
     port = processes.free_ports(1)[0]
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
-    with processes.running(command, {}, port, "/", logs / "http_only.log") as server:
+    with processes.running(command, {"BENCH_TRITON": triton}, port, "/", logs / "http_only.log") as server:
         load.run(load.closed(f"{server.url}/detect", samples, clients=clients, seconds=1))
-        return load.run(load.closed(f"{server.url}/detect", samples, clients=clients, seconds=seconds)).rate
+        before = server.cpu()
+        outcome = load.run(load.closed(f"{server.url}/detect", samples, clients=clients, seconds=seconds))
+        return outcome.rate, (server.cpu() - before) / max(outcome.requests, 1) * 1e3

@@ -18,6 +18,7 @@ from bench.load import Outcome
 from bench.processes import ContestantError
 from tests.conftest import PICTURES, REPOSITORY, json, picture, started
 
+SAMPLE = load.Sample("coffee", picture("coffee.jpg"), frozenset())
 FIXTURES = sorted(path.parent.name for path in (processes.ROOT / "bench" / "models").glob("*/config.pbtxt"))
 needs_reference = pytest.mark.skipif(
     not (processes.REFERENCE / "complete").is_file(),
@@ -128,6 +129,20 @@ def test_the_reference_runs_as_a_candidate(served: processes.Triton, tmp_path: P
     (spent,) = stages.together("reference", tmp_path, 0.05, 1, triton=served.settings.triton_url)
 
     assert {"client", "framework", "encode"} <= spent.milliseconds.keys()
+
+
+@pytest.mark.parametrize("with_triton", [False, True])
+def test_the_limit_of_http_answers(served: processes.Triton, tmp_path: Path, with_triton: bool) -> None:  # noqa: FBT001
+    """With a Triton, each body reaches it."""
+    port = processes.free_ports(1)[0]
+    command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
+    before = served.counters("null_file")
+    triton = served.settings.triton_url if with_triton else ""
+    with processes.running(command, {"BENCH_TRITON": triton}, port, "/", tmp_path / "log") as server:
+        outcome = load.run(load.closed(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
+
+    assert outcome.statuses == {"200": 20}
+    assert served.counters("null_file").since(before).inferences == (20 if with_triton else 0)
 
 
 def test_the_ratios_are_of_the_same_round() -> None:
