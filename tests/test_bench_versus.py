@@ -136,13 +136,14 @@ def test_the_limit_of_http_answers(served: processes.Triton, tmp_path: Path, wit
     """With a Triton, each body reaches it."""
     port = processes.free_ports(1)[0]
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
-    before = served.counters("null_file")
+    before, arenas = served.counters("null_file"), set(arena.SHM.glob("nereid-*"))
     triton = served.settings.triton_url if with_triton else ""
     with processes.running(command, {"BENCH_TRITON": triton}, port, "/", tmp_path / "log") as server:
         outcome = load.run(load.closed(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
 
     assert outcome.statuses == {"200": 20}
     assert served.counters("null_file").since(before).inferences == (20 if with_triton else 0)
+    assert set(arena.SHM.glob("nereid-*")) <= arenas
 
 
 def test_the_ratios_are_of_the_same_round() -> None:

@@ -13,48 +13,67 @@ _BODY = b'{"detections":[],"num_detections":0,"status":"success"}'
 _HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(_BODY)).encode())]
 _MODEL = "null_file"
 
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Client:
+    """Passes files on to Triton, through shared memory."""
+
+    def __init__(self, address: str) -> None:
+        # Imported here: HTTP alone needs none of it.
+        from app.transport import Transport  # noqa: PLC0415
+        from app.triton import Triton  # noqa: PLC0415
+
+        self._triton = Triton(address)
+        self._transport = Transport(self._triton, "shm")
+
+    async def pass_on(self, body: bytes) -> None:
+        """Run one inference."""
+        import numpy as np  # noqa: PLC0415
+
+        from app import tensors  # noqa: PLC0415
+
+        model = await self._triton.contract(_MODEL)
+        await self._transport.prepare(model.input_bytes)
+        slot = self._transport.take(model.input_bytes)
+        tensor = tensors.of_file(body, None if slot is None else slot.array((model.input_bytes,), np.uint8))
+        await self._triton.infer(model, tensor, 10, "id", slot)
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        await self._transport.close()
+        await self._triton.close()
+
 
 class App:
     """One worker."""
 
     def __init__(self) -> None:
-        self._pass_on: Callable[[bytes], Awaitable[None]] | None = None
+        self._client: Client | None = None
 
-    async def __call__(
-        self, scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request, or live from start to end."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
             return
         chunks = []
         while (message := await receive()).get("more_body"):
             chunks.append(message["body"])
-        if (address := os.environ.get("BENCH_TRITON")) and scope["method"] == "POST":
-            self._pass_on = self._pass_on or _client(address)
-            await self._pass_on(b"".join((*chunks, message["body"])))
+        if self._client is not None and scope["method"] == "POST":
+            await self._client.pass_on(b"".join((*chunks, message["body"])))
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await send({"type": "http.response.body", "body": _BODY})
 
-
-def _client(address: str) -> Callable[[bytes], Awaitable[None]]:
-    # Imported here: HTTP alone needs none of it.
-    import numpy as np  # noqa: PLC0415
-
-    from app import tensors  # noqa: PLC0415
-    from app.transport import Transport  # noqa: PLC0415
-    from app.triton import Triton  # noqa: PLC0415
-
-    triton = Triton(address)
-    transport = Transport(triton, "shm")
-
-    async def pass_on(body: bytes) -> None:
-        model = await triton.contract(_MODEL)
-        await transport.prepare(model.input_bytes)
-        slot = transport.take(model.input_bytes)
-        tensor = tensors.of_file(body, None if slot is None else slot.array((model.input_bytes,), np.uint8))
-        await triton.infer(model, tensor, 10, "id", slot)
-
-    return pass_on
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        if address := os.environ.get("BENCH_TRITON"):
+            self._client = Client(address)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self._client is not None:
+            await self._client.close()
+        await send({"type": "lifespan.shutdown.complete"})
 
 
 app = App()
@@ -71,7 +90,7 @@ def main(port: int, workers: int) -> None:
         "bench.contestants.http_only:app",
         port=port,
         workers=workers,
-        interface=Interfaces.ASGINL,
+        interface=Interfaces.ASGI,
         http=HTTPModes.http1,
         websockets=False,
         loop=Loops.uvloop,
