@@ -41,7 +41,7 @@ async def read(request: Request[Any, Any, Any]) -> Body:
     """Read the whole body and open its envelope.
 
     Raises:
-        MalformedRequest: It is empty, has no picture or more than one, or its envelope is broken.
+        MalformedRequest: It is empty, has no picture or (a form) more than one, or its envelope is broken.
         InvalidParameter: A parameter in it is no text.
         ClientGone: The caller hung up half way.
         RequestEntityTooLarge: It is larger than allowed (Litestar's, by length or while it streams in).

@@ -42,8 +42,10 @@ _MAX_SCANNED = 1_500_000_000
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # What is odd about a caller's picture is told to the caller, if at all.
 warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
-# Pillow parses EXIF while it opens a file, at a cost that has nothing to do with the file's size; see `_orientation`.
-JpegImagePlugin.MARKER[0xFFE1] = ("APP1", "", JpegImagePlugin.Skip)
+# Pillow parses EXIF, MPF and Photoshop's blocks while it opens a JPEG, at a cost that has nothing to do with their size;
+# see `_orientation`.
+for _marker in (0xFFE1, 0xFFE2, 0xFFED):
+    JpegImagePlugin.MARKER[_marker] = ("APP", "", JpegImagePlugin.Skip)
 
 
 class Unread(NamedTuple):

@@ -23,3 +23,7 @@ class Once(Generic[T]):
             return await asyncio.shield(task)
         finally:
             del task  # it holds the error, whose traceback holds this frame
+
+    async def settle(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

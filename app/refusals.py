@@ -31,6 +31,12 @@ def ours(error: grpc.RpcError) -> GatewayError:
     return ModelNonsense("the model could not be run")
 
 
+def of_question(error: grpc.RpcError) -> GatewayError:
+    """Translate, for what is asked besides inferences: there, silence is no missed deadline of a caller."""
+    refusal = ours(error)
+    return TritonUnavailable("Triton does not answer") if isinstance(refusal, DeadlinePassed) else refusal
+
+
 def is_stale(error: grpc.RpcError) -> bool:
     """Tell whether Triton does not know a region of shared memory; most likely it was restarted."""
     return _STALE_REGION in (error.details() or "")

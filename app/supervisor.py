@@ -59,7 +59,8 @@ def supervise(settings: Settings, triton: embedded.Server | None) -> int:
     finally:
         ignore_signals()
         _stop(api)
-        arena.sweep()  # of workers that had to be killed
+        if triton is not None:  # another Triton has to be told, too, by the next worker
+            arena.sweep()  # of workers that had to be killed
 
 
 def _stop(api: "subprocess.Popen[bytes]") -> None:

@@ -8,7 +8,7 @@ import structlog
 
 from app import arena
 from app.arena import Arena, Slot
-from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.errors import GatewayError, TritonUnavailable
 from app.once import Once
 from app.triton import Triton
 
@@ -34,27 +34,30 @@ class Transport:
     @property
     def in_force(self) -> Literal["shm", "inline"]:
         """What requests use now."""
-        return "shm" if self._arenas else "inline"
+        return "shm" if any(not made.is_refused for made in self._arenas.values()) else "inline"
 
     async def sweep(self) -> None:
-        """Remove what killed workers have left, here and in Triton."""
-        for name in await asyncio.to_thread(arena.sweep):
-            LOG.info("swept", arena=name)
-            await self._triton.unregister(name)
+        """Remove what killed workers have left, here and in this Triton."""
+        swept = await asyncio.to_thread(arena.sweep)
+        if swept:
+            LOG.info("swept", arenas=swept)
+        await asyncio.gather(*map(self._triton.unregister, swept))
 
     async def prepare(self, nbytes: int) -> None:
         """Have slots for tensors of up to this size, if they can be had."""
         made = self._arenas.get(nbytes)
         if made is not None and made.is_refused:
             del self._arenas[nbytes]
-            made.close()
             self._refuse("Triton was started again, and refused it then")
+            await self._remove(made)
             made = None
         if made is None and self._mode != "inline" and monotonic() >= self._refused_until:
             await self._making.ask(nbytes, lambda: self._make(nbytes))
 
     def take(self, nbytes: int) -> Slot | None:
         """Take one of the slots prepared for this size; from any thread. None: the tensor travels inside the request.
+
+        So do files that are larger, and what is under way when Triton, started again, refuses shared memory.
 
         Raises:
             TritonUnavailable: Shared memory is insisted on, and cannot be had.
@@ -67,10 +70,13 @@ class Transport:
 
     async def close(self) -> None:
         """Take the arenas out of Triton and remove them."""
-        for made in self._arenas.values():
-            await self._triton.unregister(made.name)
-            made.close()
+        await self._making.settle()
+        await asyncio.gather(*map(self._remove, self._arenas.values()))
         self._arenas.clear()
+
+    async def _remove(self, made: Arena) -> None:
+        made.close()
+        await self._triton.unregister(made.name)
 
     async def _make(self, nbytes: int) -> None:
         """Make and register an arena."""
@@ -80,8 +86,8 @@ class Transport:
             await self._triton.register(made.name, made.nbytes)
         except (OSError, GatewayError) as error:
             if made is not None:
-                made.close()
-            if not isinstance(error, TritonUnavailable | DeadlinePassed):  # else nobody was there to refuse
+                await self._remove(made)
+            if not isinstance(error, TritonUnavailable):  # else nobody was there to refuse
                 self._refuse(str(error.__cause__ or error))
         else:
             self._arenas[nbytes] = made

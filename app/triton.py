@@ -1,11 +1,9 @@
-"""The only module that talks to Triton.
-
-Its errors become ours here; an inference under way is never cancelled unless Triton is new enough to survive it.
-"""
+"""The only module that talks to Triton. An inference under way is never cancelled unless Triton survives that."""
 
 import asyncio
 import re
 from collections.abc import Awaitable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -27,11 +25,10 @@ _CANCEL_SAFE = (2, 59, 1)
 # An RPC we gave up on may go on for this long; only a server that hangs for good needs it.
 _BACKSTOP_SECONDS = 60.0
 _PROBE_SECONDS = 2.0
+_UNREGISTER_TRIES = 20
 _CONTRACT_SECONDS = 60.0
-_UNREGISTER_SECONDS = (0.1,) * 20
-# Each holds a slot or its pixels. Triton is lost, or slower than anybody waits.
-_MAX_ABANDONED = 64
-_DRAIN_SECONDS = 15.0
+_MAX_ABANDONED = 64  # each holds a slot or its pixels
+_DRAIN_SECONDS = 8.0
 
 _CHANNEL = [
     # gRPC's own limit is 4 MB, less than one FP32 picture.
@@ -77,18 +74,16 @@ class Triton:
         Raises:
             TritonUnavailable: It does not answer.
         """
-        metadata = await self._probe(self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_PROBE_SECONDS))
-        version = str(metadata.version)
+        answer = await self._probe(self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_PROBE_SECONDS))
+        version: str = answer.version
         self.may_cancel = tuple(int(part) for part in re.findall(r"\d+", version)[:3]) >= _CANCEL_SAFE
         return version
 
     async def is_ready(self, name: str) -> bool:
         """Tell whether a model can be asked; False also when Triton is not there."""
-        try:
-            answer = await self._stub.ModelReady(messages.ModelReadyRequest(name=name), timeout=_PROBE_SECONDS)
-        except grpc.RpcError:
-            return False
-        return bool(answer.ready)
+        with suppress(grpc.RpcError):
+            return bool((await self._stub.ModelReady(messages.ModelReadyRequest(name=name), timeout=_PROBE_SECONDS)).ready)
+        return False
 
     async def models(self) -> dict[str, str]:
         """List the models in Triton's repository with their state: READY, UNAVAILABLE ..., or empty if never loaded.
@@ -119,24 +114,24 @@ class Triton:
         await self.version()
         metadata = await self._probe(self._stub.ModelMetadata(messages.ModelMetadataRequest(name=name), timeout=_PROBE_SECONDS))
         config = await self._probe(self._stub.ModelConfig(messages.ModelConfigRequest(name=name), timeout=_PROBE_SECONDS))
-        versions = [version for version in metadata.versions if version.isdigit()]
-        known = contract.read(MessageToDict(config.config, preserving_proto_field_name=True), max(versions, key=int, default=""))
+        newest = max((version for version in metadata.versions if version.isdigit()), key=int, default="")
+        known = contract.read(MessageToDict(config.config, preserving_proto_field_name=True), newest)
         self._contracts[name] = known, monotonic() + _CONTRACT_SECONDS
         return known
 
-    async def register(self, region: str, nbytes: int) -> None:
+    async def register(self, region: str, nbytes: int, seconds: float = _PROBE_SECONDS) -> None:
         """Let Triton map a shared-memory region: the file of that name in /dev/shm.
 
         Raises:
-            GatewayError: It refused; most likely it runs elsewhere.
+            GatewayError: It does not answer (TritonUnavailable), or refused; most likely it runs elsewhere.
         """
         request = messages.SystemSharedMemoryRegisterRequest(name=region, key=f"/{region}", byte_size=nbytes)
         try:
-            await self._stub.SystemSharedMemoryRegister(request, timeout=_PROBE_SECONDS)
+            await self._stub.SystemSharedMemoryRegister(request, timeout=min(seconds, _PROBE_SECONDS))
         except grpc.RpcError as error:
             # Names are never used twice, so it is this one: another request was faster.
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                raise refusals.ours(error) from error
+                raise refusals.of_question(error) from error
 
     async def unregister(self, region: str) -> None:
         """Let Triton forget a region; no matter whether it knows it, or is there at all.
@@ -144,14 +139,16 @@ class Triton:
         While an inference still reads it, Triton refuses. That may be one of a worker that was killed a moment ago.
         """
         request = messages.SystemSharedMemoryUnregisterRequest(name=region)
-        for pause in _UNREGISTER_SECONDS:
-            try:
-                await self._stub.SystemSharedMemoryUnregister(request, timeout=_PROBE_SECONDS)
-                break
-            except grpc.RpcError as error:
-                if not refusals.is_in_use(error):
-                    break
-            await asyncio.sleep(pause)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PROBE_SECONDS):
+                for _ in range(_UNREGISTER_TRIES):
+                    try:
+                        await self._stub.SystemSharedMemoryUnregister(request)
+                        break
+                    except grpc.RpcError as error:
+                        if not refusals.is_in_use(error):
+                            break
+                    await asyncio.sleep(_PROBE_SECONDS / _UNREGISTER_TRIES)
 
     async def infer(
         self, model: Contract, tensor: NDArray[Any], timeout_seconds: float, request_id: str, slot: Slot | None = None
@@ -189,7 +186,7 @@ class Triton:
             except grpc.RpcError as error:
                 if slot is None or not refusals.is_stale(error):
                     raise
-                answer = await ask(slot if await self._is_registered_again(slot.arena) else None)
+                answer = await ask(slot if await self._is_registered_again(slot.arena, deadline - monotonic()) else None)
         except grpc.RpcError as error:
             refusal = refusals.ours(error)
             if not isinstance(refusal, TritonUnavailable | DeadlinePassed):
@@ -202,14 +199,15 @@ class Triton:
                 slot.free()
         return tensors.answer(answer)
 
-    async def _is_registered_again(self, arena: Arena) -> bool:
+    async def _is_registered_again(self, arena: Arena, seconds: float) -> bool:
         try:
-            await self.register(arena.name, arena.nbytes)
+            await self.register(arena.name, arena.nbytes, seconds)
         except GatewayError as error:
-            if isinstance(error, TritonUnavailable | DeadlinePassed):
+            if isinstance(error, TritonUnavailable):
                 raise
             arena.is_refused = True
-        return not arena.is_refused
+            return False
+        return True
 
     def _abandon(self, call: grpc.aio.UnaryUnaryCall, slot: Slot | None) -> None:
         """Leave an RPC alone; its slot is free once it has ended.
@@ -226,7 +224,7 @@ class Triton:
         try:
             return await question
         except grpc.RpcError as error:
-            raise refusals.ours(error) from error
+            raise refusals.of_question(error) from error
 
 
 async def _ended(call: grpc.aio.UnaryUnaryCall, slot: Slot | None) -> None:

@@ -3,7 +3,7 @@
 Run as: python -m bench.candidates NAME FOLDER SECONDS [STEP ...]; its last line is JSON, behind what Nereid logs. It also
 runs in the reference's environment, so everything but the standard library is imported where it is used.
 With a Triton at BENCH_TRITON, `client` is a whole inference (message, RPC, answer) by a model that answers at once, and
-`framework` a whole exchange of the web application whose detector has its answer ready.
+`framework` a whole exchange of the web application whose detector has its answer ready: nothing found, and Nereid logs it.
 """
 # ruff: noqa: PLC0415, ANN401
 

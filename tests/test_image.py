@@ -193,6 +193,22 @@ def test_a_hostile_exif_block_costs_nothing(form: str, mode: str) -> None:
     assert peak < 5_000_000
 
 
+@pytest.mark.parametrize(("marker", "mark"), [(0xE1, b"Exif\0\0"), (0xE2, b"MPF\0")])
+def test_pillow_parses_no_block_of_a_jpeg(marker: int, mark: bytes) -> None:
+    """A CMYK picture is Pillow's to open; each tag of such a block claims all of it."""
+    tags, size = 4900, 64_000
+    entry = b"".join(struct.pack("<HHLL", 1000 + n, 7, size - 100, 8) for n in range(tags))
+    block = mark + b"II*\0" + struct.pack("<LH", 8, tags) + entry + bytes(size - len(entry) - 10)
+    plain = encoded(Image.new("CMYK", (32, 16)), "JPEG")
+    tracemalloc.start()
+    unread = read_header(plain[:2] + bytes((0xFF, marker)) + (len(block) + 2).to_bytes(2, "big") + block + plain[2:], MEGA)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert decode(unread, (32, 16)).shape == (16, 32, 3)
+    assert peak < 5_000_000
+
+
 def test_scans_count_by_the_pixels_they_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten scans are what encoders write; of a large picture, not many more are read."""
     data = encoded(Image.fromarray(PIXELS), "JPEG", progressive=True)

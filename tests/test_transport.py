@@ -210,7 +210,7 @@ async def test_a_restarted_triton_may_refuse_shared_memory(
         assert await finds(client)
         server.stop()
         server.start()
-        monkeypatch.setattr(Triton, "register", lambda self, region, nbytes: real(self, f"{region}-elsewhere", nbytes))
+        monkeypatch.setattr(Triton, "register", lambda self, region, nbytes, *_: real(self, f"{region}-elsewhere", nbytes))
         for _ in range(50):  # the connection needs its moment
             if (await client.get("/readyz")).status_code == 200:
                 break
@@ -221,6 +221,32 @@ async def test_a_restarted_triton_may_refuse_shared_memory(
         assert after.status_code == (200 if mode == "auto" else 503)
         assert await transport_in_force(client) == "inline"
         assert own() == before
+        assert await regions(settings) == []
+
+
+async def test_an_arena_that_is_made_while_the_gateway_ends_is_removed_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it any more, but it is still being registered."""
+    before = own()
+    real = Triton.register
+
+    async def slow(self: Triton, region: str, nbytes: int) -> None:
+        await asyncio.sleep(0.5)
+        await real(self, region, nbytes)
+
+    monkeypatch.setattr(Triton, "register", slow)
+    triton = Triton(settings.triton_url)
+    transport = Transport(triton, "auto")
+    waiting = asyncio.ensure_future(transport.prepare(4096))
+    await asyncio.sleep(0.2)
+    waiting.cancel()
+    (made,) = set(own()) - set(before)
+    await transport.close()
+    await triton.close()
+
+    assert not made.exists()
+    assert made.name not in await regions(settings)
 
 
 @pytest.fixture

@@ -59,6 +59,8 @@ class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated cod
         return self.answer
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if self.refusal:
+            await context.abort(*self.refusal)
         if not self.takes_regions:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
         self.knows.add(request.name)
@@ -259,6 +261,24 @@ async def test_a_forgotten_region_is_registered_again_or_done_without(
     assert list(second.raw_input_contents) == ([] if takes_regions else [PICTURE.tobytes()])
     assert lent.arena.is_refused is not takes_regions
     assert lent.offset in lent.arena.free_offsets
+
+
+async def test_one_refusal_does_not_speak_for_another(stub: tuple[Stub, Triton], lent: Slot) -> None:
+    """Of two requests that register again, one may be refused; the arena is given up all the same."""
+    told, triton = stub
+    lent.arena.is_refused = True
+    assert await triton.infer(MODEL, PICTURE, 5, "id", lent)
+
+    assert "shared_memory_region" in told.asked[1].inputs[0].parameters
+    assert told.knows == {lent.arena.name}
+
+
+async def test_silence_of_triton_is_unavailability(stub: tuple[Stub, Triton]) -> None:
+    """What is asked besides inferences has no deadline of a caller to miss."""
+    told, triton = stub
+    told.refusal = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
+    with pytest.raises(TritonUnavailable):
+        await triton.register("region", 4096)
 
 
 async def test_a_region_that_is_forgotten_twice_is_no_missing_model(stub: tuple[Stub, Triton], lent: Slot) -> None:
