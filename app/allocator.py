@@ -1,7 +1,7 @@
 """glibc's malloc, told to keep the memory that pictures free.
 
 By its defaults it hands every megabyte back to the kernel, only to have it zeroed and faulted in again for the next
-picture: a fifth of the CPU time of a request whose pixels travel inside (`./just bench versus`, inline).
+picture. That was a fifth of the CPU time of a request whose pixels travel inside it.
 """
 
 import ctypes

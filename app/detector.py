@@ -185,10 +185,7 @@ def _draw(unread: Unread, placement: Placement, model: Contract, tensor: NDArray
     width, height = model.frame
     frame: NDArray[np.uint8]
     frame = tensor.reshape(height, width, 3) if model.is_frame else np.empty((height, width, 3), np.uint8)
-    # A JPEG decodes faster at a fraction of its size, but averaged; from four times the size needed on, that no
-    # longer shows in the boxes (README, Decisions).
-    needed = 4 * placement.width, 4 * placement.height
-    picture = image.decode(unread, needed, letterbox.area(placement, frame))
+    picture = image.decode(unread, placement.decode_size, letterbox.area(placement, frame))
     letterbox.draw(picture, placement, model.pad, frame)
     if not model.is_frame:
         model.fill(tensor, frame)

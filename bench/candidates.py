@@ -28,13 +28,24 @@ def nereid() -> dict[str, Step]:
     """Nereid's own functions, the tensor in the message."""
     import numpy as np
 
+    return _nereid(lambda: np.empty((_SIDE, _SIDE, 3), np.uint8), "inline")
+
+
+def nereid_shm() -> dict[str, Step]:
+    """The same with the tensor in a place that is used again, as in shared memory: the message only names it."""
+    import numpy as np
+
+    slot = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+    return _nereid(lambda: slot, "shm")
+
+
+def _nereid(frame_of: Callable[[], Any], transport: str) -> dict[str, Step]:
     from app import image, letterbox
 
     def decode(unread: Any) -> Any:
-        frame = np.empty((_SIDE, _SIDE, 3), np.uint8)
+        frame = frame_of()
         placement = letterbox.place((unread.width, unread.height), (_SIDE, _SIDE), centred=True, enlarge=True)
-        needed = 4 * placement.width, 4 * placement.height
-        return image.decode(unread, needed, letterbox.area(placement, frame)), placement, frame
+        return image.decode(unread, placement.decode_size, letterbox.area(placement, frame)), placement, frame
 
     def draw(decoded: Any) -> Any:
         picture, placement, frame = decoded
@@ -45,34 +56,7 @@ def nereid() -> dict[str, Step]:
         "header": lambda data: image.read_header(data, _MAX_PIXELS),
         "decode": decode,
         "letterbox": draw,
-        **_nereid_served("inline"),
-        "encode": _nereid_encode(),
-    }
-
-
-def nereid_shm() -> dict[str, Step]:
-    """The same with the tensor in a place that is used again, as in shared memory: the message only names it."""
-    import numpy as np
-
-    from app import image, letterbox
-
-    slot = np.zeros((_SIDE, _SIDE, 3), np.uint8)
-
-    def decode(unread: Any) -> Any:
-        placement = letterbox.place((unread.width, unread.height), (_SIDE, _SIDE), centred=True, enlarge=True)
-        needed = 4 * placement.width, 4 * placement.height
-        return image.decode(unread, needed, letterbox.area(placement, slot)), placement
-
-    def draw(decoded: Any) -> Any:
-        picture, placement = decoded
-        letterbox.draw(picture, placement, 114, slot)
-        return slot[None]
-
-    return {
-        "header": lambda data: image.read_header(data, _MAX_PIXELS),
-        "decode": decode,
-        "letterbox": draw,
-        **_nereid_served("shm"),
+        **_nereid_served(transport),
         "encode": _nereid_encode(),
     }
 
