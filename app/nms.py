@@ -51,13 +51,13 @@ def _select(boxes: Boxes, scores: Scores, iou: float) -> tuple[Boxes, Scores, Cl
     Returns:
         (n, 4) x1 y1 x2 y2, (n,) falling, (n,).
     """
-    classes = scores.argmax(axis=1)
-    best = scores[np.arange(len(scores)), classes]
+    winners = scores.argmax(axis=1)
+    best = scores[np.arange(len(scores)), winners]
     order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
     order = order[best[order] > SCORE_FLOOR]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
-    best, classes = best[order], classes[order].astype(np.int32)
+    best, classes = best[order], winners[order].astype(np.int32)
     kept = _suppress(corners, classes, iou)[:MAX_DETECTIONS]
     return corners[kept], best[kept], classes[kept]
 
