@@ -1,4 +1,4 @@
-"""The command line: python -m app serve | api | triton | pull | doctor | settings."""
+"""The command line: nereid serve | api | triton | pull | doctor | settings."""
 
 import argparse
 import os
@@ -7,33 +7,41 @@ import sys
 import time
 from pathlib import Path
 
-from app import bundle, catalogue, config, embedded, image
-from app.bundle import BundleError
-from app.catalogue import CatalogueError
+from app import config
 from app.config import PREFIX, Settings, SettingsError
-from app.embedded import EmbeddedError
-from app.log import say
-from app.pull import PullError, pull
-from app.supervisor import DRAIN_SECONDS, ignore_signals, supervise
+from app.embedded.install import InstallError, install
+from app.embedded.server import EmbeddedError, Server, loadable_models
+from app.embedded.supervisor import DRAIN_SECONDS, ignore_signals, supervise
+from app.host import ports
+from app.host.packages import PackageError
+from app.host.processes import die_with_parent
+from app.imaging.decode import is_simd
+from app.telemetry.logging import say
+from app.zoo import registry
+from app.zoo.download import DownloadError
+from app.zoo.pull import PullError, pull
+from app.zoo.registry import RegistryError
 
 _POLL_SECONDS = 0.2
-# As a shell counts it.
+# The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
+# Each has a message of one line for the person at the terminal.
+_FAILURES = (SettingsError, RegistryError, PackageError, InstallError, EmbeddedError, DownloadError, PullError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
     for flag in ("port", "workers", "model", "triton"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_URLS"}.get(flag, flag.upper())] = str(value)
-    # A container stops us with SIGTERM, a person with Ctrl-C, which a shell's background jobs ignore unless told.
+    # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.default_int_handler)
     try:
         settings = config.load()
         return int(options.run(settings, options) or 0)
-    except (SettingsError, CatalogueError, BundleError, EmbeddedError, PullError) as error:
+    except _FAILURES as error:
         say(" ".join(str(error).split()))
         return 1
     except KeyboardInterrupt:
@@ -44,9 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.")
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, text in (
-        ("serve", _serve, "the API and, unless another Triton is named, the embedded one"),
-        ("api", _api, "the API alone"),
-        ("triton", _triton, "the embedded Triton alone"),
+        ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
+        ("api", _api, "run the API alone"),
+        ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "get a model"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("settings", _settings, "print the table of settings"),
@@ -55,15 +63,15 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if name in {"serve", "api"}:
             command.add_argument("--port", help="port of the API")
-            command.add_argument("--workers", help="API processes")
+            command.add_argument("--workers", help="number of API processes")
         if name in {"serve", "api", "triton", "doctor"}:
             command.add_argument("--model", help="the default model")
         if name in {"serve", "api", "doctor"}:
             command.add_argument("--triton", help="host:port of a running Triton's gRPC endpoint")
         if name == "pull":
-            command.add_argument("name", nargs="?", help="of the model; without it, the default model")
+            command.add_argument("name", nargs="?", help="of the model; the default model if omitted")
             command.add_argument("--from", dest="source", type=Path, help="a file, or a folder that mirrors the sources")
-            command.add_argument("--sha256", help="what the network's file must have, for a network of your own")
+            command.add_argument("--sha256", help="of the network's file, for a network of your own")
     return parser
 
 
@@ -73,7 +81,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     if settings.triton_urls:
         return supervise(settings, None)
     _prepare(settings)
-    triton = embedded.Server(settings)
+    triton = Server(settings)
     try:
         triton.start()
         say(f"Triton is ready; its log is {triton.log}")
@@ -84,7 +92,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
-    # Imported here: the other commands need no server.
+    # Imported here, because the other commands need no server.
     from granian import Granian  # noqa: PLC0415
     from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
     from granian.log import LogLevels  # noqa: PLC0415
@@ -111,18 +119,18 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _become_worker() -> None:
-    """Make a worker mortal before it has imported anything: it inherits handlers that would only note a signal.
+    """Let signals end a worker from its first moment: it inherits handlers that only take note of them.
 
-    Without its parent nobody could end it, and while it starts it might not hear a milder signal.
+    Its parent's end must end it as well: nobody else would, and while it starts it may not react to a milder signal.
     """
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
-    embedded.die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:
     _prepare(settings)
-    triton = embedded.Server(settings)
+    triton = Server(settings)
     triton.start()
     say(f"ready: gRPC at {settings.triton_url}; the log is {triton.log}; Ctrl-C stops it")
     try:
@@ -144,7 +152,7 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    # Imported here: it brings gRPC, which must not be loaded where Granian forks its workers.
+    # Imported here, because it loads gRPC, which must not be loaded where Granian forks its workers.
     from app import doctor  # noqa: PLC0415
 
     return doctor.report(settings)
@@ -155,28 +163,28 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Have the embedded Triton installed and the default model pulled."""
-    bundle.install(Path(settings.triton_home))
+    """Install the embedded Triton and pull the default model, unless they are there."""
+    install(Path(settings.triton_home))
     repository = Path(settings.model_repository)
-    if settings.model not in embedded.loadable(repository):
+    if settings.model not in loadable_models(repository):
         pull(settings.model, _entry(settings, settings.model), repository)
 
 
-def _entry(settings: Settings, name: str) -> catalogue.Entry:
-    known = catalogue.load(settings.catalogue)
+def _entry(settings: Settings, name: str) -> registry.Entry:
+    known = registry.load(settings.registry)
     if name not in known:
-        raise PullError(f"{name} is not in {settings.catalogue}, which knows {', '.join(known) or 'no model'}")
+        raise PullError(f"{name} is not in {settings.registry}, which lists {', '.join(known) or 'no model'}")
     return known[name]
 
 
 def _require_simd() -> None:
-    if sys.platform == "linux" and os.uname().machine == "x86_64" and not image.is_simd():
+    if sys.platform == "linux" and os.uname().machine == "x86_64" and not is_simd():
         raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
 
 
 def _require_port(settings: Settings) -> None:
     try:
-        is_free = embedded.is_free(settings.host, settings.port)
+        is_free = ports.is_free(settings.host, settings.port)
     except OSError as error:
         raise SettingsError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
     if not is_free:

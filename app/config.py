@@ -15,35 +15,35 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of them. The README's table is made from the descriptions here."""
+    """All settings. The README's table is generated from the descriptions here."""
 
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
-    workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one for each core.")] = 0
-    decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode pictures.")] = 2
-    model: Annotated[str, Meta(description="Model that answers when the caller names none.")] = "yolo11n"
+    workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one per core.")] = 0
+    decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode images.")] = 2
+    model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
     model_repository: Annotated[
-        str, Meta(description="Triton's model repository; `models.toml` in it lists what `pull` knows.")
+        str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"
     triton_urls: Annotated[
         str,
-        Meta(description="`host:port` of a running Triton's gRPC endpoint (one, for now). Empty: the embedded Triton is used."),
+        Meta(description="`host:port` of a running Triton's gRPC endpoint (one, for now). Empty: use the embedded Triton."),
     ] = ""
-    triton_http_port: Annotated[Port, Meta(description="Embedded Triton, HTTP, on 127.0.0.1.")] = 4600
-    triton_grpc_port: Annotated[Port, Meta(description="Embedded Triton, gRPC, on 127.0.0.1.")] = 4601
-    triton_metrics_port: Annotated[Port, Meta(description="Embedded Triton, metrics, on 127.0.0.1.")] = 4602
-    triton_home: Annotated[str, Meta(description="Where the embedded Triton is installed and logs.")] = ".triton"
+    triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
+    triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
+    triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_home: Annotated[str, Meta(description="Folder the embedded Triton is installed in and logs to.")] = ".triton"
     transport: Annotated[
         Literal["auto", "shm", "inline"],
-        Meta(description="How pixels reach Triton: in shared memory, inside the request, or `auto`: the first if it works."),
+        Meta(description="How pixels reach Triton: shared memory, inside the request, or `auto`: shared memory if it works."),
     ] = "auto"
     timeout_seconds: Annotated[
-        float, Meta(gt=0, le=600, description="Deadline of a request, from its body being read to its answer, seconds.")
+        float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
     ] = 10.0
     max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Largest request body, MiB.")] = 50.0
-    max_megapixels: Annotated[float, Meta(gt=0, le=178, description="Largest picture, millions of pixels, by its own header.")] = (
-        50.0
-    )
+    max_megapixels: Annotated[
+        float, Meta(gt=0, le=178, description="Largest image in millions of pixels, according to its header.")
+    ] = 50.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")] = (
         "info"
     )
@@ -53,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def triton_url(self) -> str:
-        """`host:port` to call, be it the embedded Triton or another."""
+        """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
 
     @property
@@ -63,24 +63,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def max_pixels(self) -> int:
-        """Largest picture, pixels."""
+        """Largest image, pixels."""
         return int(self.max_megapixels * 1e6)
 
     @property
-    def catalogue(self) -> Path:
+    def registry(self) -> Path:
         """The list of models that `pull` knows."""
         return Path(self.model_repository, "models.toml")
 
 
 class SettingsError(Exception):
-    """The environment does not make valid settings; the message names the variable."""
+    """The environment does not contain valid settings; the message names the variable."""
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
 
     Raises:
-        SettingsError: A variable with our prefix is unknown, or its value is of the wrong type or out of range.
+        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
     """
     values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
     unknown = sorted(values.keys() - set(Settings.__struct_fields__))

@@ -1,4 +1,4 @@
-"""Is everything here that is needed, and does it work together."""
+"""Checks that everything needed is on this machine, and that it works together."""
 
 import asyncio
 import platform
@@ -10,46 +10,49 @@ from time import perf_counter
 import numpy as np
 from PIL import features
 
-from app import embedded, image, rows
 from app.config import Settings
-from app.contract import Form
+from app.detection.outputs import decode_outputs
+from app.embedded.server import loadable_models
 from app.errors import GatewayError
-from app.triton import Triton
+from app.imaging.decode import is_simd
+from app.triton.client import TritonClient
+from app.triton.specs import ModelSpecs
+
+_OLDEST, _NEWEST = (3, 11), (3, 13)
 
 
 def report(settings: Settings) -> int:
-    """Print one line per check; 1 if any of them failed."""
-    results = [*_machine(settings), *asyncio.run(_triton(settings))]
+    """Print one line per check; return 1 if any of them failed."""
+    results = [*_check_machine(settings), *asyncio.run(_check_triton(settings))]
     for is_good, text in results:
         print(f"{'ok  ' if is_good else 'FAIL'}  {text}")
     return 0 if all(is_good for is_good, _ in results) else 1
 
 
-def _machine(settings: Settings) -> Iterator[tuple[bool, str]]:
-    version = sys.version_info
-    yield (3, 11) <= version[:2] <= (3, 12), f"Python {platform.python_version()} (3.11 or 3.12)"
-    simd_due = sys.platform == "linux" and platform.machine() == "x86_64"
-    yield image.is_simd() or not simd_due, f"{'pillow-simd' if image.is_simd() else 'stock Pillow'} decodes"
+def _check_machine(settings: Settings) -> Iterator[tuple[bool, str]]:
+    yield _OLDEST <= sys.version_info[:2] <= _NEWEST, f"Python {platform.python_version()} (3.11 to 3.13)"
+    needs_simd = sys.platform == "linux" and platform.machine() == "x86_64"
+    yield is_simd() or not needs_simd, f"{'pillow-simd' if is_simd() else 'stock Pillow'} is installed"
     for name in ("jpg", "zlib", "webp"):
         yield bool(features.check(name)), f"{name} support"
     repository = Path(settings.model_repository)
-    yield repository.is_dir(), f"model repository {repository}: {', '.join(embedded.loadable(repository)) or 'no model pulled'}"
+    yield repository.is_dir(), f"model repository {repository}: {', '.join(loadable_models(repository)) or 'no model pulled'}"
 
 
-async def _triton(settings: Settings) -> list[tuple[bool, str]]:
-    """Ask a running Triton the way a worker does."""
-    triton = Triton(settings.triton_url)
+async def _check_triton(settings: Settings) -> list[tuple[bool, str]]:
+    """Ask a running Triton as a worker does."""
+    triton = TritonClient(settings.triton_url)
     results = []
     try:
-        results.append((True, f"Triton {await triton.version()} at {settings.triton_url}"))
-        model = await triton.contract(settings.model)
-        results.append((True, f"{model.name}: {model.form.value} in, {model.layout.value} out, {len(model.labels)} class names"))
-        if model.form is not Form.FILE:
-            tensor = np.zeros(model.shape, model.dtype)
+        results.append((True, f"Triton {(await triton.read_server()).version} at {settings.triton_url}"))
+        spec = await ModelSpecs(triton).get(settings.model)
+        formats = f"{spec.input_format.value} in, {spec.output_format.description} out"
+        results.append((True, f"{spec.name}: {formats}, {len(spec.labels)} class names"))
+        if spec.dtype is not None:
             start = perf_counter()
-            answer = await triton.infer(model, tensor, settings.timeout_seconds, "doctor")
-            rows.read(model, answer.outputs)
-            results.append((True, f"{model.name} answers on {model.device} in {(perf_counter() - start) * 1e3:.0f} ms"))
+            answer = await triton.infer(spec, np.zeros(spec.image_shape, spec.dtype), timeout_seconds=settings.timeout_seconds)
+            decode_outputs(spec, answer.outputs, images=1)
+            results.append((True, f"{spec.name} answers on {spec.device} in {(perf_counter() - start) * 1e3:.0f} ms"))
     except GatewayError as error:
         results.append((False, f"Triton at {settings.triton_url}, model {settings.model}: {error.detail}"))
     finally:

@@ -1,23 +1,23 @@
 """Every way a request can fail and what the caller is told.
 
 GatewayError
-├── MalformedRequest      400  the body or its envelope cannot be read
-├── InvalidParameter      400  a parameter is unknown, given twice or out of range
-├── UnknownModel          404  no such model here
-├── BodyTooLarge          413  more bytes than allowed
-├── PictureTooLarge       413  more pixels than allowed, by the picture's own header
-├── UnsupportedMediaType  415  the declared content type is none we read
-├── UnsupportedFormat     415  the bytes are no picture format we read
-├── BrokenPicture         422  right format, but it cannot be decoded
-├── PictureSides          422  sides that no detector can use
-├── ClientGone            499  the caller hung up; seen in the log only
-├── ModelNonsense         502  the model's answer breaks its own contract
-├── UnsupportedLayout     502  a model whose tensors no adapter knows
-├── TritonUnavailable     503  Triton is down, draining or full
-├── ModelNotReady         503  Triton is up, this model is not
-└── DeadlinePassed        504  the answer did not come in time
+├── MalformedRequest        400  the request body cannot be parsed
+├── InvalidParameter        400  a parameter is unknown, repeated or out of range
+├── UnknownModel            404  the model does not exist here
+├── BodyTooLarge            413  the body has more bytes than allowed
+├── ImageTooLarge           413  the image's header announces more pixels than allowed
+├── UnsupportedMediaType    415  the declared content type is not supported
+├── UnsupportedFormat       415  the bytes are not a supported image format
+├── InvalidImage            422  the format is supported, but the image cannot be decoded
+├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
+├── ClientGone              499  the client disconnected; appears in the log only
+├── InvalidModelOutput      502  the model's output violates its own config
+├── UnsupportedModel        502  the model's tensors have a layout without an adapter
+├── TritonUnavailable       503  Triton is down, draining or full
+├── ModelNotReady           503  Triton runs, but the model is not loaded
+└── DeadlinePassed          504  the request took longer than its deadline
 
-`detail` is for the caller: it never holds a path, a traceback or another program's text.
+`detail` is shown to the caller: it never contains a path, a traceback or another program's message.
 """
 
 from typing import ClassVar
@@ -52,8 +52,8 @@ class BodyTooLarge(GatewayError):
     status, code, title = 413, "body_too_large", "The request body is too large"
 
 
-class PictureTooLarge(GatewayError):
-    status, code, title = 413, "picture_too_large", "The picture has too many pixels"
+class ImageTooLarge(GatewayError):
+    status, code, title = 413, "image_too_large", "The image has too many pixels"
 
 
 class UnsupportedMediaType(GatewayError):
@@ -61,27 +61,27 @@ class UnsupportedMediaType(GatewayError):
 
 
 class UnsupportedFormat(GatewayError):
-    status, code, title = 415, "unsupported_format", "The picture format is not supported"
+    status, code, title = 415, "unsupported_format", "The image format is not supported"
 
 
-class BrokenPicture(GatewayError):
-    status, code, title = 422, "broken_picture", "The picture cannot be decoded"
+class InvalidImage(GatewayError):
+    status, code, title = 422, "invalid_image", "The image cannot be decoded"
 
 
-class PictureSides(GatewayError):
-    status, code, title = 422, "picture_sides", "The picture's sides are out of range"
+class InvalidImageDimensions(GatewayError):
+    status, code, title = 422, "invalid_image_dimensions", "The image's width, height or aspect ratio is out of range"
 
 
 class ClientGone(GatewayError):
-    status, code, title = 499, "client_gone", "The client went away"
+    status, code, title = 499, "client_gone", "The client disconnected"
 
 
-class ModelNonsense(GatewayError):
-    status, code, title = 502, "model_nonsense", "The model answered nonsense"
+class InvalidModelOutput(GatewayError):
+    status, code, title = 502, "invalid_model_output", "The model returned an invalid output"
 
 
-class UnsupportedLayout(GatewayError):
-    status, code, title = 502, "unsupported_layout", "The model's tensors are of no known layout"
+class UnsupportedModel(GatewayError):
+    status, code, title = 502, "unsupported_model", "The model's tensors have an unsupported layout"
 
 
 class TritonUnavailable(GatewayError):
@@ -95,4 +95,4 @@ class ModelNotReady(GatewayError):
 
 
 class DeadlinePassed(GatewayError):
-    status, code, title = 504, "deadline_passed", "The answer did not come in time"
+    status, code, title = 504, "deadline_passed", "The request took too long"

@@ -1,0 +1,74 @@
+"""POST /detect and POST /predict/{model}: an image in, detections out."""
+
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from litestar import Request, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+
+from app.api import body, parameters
+from app.api.content_type import declared_type
+from app.api.context import context_of
+from app.api.formatting import to_response
+from app.api.guards import guard_payload, guard_timing, one_guard
+from app.api.openapi import PROBLEMS, DetectOperation
+from app.api.schema import DetectResponse
+from app.pipeline.detector import Detector
+from app.resilience.deadline import Deadline
+
+_GUARDS = [one_guard(guard_payload, guard_timing)]
+_RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
+
+
+@post(
+    "/detect",
+    summary="Detect objects in an image",
+    guards=_GUARDS,
+    operation_class=DetectOperation,
+    responses=_RESPONSES,
+    status_code=200,
+)
+async def detect(request: Request[Any, Any, Any], detector: Detector) -> ASGIResponse:
+    """Use the default model, or the one that the parameters name."""
+    return await _detect(request, detector, [])
+
+
+@post(
+    "/predict/{model:str}",
+    summary="Detect objects in an image with a given model",
+    guards=_GUARDS,
+    operation_class=DetectOperation,
+    responses=_RESPONSES,
+    status_code=200,
+)
+async def predict(request: Request[Any, Any, Any], detector: Detector, model: FromPath[str]) -> ASGIResponse:
+    """Use the model in the path."""
+    return await _detect(request, detector, [("model", model)])
+
+
+async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
+    context = context_of(request.scope)
+    pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
+    options = parameters.parse(pairs)  # an invalid query is refused before the body is read
+    image = await body.read_body(request)
+    deadline = Deadline.after(detector.limits.timeout_seconds)
+    if body.has_form(declared_type(request)):
+        parse = partial(body.parse_form, image, request.headers["content-type"])
+        image, more = await detector.pool.run(parse, deadline)
+        options = parameters.parse([*pairs, *more])
+    context.timing.lap("read")
+    found = await detector.detect(
+        image,
+        model=options.model,
+        criteria=options.criteria,
+        deadline=deadline,
+        timing=context.timing,
+        request_id=context.request_id,
+    )
+    context.log_fields |= {"model": found.spec.name, "bytes": len(image), "detections": len(found.scores)}
+    response = to_response(found, options.boxes, context.timing.total, context.request_id)
+    return ASGIResponse(body=msgspec.json.encode(response))

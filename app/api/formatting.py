@@ -1,0 +1,53 @@
+"""Detections to the JSON the caller asked for."""
+
+import numpy as np
+
+from app.api.schema import BoxUnit, Detection, DetectResponse, ImageSize, ModelUsed
+from app.pipeline.detector import Detections
+
+# A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
+_SCORE_DIGITS = 4
+_PIXEL_DIGITS = 2
+_FRACTION_DIGITS = 6
+
+
+def to_response(found: Detections, unit: BoxUnit, total_time_ms: float, request_id: str) -> DetectResponse:
+    """Describe the result of one request."""
+    detections = to_json(found, unit)
+    return DetectResponse(
+        detections=detections,
+        num_detections=len(detections),
+        status="success",
+        image=ImageSize(found.width, found.height),
+        model=ModelUsed(found.spec.name, found.version, "triton", found.spec.device),
+        total_time_ms=round(total_time_ms, 2),
+        request_id=request_id,
+    )
+
+
+def to_json(found: Detections, unit: BoxUnit) -> list[Detection]:
+    """Describe each detection.
+
+    Args:
+        found: Boxes in pixels. A class id without a label is its own name.
+        unit: `normalized` 0 to 1 of the image, `pixel`, or `coco` x y width height in pixels.
+    """
+    if not len(found.scores):
+        return []
+    boxes = found.boxes.astype(np.float64)
+    if unit == "normalized":
+        boxes /= np.array([found.width, found.height] * 2)
+    elif unit == "coco":
+        boxes[:, 2:] -= boxes[:, :2]
+    numbers = boxes.round(_FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS).tolist()
+    labels = found.spec.labels
+    return [
+        Detection(
+            **({"bbox": tuple(box)} if unit == "coco" else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
+            confidence=min(round(score, _SCORE_DIGITS), 1.0),
+            class_=id_,
+            class_id=id_,
+            class_name=labels[id_] if id_ < len(labels) else str(id_),
+        )
+        for box, score, id_ in zip(numbers, found.scores.astype(np.float64).tolist(), found.class_ids.tolist(), strict=True)
+    ]

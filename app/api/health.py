@@ -1,0 +1,71 @@
+"""Liveness, readiness and a health report."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.openapi.datastructures import ResponseSpec
+
+from app import __version__
+from app.api.context import context_of
+from app.api.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
+from app.errors import GatewayError
+from app.imaging.decode import is_simd
+from app.pipeline.detector import Detector
+from app.triton.client import TritonClient
+
+_RETRY = {"Retry-After": "1"}
+_NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
+_UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", generate_examples=False)}
+
+
+@get("/livez", summary="The process answers")
+async def livez() -> Liveness:
+    """Answer, whatever else is down."""
+    return Liveness("alive")
+
+
+@get("/readyz", summary="The default model is ready", responses=_NOT_READY)
+async def readyz(triton: TritonClient, detector: Detector) -> Response[Readiness]:
+    """Ask Triton whether the default model is ready."""
+    if await triton.is_ready(detector.default_model):
+        return Response(Readiness("ready"))
+    return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
+
+
+@get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
+async def health(request: Request[Any, Any, Any], triton: TritonClient, detector: Detector) -> Response[Health]:
+    """Report what a person or a dashboard wants to see."""
+    gpu = is_ready = False
+    triton_health = TritonHealth("unreachable")
+    try:
+        triton_health = TritonHealth("not_ready", (await triton.read_server()).version)
+        gpu = (await detector.specs.get(detector.default_model)).device == "gpu"
+        is_ready = await triton.is_ready(detector.default_model)
+    except GatewayError as error:
+        context_of(request.scope).log_fields["detail"] = error.detail
+    if is_ready:
+        triton_health = TritonHealth("ready", triton_health.version)
+    rss_mb = _rss_mb()
+    report = Health(
+        status="healthy" if is_ready else "unhealthy",
+        version=__version__,
+        api="healthy",
+        triton=triton_health,
+        model=detector.default_model,
+        model_ready=is_ready,
+        gpu=gpu,
+        memory=Memory(rss_mb),
+        performance=Performance(
+            memory_mb=rss_mb,
+            optimizations={"pillow_simd": is_simd(), "transport": detector.transport.in_use},
+        ),
+    )
+    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+
+
+def _rss_mb() -> float:
+    """Resident memory of this process, MB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return round(pages * resource.getpagesize() / 1e6, 1)

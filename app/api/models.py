@@ -1,0 +1,39 @@
+"""GET /models: the models that can be used, and those that could be pulled."""
+
+from litestar import get
+
+from app.api.openapi import UNAVAILABLE
+from app.api.schema import ModelInfo, ModelList
+from app.errors import GatewayError
+from app.pipeline.detector import Detector
+from app.triton.client import TritonClient
+
+
+@get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
+async def models(triton: TritonClient, detector: Detector) -> ModelList:
+    """Describe every model Triton knows."""
+    states = dict.fromkeys(detector.pullable, "") | await triton.list_models()
+    return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
+
+
+async def _describe(detector: Detector, name: str, state: str) -> ModelInfo:
+    if not state and name in detector.pullable:
+        return ModelInfo(name, "not_pulled", detail=f"./just pull {name}, then restart Triton")
+    if state != "READY":
+        return ModelInfo(name, "not_ready")
+    try:
+        spec = await detector.specs.get(name)
+    except GatewayError as error:
+        return ModelInfo(name, "ready", detail=error.detail)
+    return ModelInfo(
+        name,
+        "ready",
+        version=spec.version,
+        width=spec.input_size[0],
+        height=spec.input_size[1],
+        layout=spec.output_format.description,
+        device=spec.device,
+        classes=list(spec.labels),
+        source=spec.source,
+        licence=spec.licence,
+    )

@@ -1,0 +1,80 @@
+"""What a caller may ask for; the same in the query, in form fields and in JSON members."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from app.api.schema import BoxUnit
+from app.detection.select import Criteria
+from app.errors import InvalidParameter, UnknownModel
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ALIASES = {"model_name": "model"}
+_MAX_LENGTH = 4096
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of one request. The OpenAPI document is generated from the descriptions here."""
+
+    model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Least confidence of a detection.")] = 0.25
+    classes: Annotated[str | None, Meta(description="Only these classes: names or ids, separated by commas.")] = None
+    max_detections: Annotated[int, Meta(ge=1, le=300, description="Return at most this many detections, the best ones.")] = 100
+    boxes: Annotated[
+        BoxUnit,
+        Meta(
+            description="`normalized`: corners as fractions of the image; `pixel`: corners in pixels; "
+            "`coco`: `bbox` as x, y, width, height in pixels."
+        ),
+    ] = "normalized"
+
+    @property
+    def criteria(self) -> Criteria:
+        """Which detections to return."""
+        return Criteria(self.confidence, split_classes(self.classes), self.max_detections)
+
+
+NAMES = (*Parameters.__struct_fields__, *_ALIASES)
+"""All names of parameters, including aliases."""
+
+
+def unknown(name: str) -> InvalidParameter:
+    """Make the error for a name that is not a parameter; it lists those that are."""
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; known are {', '.join(Parameters.__struct_fields__)}")
+
+
+def split_classes(classes: str | None) -> list[str] | None:
+    """Split comma-separated names or ids; None, for all classes, stays None."""
+    return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+
+
+def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
+    """Convert name-value pairs.
+
+    Raises:
+        InvalidParameter: A name is unknown or repeated, or a value is not valid.
+        UnknownModel: No model can have this name.
+    """
+    values: dict[str, str] = {}
+    for given, value in pairs:
+        name = _ALIASES.get(given, given)
+        if name not in Parameters.__struct_fields__:
+            raise unknown(given)
+        if name in values:
+            raise InvalidParameter(f"{name} is given more than once")
+        if len(value) > _MAX_LENGTH:
+            raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
+        values[name] = value
+    try:
+        parameters = msgspec.convert(values, Parameters, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, field = str(error).partition(" - at `$.")
+        raise InvalidParameter(f"{field.rstrip('`')}: {message}") from error
+    if split_classes(parameters.classes) == []:
+        raise InvalidParameter("classes: expected names or ids, separated by commas")
+    if parameters.model is not None and not _MODEL_NAME.fullmatch(parameters.model):
+        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
+    return parameters

@@ -1,0 +1,66 @@
+"""Raw detector heads to boxes, in numpy, for models that do not bring their own post-processing.
+
+The same choices as in the graphs that `pull` composes: an anchor stands for its best class, boxes of different classes
+never suppress each other, and candidates are limited before the quadratic step.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.model.anchors import anchor_grid
+
+MAX_CANDIDATES = 1000
+MAX_DETECTIONS = 300
+# Low, because the caller's own threshold is applied per request and can only be higher.
+SCORE_FLOOR = 0.05
+
+Boxes = NDArray[np.float32]
+Scores = NDArray[np.float32]
+Classes = NDArray[np.int32]
+
+
+def from_yolo(head: NDArray[np.float32], iou: float) -> tuple[Boxes, Scores, Classes]:
+    """Decode a head (4 + classes, anchors): box centre and size in pixels of the input, then final scores."""
+    return _select(head[:4].T, head[4:].T, iou)
+
+
+def from_yolox(head: NDArray[np.float32], iou: float, input_size: tuple[int, int]) -> tuple[Boxes, Scores, Classes]:
+    """Decode a head (anchors, 5 + classes): offset and log size in cells, objectness, then class scores."""
+    corners, strides = anchor_grid(input_size)
+    centres = (head[:, :2] + corners) * strides
+    sizes = np.exp(head[:, 2:4]) * strides
+    return _select(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:], iou)
+
+
+def _select(boxes: Boxes, scores: Scores, iou: float) -> tuple[Boxes, Scores, Classes]:
+    """Keep at most `MAX_DETECTIONS` of boxes (anchors, 4) centre x y width height by scores (anchors, classes).
+
+    Returns:
+        (n, 4) x1 y1 x2 y2, (n,) descending, (n,).
+    """
+    winners = scores.argmax(axis=1)
+    best = scores[np.arange(len(scores)), winners]
+    order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
+    order = order[best[order] > SCORE_FLOOR]
+    centres, half = boxes[order, :2], boxes[order, 2:] / 2
+    corners = np.concatenate([centres - half, centres + half], axis=1)
+    best, classes = best[order], winners[order].astype(np.int32)
+    kept = _suppress(corners, classes, iou)[:MAX_DETECTIONS]
+    return corners[kept], best[kept], classes[kept]
+
+
+def _suppress(corners: Boxes, classes: Classes, iou: float) -> NDArray[np.intp]:
+    """Choose, from boxes sorted by descending score, those that no better one of their class covers."""
+    x1, y1, x2, y2 = corners.T
+    area = (x2 - x1) * (y2 - y1)
+    kept = []
+    remaining = np.arange(len(corners))
+    while len(remaining):
+        first, rest = remaining[0], remaining[1:]
+        kept.append(first)
+        width = np.minimum(x2[first], x2[rest]) - np.maximum(x1[first], x1[rest])
+        height = np.minimum(y2[first], y2[rest]) - np.maximum(y1[first], y1[rest])
+        overlap = np.maximum(width, 0) * np.maximum(height, 0)
+        union = area[first] + area[rest] - overlap
+        remaining = rest[(classes[rest] != classes[first]) | (overlap <= iou * union)]
+    return np.array(kept, np.intp)

@@ -1,0 +1,136 @@
+"""A model's output tensors to candidate detections, whatever their format. Invalid outputs are refused here, for all formats."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.detection import nms
+from app.errors import InvalidModelOutput
+from app.model.anchors import count_anchors
+from app.model.spec import ModelSpec, OutputFormat
+
+# Scores are probabilities; FP16 models may round slightly above one.
+_MAX_SCORE = 1.001
+_MAX_CLASSES = 2**31
+
+
+class Candidates(NamedTuple):
+    """What a model found in one image, in no particular order."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4) x1 y1 x2 y2, pixels of the model's input."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+
+
+def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], images: int) -> list[Candidates]:
+    """Decode the outputs of one inference.
+
+    Args:
+        spec: Of the model that answered.
+        outputs: By name.
+        images: How many images were in the inference; one for a model without a batch dimension.
+
+    Returns:
+        The candidates of each image, in order.
+
+    Raises:
+        InvalidModelOutput: A tensor is missing, has the wrong shape, is not finite or out of range.
+    """
+    tensors = [_take(spec, name, outputs, images) for name in spec.output_names]
+    return [_decode_image(spec, [tensor[index] for tensor in tensors]) for index in range(images)]
+
+
+def _take(spec: ModelSpec, name: str, outputs: Mapping[str, NDArray[Any]], images: int) -> NDArray[Any]:
+    """Take one output, with the batch dimension in front."""
+    tensor = outputs.get(name)
+    if tensor is None:
+        raise InvalidModelOutput(f"{spec.name} did not return {name}")
+    if not spec.has_batch_dimension:
+        return tensor[None]
+    if tensor.ndim == 0 or len(tensor) != images:
+        raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for a batch of {images}")
+    return tensor
+
+
+def _decode_image(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
+        found = _DECODERS[spec.output_format](spec, tensors)
+        if spec.has_normalized_boxes:
+            found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
+    if not len(found.scores):
+        return found
+    if not np.isfinite(found.boxes).all():
+        raise InvalidModelOutput(f"{spec.name} returned boxes that are not finite")
+    if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # neither holds for a NaN
+        raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
+    if found.class_ids.min() < 0:
+        raise InvalidModelOutput(f"{spec.name} returned a negative class id")
+    return found
+
+
+def _expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
+    fits = tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
+    if not fits:
+        raise InvalidModelOutput(f"{spec.name} returned a tensor of shape {tensor.shape}, expected {shape}")
+
+
+def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    count, boxes, scores, classes = tensors
+    _expect_shape(spec, count, (1,))
+    _expect_shape(spec, boxes, (None, 4))
+    for tensor in (scores, classes):
+        _expect_shape(spec, tensor, (len(boxes),))
+    n = int(count[0])
+    if not 0 <= n <= len(boxes):
+        raise InvalidModelOutput(f"{spec.name} returned a count of {n} for {len(boxes)} rows")
+    return Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
+
+
+def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    (table,) = tensors
+    _expect_shape(spec, table, (None, 6))
+    table = table.astype(np.float32)
+    table = table[~(table[:, 4] <= 0)]  # drops padding; written so that a NaN stays and is refused
+    return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
+
+
+def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    (head,) = tensors
+    _expect_shape(spec, head, (None, None))
+    _expect_classes(spec, head, len(head) - 4)
+    return Candidates(*nms.from_yolo(head.astype(np.float32), spec.iou))
+
+
+def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+    (head,) = tensors
+    _expect_shape(spec, head, (count_anchors(spec.input_size), None))
+    _expect_classes(spec, head, head.shape[1] - 5)
+    return Candidates(*nms.from_yolox(head.astype(np.float32), spec.iou, spec.input_size))
+
+
+def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
+    if classes < 1:
+        raise InvalidModelOutput(f"{spec.name} returned a head of shape {head.shape}, which has no class scores")
+    if not np.isfinite(head).all():
+        raise InvalidModelOutput(f"{spec.name} returned a head that is not finite")
+
+
+def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
+    """Convert class ids of any type; a value that is not an id becomes -1, which is refused."""
+    if classes.dtype == np.int32:
+        return classes
+    ids = classes.astype(np.float64)
+    return np.where((ids >= 0) & (ids < _MAX_CLASSES), ids, -1).astype(np.int32)
+
+
+_DECODERS = {
+    OutputFormat.END_TO_END: _decode_end_to_end,
+    OutputFormat.SIX_COLUMNS: _decode_six_columns,
+    OutputFormat.YOLO_HEAD: _decode_yolo_head,
+    OutputFormat.YOLOX_HEAD: _decode_yolox_head,
+}

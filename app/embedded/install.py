@@ -1,0 +1,111 @@
+"""Installing the Triton that comes with Nereid.
+
+A PyPI wheel contains a complete Triton without GPU support. It is unpacked beside an environment of its own for the
+models, which need onnxruntime but nothing of the application.
+"""
+
+import ctypes.util
+import hashlib
+import shutil
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.host.packages import download_wheel, make_environment, verify_sha256
+from app.telemetry.logging import say
+
+WHEEL = "nvidia-pytriton==0.7.0"
+WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+# Unpacked, with the environment, and the space both need while they are made.
+_NEEDED_BYTES = 1_500_000_000
+
+
+class InstallError(Exception):
+    """The embedded Triton cannot be installed; the message is one line for the person at the terminal."""
+
+
+def install(home: Path) -> None:
+    """Install the server and the environment of its Python backend in `home`, unless they are there.
+
+    Raises:
+        InstallError: There is no room, or no libpython.
+        PackageError: A download failed, or the wheel is not the pinned one.
+    """
+    libpython_folder()
+    server, python = home / "server", home / "python"
+    tag = f"{WHEEL_SHA256} {PYTHON}"
+    if not _is_complete(server, tag):
+        say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
+        with _building(server, tag) as folder:
+            wheel = download_wheel(WHEEL, folder)
+            verify_sha256(wheel, WHEEL_SHA256)
+            _unpack(wheel, folder)
+    tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {PYTHON}"
+    if not _is_complete(python, tag):
+        say("creating the environment of Triton's Python backend")
+        with _building(python, tag) as folder:
+            make_environment(folder, REQUIREMENTS)
+
+
+def _is_complete(folder: Path, tag: str) -> bool:
+    mark = folder / "complete"
+    return mark.is_file() and mark.read_text(encoding="utf-8") == tag
+
+
+@contextmanager
+def _building(target: Path, tag: str) -> Iterator[Path]:
+    """Create a folder in full or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise InstallError(f"{target.parent} could not be created: {error.strerror}") from error
+    if free < _NEEDED_BYTES:
+        raise InstallError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
+    folder = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+        yield folder
+        (folder / "complete").write_text(tag, encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    except OSError as error:
+        raise InstallError(f"{target} could not be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Extract the server, its libraries and the Python backend with the stub of this Python."""
+    triton = "pytriton/tritonserver"
+    stub = f"{triton}/python_backend_stubs/{PYTHON}/triton_python_backend_stub"
+    wanted = (f"{triton}/bin/", f"{triton}/backends/python/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/", stub)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
+    wheel.unlink()
+    backends = folder / triton / "backends"
+    shutil.move(folder / stub, backends / "python")
+    for program in (backends / "python" / Path(stub).name, folder / triton / "bin" / "tritonserver"):
+        program.chmod(0o755)
+
+
+def libpython_folder() -> Path | None:
+    """Find the libpython that the backend's stub is linked to; None if the loader finds it by itself.
+
+    Raises:
+        InstallError: This Python has none.
+    """
+    name = f"libpython{PYTHON}.so.1.0"
+    variables = sysconfig.get_config_vars("LIBDIR", "LIBPL")
+    folders = [Path(folder) for folder in variables if folder] + [Path(sys.base_prefix, "lib")]
+    found = next((folder for folder in folders if (folder / name).is_file()), None)
+    if found is None and ctypes.util.find_library(f"python{PYTHON}") is None:
+        raise InstallError(f"{name} is missing; on Debian run: apt-get install libpython{PYTHON}")
+    return found

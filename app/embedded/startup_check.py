@@ -1,0 +1,62 @@
+"""One inference after Triton has started: a backend that returns empty tensors does not report it."""
+
+import json
+import urllib.request
+from urllib.error import HTTPError
+
+import numpy as np
+
+from app.errors import UnsupportedModel
+from app.host.processes import LOOPBACK
+from app.model.spec import from_triton_config
+
+_DATATYPES = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32"}
+
+
+class StartupCheckError(Exception):
+    """The model did not answer as it must; the message is one line for the person at the terminal."""
+
+
+def check_inference(http_port: int, model: str, seconds: float) -> None:
+    """Run a model once, over HTTP.
+
+    Args:
+        http_port: Triton's, on 127.0.0.1.
+        model: Its name. A model that takes encoded files is not run, because what it accepts is not known.
+        seconds: How long it may take.
+
+    Raises:
+        StartupCheckError: The inference failed, or an output is empty.
+    """
+    base = f"http://127.0.0.1:{http_port}/v2/models/{model}"
+    try:
+        with LOOPBACK.open(f"{base}/config", timeout=5) as answer:
+            spec = from_triton_config(json.load(answer), "1")
+        if spec.dtype is None:
+            return
+        tensor = np.zeros(spec.batch_shape(1), spec.dtype)
+        request = {
+            "inputs": [
+                {
+                    "name": spec.input_name,
+                    "shape": tensor.shape,
+                    "datatype": _DATATYPES[tensor.dtype.type],
+                    "parameters": {"binary_data_size": tensor.nbytes},
+                }
+            ],
+            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in spec.output_names],
+        }
+        header = json.dumps(request).encode()
+        post = urllib.request.Request(  # noqa: S310 - an address of our own
+            f"{base}/infer", header + tensor.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
+        )
+        with LOOPBACK.open(post, timeout=seconds) as answer:
+            length = int(answer.headers["Inference-Header-Content-Length"])
+            outputs = json.loads(answer.read()[:length])["outputs"]
+    except (OSError, UnsupportedModel) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        raise StartupCheckError(f"the start-up inference of {model} failed: {error}") from error
+    empty = [output["name"] for output in outputs if not output["parameters"]["binary_data_size"]]
+    if empty:
+        raise StartupCheckError(f"the start-up inference of {model} returned empty {', '.join(empty)}")

@@ -1,0 +1,74 @@
+"""Python packages: download a wheel, take files out of it, check a SHA-256, make an environment.
+
+pip does the downloading, so that this machine's own settings apply: index, mirror, proxy, certificates.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class PackageError(Exception):
+    """A package is not available or not the expected one; the message is one line for the person at the terminal."""
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of `name==version` into a folder.
+
+    Raises:
+        PackageError: pip failed; it has printed why.
+    """
+    _pip(Path(sys.executable), "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def extract_member(wheel: Path, member: str, target: Path) -> Path:
+    """Copy one file out of a wheel to `target`; nothing else of the wheel is read.
+
+    Raises:
+        PackageError: The wheel is broken or does not contain the file.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise PackageError(f"{wheel.name} is broken or does not contain {member}") from error
+    return target
+
+
+def verify_sha256(file: Path, expected: str) -> None:
+    """Check a file's SHA-256, in hexadecimal.
+
+    Raises:
+        PackageError: It is another one.
+    """
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != expected.lower():
+        raise PackageError(f"{file.name} is not the expected file: its SHA-256 is {digest}, expected {expected}")
+
+
+def make_environment(folder: Path, requirements: Path) -> None:
+    """Create a virtual environment and install hash-locked requirements into it, wheels only.
+
+    Raises:
+        PackageError: venv or pip failed; it has printed why.
+    """
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
+    _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
+
+
+def _pip(python: Path, command: str, *arguments: str) -> None:
+    quiet = () if sys.stderr.isatty() else ("--quiet",)
+    _run([str(python), "-m", "pip", command, *quiet, "--disable-pip-version-check", *arguments], f"pip {command} failed")
+
+
+def _run(command: Sequence[str], failure: str) -> None:
+    """Run a program and show its output as it comes."""
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:  # noqa: S603 - our own command lines
+        raise PackageError(f"{failure}; the reason is above")

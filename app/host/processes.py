@@ -1,0 +1,73 @@
+"""Child processes: wait until one answers, end it with everything it started, and never leave it behind."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Collection
+from contextlib import suppress
+from http.client import HTTPException
+from urllib.error import HTTPError
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.1
+
+# Loopback is never behind the proxy that the environment may name.
+LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs on this machine."""
+
+
+def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+
+
+def first_answer(
+    url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
+) -> int | None:
+    """Ask a server until it answers.
+
+    Args:
+        url: To get.
+        process: The server.
+        seconds: How long to try.
+        retry: Statuses after which to ask again.
+
+    Returns:
+        The status of the answer; None if the process ended or the time is over.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            with LOOPBACK.open(url, timeout=1) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            error.close()
+            if error.code not in retry:
+                return error.code
+        except (OSError, HTTPException):
+            pass
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """End the leader of a process group, then kill whatever of the group is left.
+
+    Args:
+        process: Started with `start_new_session=True`.
+        seconds: How long it may take to end by itself.
+    """
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    kill_group(process)
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill whatever is left of a process group; children can outlive a leader that was killed."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

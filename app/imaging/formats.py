@@ -1,0 +1,69 @@
+"""Which image format some bytes are, and whether they are built to keep a decoder busy.
+
+A decoding thread cannot be stopped, so files whose cost is out of proportion to their pixels are refused before any
+decoder sees them. The limits are far beyond what cameras and programs write. JPEG has its own, in `jpeg`.
+"""
+
+from app.errors import InvalidImage, UnsupportedFormat
+
+# (offset, magic bytes) of the supported formats.
+_MAGIC = {
+    "JPEG": ((0, b"\xff\xd8\xff"),),
+    "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
+    "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
+    "GIF": ((0, b"GIF8"),),
+    "BMP": ((0, b"BM"),),
+}
+# A decoder reads each chunk by itself, and chunks without pixels may be compressed. 50 MB in chunks of 4 KB are 12,000.
+_MAX_PNG_PIXEL_CHUNKS = 20_000
+_MAX_PNG_OTHER_CHUNKS = 100
+_PNG_PIXEL_CHUNKS = {b"IDAT", b"fcTL", b"fdAT"}
+# Pillow joins the comments before the first frame in quadratic time.
+_MAX_GIF_EXTENSION_BYTES = 1 << 20
+
+
+def identify(data: bytes) -> str:
+    """Return the format by the first bytes: JPEG, PNG, WEBP, GIF or BMP.
+
+    Raises:
+        UnsupportedFormat: The bytes are none of these.
+        InvalidImage: A PNG or GIF is built to keep a decoder busy.
+    """
+    name = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
+    if name is None:
+        raise UnsupportedFormat(f"the body is not an image of a supported format ({', '.join(_MAGIC)})")
+    if name == "PNG" and _has_too_many_chunks(data):
+        raise InvalidImage("the PNG has too many chunks")
+    if name == "GIF" and _has_too_many_extensions(data):
+        raise InvalidImage("the GIF has too many bytes before its first frame")
+    return name
+
+
+def _has_too_many_chunks(data: bytes) -> bool:
+    """Count the chunks of a PNG up to its end or the limits."""
+    at = 8
+    pixels = others = 0
+    while at + 8 <= len(data) and pixels <= _MAX_PNG_PIXEL_CHUNKS and others <= _MAX_PNG_OTHER_CHUNKS:
+        kind = data[at + 4 : at + 8]
+        if kind == b"IEND":
+            return False
+        if kind in _PNG_PIXEL_CHUNKS:
+            pixels += 1
+        else:
+            others += 1
+        at += 12 + int.from_bytes(data[at : at + 4])
+    return pixels > _MAX_PNG_PIXEL_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS
+
+
+def _has_too_many_extensions(data: bytes) -> bool:
+    """Walk a GIF's blocks up to its first frame, its end, or the limit."""
+    at = 13
+    if len(data) > at and data[10] & 0x80:  # a palette comes first
+        at += 3 << ((data[10] & 7) + 1)
+    limit = at + _MAX_GIF_EXTENSION_BYTES
+    while data[at : at + 1] == b"!" and at <= limit:
+        at += 2
+        while at < len(data) and data[at] and at <= limit:
+            at += data[at] + 1
+        at += 1
+    return at > limit

@@ -1,0 +1,85 @@
+"""The header of an encoded image: format, size and orientation, checked against the limits before anything is decoded."""
+
+import warnings
+from io import BytesIO
+from typing import NamedTuple
+
+from PIL import Image, JpegImagePlugin
+
+from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions
+from app.imaging import exif, formats, jpeg
+
+MAX_SIDE = 16384
+MAX_ASPECT = 100
+
+_QUICK_BYTES = 1 << 20
+# Pixels of all scans of a JPEG together: thirty scans of fifty megapixels.
+_MAX_SCANNED_PIXELS = 1_500_000_000
+
+# Our own limit is checked on the header, per request; Pillow's only warns, and for the whole process.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Oddities of a caller's image are reported to the caller, if at all.
+warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+# Pillow parses EXIF, MPF and Photoshop's blocks while it opens a JPEG, at a cost unrelated to their size.
+for _marker in (0xFFE1, 0xFFE2, 0xFFED):
+    JpegImagePlugin.MARKER[_marker] = ("APP", "", JpegImagePlugin.Skip)
+
+
+class ImageHeader(NamedTuple):
+    """An image of which only the header has been read. One thread may use it, once."""
+
+    data: bytes
+    file: Image.Image | None
+    """Opened by Pillow; None for a JPEG that libjpeg-turbo reads by itself."""
+    width: int
+    """Pixels, upright."""
+    height: int
+    """Pixels, upright."""
+    orientation: int
+    """EXIF, 1 to 8."""
+
+
+def is_quick(data: bytes) -> bool:
+    """Return whether `read_header` takes next to no time, whatever the bytes are. Pillow reads all formats but JPEG."""
+    return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
+
+
+def read_header(data: bytes, max_pixels: int) -> ImageHeader:
+    """Read format, size and orientation.
+
+    Raises:
+        UnsupportedFormat: The bytes are not a JPEG, PNG, WebP, BMP or GIF.
+        ImageTooLarge: More than `max_pixels` pixels.
+        InvalidImageDimensions: A side is over `MAX_SIDE` pixels, or one is over `MAX_ASPECT` times the other.
+        InvalidImage: The header cannot be read, or the file is built to keep a decoder busy.
+    """
+    name = formats.identify(data)
+    is_jpeg = name == "JPEG"
+    exif_block, scans = jpeg.read_segments(data) if is_jpeg else (b"", 1)
+    size = jpeg.read_size(data) if is_jpeg else None
+    file = None
+    if size is None:
+        file = _open(data, name, max_pixels)
+        size = file.size
+        exif_block = exif_block or file.info.get("exif", b"")
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels")
+    if max(width, height) > MAX_SIDE or max(width, height) > MAX_ASPECT * min(width, height):
+        raise InvalidImageDimensions(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
+    if scans * width * height > _MAX_SCANNED_PIXELS:
+        raise InvalidImage("the JPEG has too many scans for its size")
+    # A PNG may have its EXIF block behind the pixels, where it is not read: such an image is taken as stored.
+    orientation = exif.read_orientation(exif_block)
+    if exif.is_sideways(orientation):
+        width, height = height, width
+    return ImageHeader(data, file, width, height, orientation)
+
+
+def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(BytesIO(data), formats=(name,))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels") from error
+    except Exception as error:  # Pillow's plugins raise anything on broken input: struct.error, SyntaxError, ValueError ...
+        raise InvalidImage(f"the {name} header cannot be read") from error

@@ -1,0 +1,122 @@
+"""JPEG by libjpeg-turbo: the common case, without Pillow's copies and its parsing of every segment.
+
+Unusual files (CMYK, anything libjpeg warns of) are left to Pillow; the functions here return None for them.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from app.errors import InvalidImage
+
+_EXIF = b"Exif\0\0"
+_END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
+# Frame types that a single scan can complete: baseline and extended sequential.
+_SEQUENTIAL = 0xC0, 0xC1
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
+# What libjpeg takes for the next marker: between segments, and after the pixels of a scan.
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+
+# Far beyond what cameras and programs write. Each costs a decoder some time, however small the image.
+_MAX_MARKERS = 2000
+_MAX_JUNK_BYTES = 200_000
+# Each scan visits every pixel again; encoders write about ten.
+_MAX_SCANS = 100
+_TOO_MUCH = "the JPEG has too many segments, scans or bytes between them"
+
+
+class Segments(NamedTuple):
+    """What the segments of a file tell."""
+
+    exif: bytes
+    """The EXIF block without its six-byte identifier; empty if there is none."""
+    scans: int
+    """How often a decoder will visit each pixel."""
+
+
+def read_segments(data: bytes) -> Segments:
+    """Go from marker to marker as libjpeg does; only through the header if the first scan holds the whole image.
+
+    Raises:
+        InvalidImage: The file is built to keep a decoder busy.
+    """
+    exif, components, scans = b"", -1, 0
+    for marker, at in _iterate(data):
+        if marker == _START_OF_SCAN:
+            scans += 1
+            if scans == 1 and data[at + 2] == components:
+                break
+            if scans > _MAX_SCANS:
+                raise InvalidImage(_TOO_MUCH)
+        elif marker in _SEQUENTIAL:
+            components = data[at + 7]
+        elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
+            exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
+    return Segments(exif, scans)
+
+
+def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the marker of each segment and the position of its length, at least eight bytes before the end of the data."""
+    pattern = _MARKER
+    at, junk = 2, 0
+    for _ in range(_MAX_MARKERS):
+        end = len(data) if pattern is _MARKER_AFTER_SCAN else min(len(data), at + _MAX_JUNK_BYTES + 2)
+        found = pattern.search(data, at, end)
+        if pattern is _MARKER:
+            junk += (found.start() if found else end) - at
+        if junk > _MAX_JUNK_BYTES:
+            break
+        if found is None or data[found.end() - 1] == _END or found.end() + 8 > len(data):
+            return
+        at = found.end()
+        marker = data[at - 1]
+        if marker in _WITHOUT_LENGTH:
+            continue
+        yield marker, at
+        if marker == _START_OF_SCAN:
+            pattern = _MARKER_AFTER_SCAN
+        at += max(2, int.from_bytes(data[at : at + 2]))
+    raise InvalidImage(_TOO_MUCH)
+
+
+def read_size(data: bytes) -> tuple[int, int] | None:
+    """Read width and height in pixels, as stored; None for a file that Pillow should decode."""
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):  # the latter for an unknown subsampling
+        return None
+    return (width, height) if space in {"YCbCr", "Gray"} else None
+
+
+def decode(
+    data: bytes, size: tuple[int, int], min_size: tuple[int, int], into: NDArray[np.uint8] | None
+) -> NDArray[np.uint8] | None:
+    """Decode to RGB, at the smallest of full, half, quarter and eighth size that is large enough.
+
+    Args:
+        data: The file.
+        size: Width and height, from `read_size`.
+        min_size: Width and height that are needed, as stored.
+        into: UINT8 (height, width, 3) to decode into, if the image comes out at exactly this size.
+
+    Returns:
+        UINT8 (height, width, 3), `into` itself if it was used; None for a file that Pillow should decode.
+    """
+    # libjpeg can also reduce to the other eighths, but not in fast code: five eighths take longer than the full size.
+    reduction = next(
+        k for k in (8, 4, 2, 1) if k == 1 or all(-(-side // k) >= least for side, least in zip(size, min_size, strict=True))
+    )
+    width, height = (-(-side // reduction) for side in size)
+    if into is not None and not (into.flags.c_contiguous and into.shape[:2] == (height, width)):
+        into = None
+    buffer = None if into is None else into.reshape(-1)
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
+    except (ValueError, KeyError):  # the latter for an unknown subsampling
+        return None
+    return pixels if into is None else into

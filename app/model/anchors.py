@@ -1,0 +1,28 @@
+"""The anchor grid of detection heads with strides 8, 16 and 32."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRIDES = (8, 16, 32)
+"""Pixels of the input per cell."""
+
+
+def count_anchors(input_size: tuple[int, int]) -> int:
+    """Return how many anchors cover an input of width x height pixels."""
+    width, height = input_size
+    return sum((width // stride) * (height // stride) for stride in STRIDES)
+
+
+def anchor_grid(input_size: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Lay out the anchors over an input of width x height pixels, in the order of a YOLOX head.
+
+    Returns:
+        Cell corners (anchors, 2) x y in cells, and strides (anchors, 1) in pixels.
+    """
+    width, height = input_size
+    corners, strides = [], []
+    for stride in STRIDES:
+        y, x = np.indices((height // stride, width // stride), dtype=np.float32)
+        corners.append(np.stack([x.ravel(), y.ravel()], axis=1))
+        strides.append(np.full((x.size, 1), stride, np.float32))
+    return np.concatenate(corners), np.concatenate(strides)

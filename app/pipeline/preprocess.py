@@ -1,0 +1,55 @@
+"""An encoded image to the input tensor of a model."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.imaging import canvas
+from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.buffer import InputBuffer
+from app.triton.messages import bytes_element_size, write_bytes_element
+
+
+def fill_input(data: bytes, spec: ModelSpec, max_pixels: int, buffer: InputBuffer) -> LetterboxTransform:
+    """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
+
+    Args:
+        data: The encoded image.
+        spec: Of the model that will be asked.
+        max_pixels: Largest image.
+        buffer: Gets the tensor.
+
+    Returns:
+        Where the image lies in the model's input.
+
+    Raises:
+        GatewayError: The image is refused, as `canvas.render` says.
+    """
+    letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
+    dtype = spec.dtype
+    if dtype is None:
+        transform = canvas.check(data, letterbox, max_pixels)
+        write_bytes_element(data, buffer.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes))
+        return transform
+    width, height = spec.input_size
+    scratch = None if spec.takes_canvas else np.empty((height, width, 3), np.uint8)
+
+    def take_canvas() -> NDArray[np.uint8]:
+        tensor = buffer.allocate(spec.image_shape, dtype, spec.image_bytes)
+        return tensor if scratch is None else scratch
+
+    transform = canvas.render(data, letterbox, max_pixels, take_canvas)
+    if scratch is not None:
+        _write_pixels(scratch, spec, buffer.tensor)
+    return transform
+
+
+def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:
+    """Write pixels (height, width, 3) RGB into the input tensor, in the model's channel order, layout, scale and type."""
+    if spec.channels == "BGR":
+        pixels = pixels[:, :, ::-1]
+    if spec.input_format is InputFormat.CHW:
+        pixels = pixels.transpose(2, 0, 1)
+    tensor[:] = pixels if spec.dtype is np.uint8 else np.divide(pixels, spec.scale, dtype=np.float32)

@@ -1,0 +1,1 @@
+"""Logs and request timing. Never knows what is logged or timed."""

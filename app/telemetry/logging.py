@@ -1,0 +1,44 @@
+"""Structured logs on stdout for machines, plain messages on stderr for the person at the terminal."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+
+def configure(level: str, log_format: Literal["auto", "json", "console"]) -> None:
+    """Configure structlog for this process. `auto` means console on a terminal and JSON lines elsewhere."""
+    to_console = log_format == "console" or (log_format == "auto" and sys.stdout.isatty())
+    renderers: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if to_console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
+    )
+    # Tracebacks never show local variables: those hold images and whatever else callers sent.
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        # One write per line, because the workers share the stream.
+        logger_factory=structlog.WriteLoggerFactory() if to_console else structlog.BytesLoggerFactory(sys.stdout.buffer),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of anything
+    try:
+        return msgspec.json.encode(event, enc_hook=default)
+    except UnicodeEncodeError:  # a lone surrogate, from bytes that are not UTF-8
+        return json.dumps(event, default=default).encode("ascii")
+
+
+def say(message: str) -> None:
+    """Print a message for the person at the terminal."""
+    print(f"nereid: {message}", file=sys.stderr, flush=True)

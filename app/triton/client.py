@@ -1,0 +1,196 @@
+"""One gRPC channel to one Triton, and the calls the gateway makes over it."""
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from app.errors import GatewayError
+from app.model.spec import ModelSpec
+from app.triton.messages import Answer, infer_request, read_answer
+from app.triton.shared_memory import Arena, Slot
+from app.triton.status import from_grpc_error, from_query_error, is_region_in_use
+
+# Before this version a cancelled or expired RPC can crash the whole server.
+# Source: triton-inference-server/server pull requests 7840, 8078, 8220.
+_FIRST_CANCEL_SAFE = (2, 59, 1)
+# How much longer than its caller's deadline an RPC may last; only a server that hangs for good needs it.
+_BACKSTOP_SECONDS = 60.0
+_QUERY_SECONDS = 2.0
+_UNREGISTER_ATTEMPTS = 20
+
+_CHANNEL_OPTIONS = [
+    # gRPC's default limit is 4 MB, less than one FP32 image.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A proxy in the environment is for the web, not for an inference server.
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class ServerInfo(NamedTuple):
+    """What a Triton says of itself."""
+
+    version: str
+
+    @property
+    def survives_cancel(self) -> bool:
+        """Whether an inference may be cancelled without the risk of crashing the server."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3]) >= _FIRST_CANCEL_SAFE
+
+
+class TritonClient:
+    """Calls one Triton. Belongs to the event loop it was created in."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+        # Not part of the stub, because its requests are serialized already.
+        self._model_infer = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", response_deserializer=messages.ModelInferResponse.FromString
+        )
+        self.server: ServerInfo | None = None
+        """As read when the channel connected; None while it is not connected."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Close the channel."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close()
+
+    async def read_server(self) -> ServerInfo:
+        """Ask for Triton's version.
+
+        Raises:
+            TritonUnavailable: Triton does not answer.
+        """
+        answer = await _query(self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
+        return ServerInfo(answer.version)
+
+    async def is_ready(self, model: str) -> bool:
+        """Return whether a model is ready; False also when Triton does not answer."""
+        with suppress(grpc.RpcError):
+            return bool((await self._stub.ModelReady(messages.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS)).ready)
+        return False
+
+    async def list_models(self) -> dict[str, str]:
+        """List the models in Triton's repository with their state: READY, UNAVAILABLE ..., or empty if never loaded.
+
+        Raises:
+            TritonUnavailable: Triton does not answer.
+        """
+        index = await _query(self._stub.RepositoryIndex(messages.RepositoryIndexRequest(), timeout=_QUERY_SECONDS))
+        states: dict[str, str] = {}
+        for model in index.models:  # one entry per version
+            if states.get(model.name) != "READY":
+                states[model.name] = model.state
+        return states
+
+    async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
+        """Ask for a model's config, as Triton's JSON, and the newest version that is loaded.
+
+        Raises:
+            UnknownModel: There is no such model.
+            ModelNotReady: It is not loaded.
+            TritonUnavailable: Triton does not answer.
+        """
+        metadata = await _query(self._stub.ModelMetadata(messages.ModelMetadataRequest(name=model), timeout=_QUERY_SECONDS))
+        answer = await _query(self._stub.ModelConfig(messages.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS))
+        newest = max((version for version in metadata.versions if version.isdigit()), key=int, default="")
+        return MessageToDict(answer.config, preserving_proto_field_name=True), newest
+
+    async def register(self, arena: Arena) -> None:
+        """Let Triton map an arena.
+
+        Raises:
+            TritonUnavailable: Triton does not answer.
+            GatewayError: Triton refused; most likely it runs on another host.
+        """
+        request = messages.SystemSharedMemoryRegisterRequest(name=arena.name, key=f"/{arena.name}", byte_size=arena.nbytes)
+        try:
+            await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS)
+        except grpc.RpcError as error:
+            # Names are never used twice, so it is this arena: another request was faster.
+            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                raise from_query_error(error) from error
+
+    async def unregister(self, name: str) -> None:
+        """Let Triton unmap an arena by its name, whether or not Triton knows it or answers.
+
+        Triton refuses while an inference still reads the arena, which may be one of a worker that was just killed.
+        """
+        request = messages.SystemSharedMemoryUnregisterRequest(name=name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_QUERY_SECONDS):
+                for _ in range(_UNREGISTER_ATTEMPTS):
+                    try:
+                        await self._stub.SystemSharedMemoryUnregister(request)
+                        break
+                    except grpc.RpcError as error:
+                        if not is_region_in_use(error):
+                            break
+                    await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
+
+    async def infer(  # noqa: PLR0913 - what an inference consists of
+        self,
+        spec: ModelSpec,
+        tensor: NDArray[Any],
+        *,
+        timeout_seconds: float,
+        images: int = 1,
+        request_id: str = "",
+        slot: Slot | None = None,
+    ) -> Answer:
+        """Run one inference to its end, which may be later than `timeout_seconds`. Cancelling it cancels the RPC.
+
+        Args:
+            spec: Of the model to ask.
+            tensor: Its input, contiguous: the images one after the other; files as `messages.write_bytes_element` writes them.
+            timeout_seconds: How long Triton may keep it in its queue.
+            images: How many images there are.
+            request_id: For Triton's own log.
+            slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns.
+
+        Raises:
+            DeadlinePassed: It waited too long in Triton's queue.
+            TritonUnavailable, UnknownRegion, ModelNotReady, UnknownModel: Triton refused.
+            InvalidModelOutput: Triton could not run the model, or the answer is not consistent.
+        """
+        request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
+        try:
+            answer = await self._model_infer(request, timeout=max(0.0, timeout_seconds) + _BACKSTOP_SECONDS)
+        except grpc.RpcError as error:
+            raise from_grpc_error(error) from error
+        return read_answer(answer)
+
+    async def _watch(self) -> None:
+        """Read the server's version whenever the channel has connected."""
+        while True:
+            state = self._channel.get_state(try_to_connect=True)
+            self.server = None
+            if state is grpc.ChannelConnectivity.READY:
+                try:
+                    self.server = await self.read_server()
+                except GatewayError:
+                    await asyncio.sleep(_QUERY_SECONDS)
+                    continue
+            await self._channel.wait_for_state_change(state)
+
+
+async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_query_error(error) from error

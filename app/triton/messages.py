@@ -1,0 +1,101 @@
+"""Tensors in Triton's messages: one inference as a request, its answer as arrays.
+
+Written by hand, because tritonclient's helpers check and copy again what is known here.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.utils import triton_to_np_dtype
+
+from app.errors import InvalidModelOutput
+from app.model.spec import ModelSpec
+from app.triton.shared_memory import Slot
+
+_DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
+_DTYPES = {
+    name: np.dtype(triton_to_np_dtype(name))
+    for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BOOL")
+}
+_RAW_INPUT_TAG = messages.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
+"""What precedes the length of the tensor in a serialized request."""
+_LENGTH_BYTES = 4
+
+
+class Answer(NamedTuple):
+    """What Triton returned for one inference."""
+
+    outputs: dict[str, NDArray[Any]]
+    """By name; with the batch dimension in front where the model has one."""
+    version: str
+    """Of the model that answered."""
+
+
+def bytes_element_size(data: bytes) -> int:
+    """Return how many bytes a file takes as an element of a BYTES tensor."""
+    return _LENGTH_BYTES + len(data)
+
+
+def write_bytes_element(data: bytes, into: NDArray[np.uint8]) -> None:
+    """Write a file as an element of a BYTES tensor: its length, four bytes little-endian, then the file itself.
+
+    Args:
+        data: The file.
+        into: UINT8 (`bytes_element_size(data)`,), written to.
+    """
+    into[:_LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+    into[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
+
+
+def infer_request(  # noqa: PLR0913 - what a request consists of
+    spec: ModelSpec, tensor: NDArray[Any], *, images: int, timeout_seconds: float, request_id: str, slot: Slot | None
+) -> bytes:
+    """Serialize an inference request.
+
+    Args:
+        spec: Of the model to ask.
+        tensor: The model's input, contiguous: the images one after the other.
+        images: How many there are.
+        timeout_seconds: For Triton's queue, which drops a request that has waited longer.
+        request_id: For Triton's own log.
+        slot: The shared memory in which `tensor` begins; without one, the tensor becomes part of the request.
+    """
+    message = messages.ModelInferRequest(model_name=spec.name, id=request_id)
+    message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
+    tensor_message = message.inputs.add(name=spec.input_name, datatype=_DATATYPES[spec.dtype], shape=spec.batch_shape(images))
+    for name in spec.output_names:
+        message.outputs.add(name=name)
+    if slot is None:
+        # Serialized messages can be concatenated. This copies the pixels once; protobuf would do it three times.
+        return b"".join((message.SerializeToString(), _RAW_INPUT_TAG, _varint(tensor.nbytes), tensor.data))
+    tensor_message.parameters["shared_memory_region"].string_param = slot.arena.name
+    tensor_message.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+    tensor_message.parameters["shared_memory_offset"].int64_param = slot.offset
+    return bytes(message.SerializeToString())
+
+
+def _varint(number: int) -> bytes:
+    """Encode a length as protobuf does: seven bits a byte, the lowest first, the top bit set where more follow."""
+    written = bytearray()
+    while number > 0x7F:  # noqa: PLR2004
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def read_answer(message: messages.ModelInferResponse) -> Answer:
+    """View the output tensors of a response; read-only.
+
+    Raises:
+        InvalidModelOutput: The bytes of a tensor do not fill its shape, or its type is not a number.
+    """
+    outputs = {}
+    for output, content in zip(message.outputs, message.raw_output_contents, strict=False):
+        try:
+            outputs[output.name] = np.frombuffer(content, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+        except (ValueError, KeyError) as error:
+            raise InvalidModelOutput(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
+    return Answer(outputs, message.model_version)

@@ -1,0 +1,99 @@
+"""Slots in shared memory: the decoder writes pixels where Triton reads them.
+
+Nothing here knows what the bytes are, or which Triton maps them.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHM = Path("/dev/shm")  # noqa: S108 - the one place where POSIX shared memory is
+_NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
+
+
+class Slot(NamedTuple):
+    """A part of an arena, lent to one request at a time."""
+
+    arena: "Arena"
+    offset: int
+    """Bytes from the start of the arena."""
+
+    def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        """View it as an array, which must fit."""
+        return np.ndarray(shape, dtype, self.arena.memory, self.offset)
+
+    def free(self) -> None:
+        """Give it back; from any thread, once nothing reads or writes it any more."""
+        self.arena.free_offsets.append(self.offset)
+
+
+class Arena:
+    """A file in /dev/shm, divided into slots of one size without gaps. It stays locked while this process lives."""
+
+    def __init__(self, slot_bytes: int, slots: int) -> None:
+        """Create the file and reserve its memory: without that, a full /dev/shm would be a SIGBUS at the first write.
+
+        Raises:
+            OSError: There is no room, or no /dev/shm.
+        """
+        self.nbytes = slot_bytes * slots
+        self.name, self._descriptor = _create()
+        try:
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)
+            self.memory = mmap.mmap(self._descriptor, self.nbytes)
+        except OSError:
+            self.close()
+            raise
+        # A stack, so that few clients touch few pages.
+        self.free_offsets = [slot_bytes * index for index in reversed(range(slots))]
+
+    def take(self) -> Slot | None:
+        """Take a free slot; None if there is none."""
+        try:
+            return Slot(self, self.free_offsets.pop())
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Remove the file. The memory itself is freed with the last array on it."""
+        (SHM / self.name).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def sweep() -> list[str]:
+    """Remove the arenas of processes that have ended, in whichever container they ran, and return their names.
+
+    The kernel unlocks a file when the last process that opened it has ended.
+    """
+    swept = []
+    for path in SHM.iterdir() if SHM.is_dir() else ():
+        if not _NAME.fullmatch(path.name) or not path.is_file() or path.is_symlink():
+            continue
+        with suppress(OSError):  # locked by a living process, another user's, or removed meanwhile
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                swept.append(path.name)
+            finally:
+                os.close(descriptor)
+    return swept
+
+
+def _create() -> tuple[str, int]:
+    """Create and lock a file; return its name and descriptor."""
+    while True:
+        name = f"nereid-{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = os.open(SHM / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)  # another process swept it before it was locked

@@ -1,0 +1,45 @@
+"""gRPC status and message of a refusal by Triton to our errors."""
+
+import grpc
+
+from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+
+
+class UnknownRegion(TritonUnavailable):
+    """Triton does not know a shared-memory region; most likely it was restarted."""
+
+
+# By status and, because the status alone is ambiguous, a part of the message. The first match wins.
+# Source: measured on Triton 2.51.
+_ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
+    ("UNAVAILABLE", "Request timeout expired", DeadlinePassed, "the request waited too long in the model's queue"),
+    ("UNAVAILABLE", "maximum queue size", TritonUnavailable, "the model's queue is full"),
+    ("UNAVAILABLE", "Request for unknown model", ModelNotReady, "the model is not loaded"),
+    ("UNAVAILABLE", "", TritonUnavailable, "Triton does not answer"),
+    ("NOT_FOUND", "Unable to find shared memory region", UnknownRegion, "Triton was restarted; ask again"),
+    ("NOT_FOUND", "", UnknownModel, "there is no such model"),
+    ("DEADLINE_EXCEEDED", "", DeadlinePassed, "Triton did not answer in time"),
+    ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
+    ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
+)
+_REGION_IN_USE = "currently in use"
+
+
+def from_grpc_error(error: grpc.RpcError) -> GatewayError:
+    """Translate the refusal of an inference. Triton's own message is not for callers."""
+    code, details = error.code().name, error.details() or ""
+    for status, part, translated, detail in _ERRORS:
+        if status == code and part in details:
+            return translated(detail)
+    return InvalidModelOutput("the model could not be run")
+
+
+def from_query_error(error: grpc.RpcError) -> GatewayError:
+    """Translate the refusal of anything but an inference, where a time-out is not a missed deadline of the caller."""
+    refusal = from_grpc_error(error)
+    return TritonUnavailable("Triton does not answer") if isinstance(refusal, DeadlinePassed) else refusal
+
+
+def is_region_in_use(error: grpc.RpcError) -> bool:
+    """Return whether a region cannot be unregistered because an inference still reads it."""
+    return _REGION_IN_USE in (error.details() or "")

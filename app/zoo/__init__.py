@@ -1,0 +1,1 @@
+"""Models that `pull` can fetch and compose. Never knows a request or a running Triton."""

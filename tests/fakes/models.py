@@ -1,0 +1,287 @@
+"""Small models that really run in Triton, one per tensor format that users bring: they find red and blue rectangles.
+
+Colours show whether channels and scale arrived right, positions whether the letterbox did.
+"""
+
+import json
+from io import BytesIO
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper, parser
+from PIL import Image, ImageDraw
+
+from app.model.anchors import anchor_grid
+
+SIDE = 128
+GRID, STRIDES = anchor_grid((SIDE, SIDE))
+ANCHORS = len(GRID)
+SIZE = (200, 100)
+RECTANGLES = {"red": (20, 30, 80, 90), "blue": (120, 10, 180, 60)}
+"""x1 y1 x2 y2 in pixels of the scene."""
+
+
+def scene(image_format: str) -> bytes:
+    """Draw a red and a blue rectangle on white."""
+    image = Image.new("RGB", SIZE, "white")
+    for colour, (x1, y1, x2, y2) in RECTANGLES.items():
+        ImageDraw.Draw(image).rectangle((x1, y1, x2 - 1, y2 - 1), fill=colour)
+    file = BytesIO()
+    image.save(file, image_format)
+    return file.getvalue()
+
+
+# RGB planes 0..1, FLOAT (batch, 3, SIDE, SIDE), become corners (batch, 2, 4), score (batch, 2).
+_FIND = """
+    high = Constant <value_float = 0.7> ()
+    low = Constant <value_float = 0.3> ()
+    one = Constant <value_int = 1> ()
+    red, green, blue = Split <axis = 1> (planes)
+    red_high = Greater (red, high)
+    blue_high = Greater (blue, high)
+    red_low = Less (red, low)
+    green_low = Less (green, low)
+    blue_low = Less (blue, low)
+    red_not_green = And (red_high, green_low)
+    is_red = And (red_not_green, blue_low)
+    blue_not_green = And (blue_high, green_low)
+    is_blue = And (blue_not_green, red_low)
+    both = Concat <axis = 1> (is_red, is_blue)
+    masks = Cast <to = 1> (both)
+    columns = ReduceMax <axes = [2], keepdims = 0> (masks)
+    rows = ReduceMax <axes = [3], keepdims = 0> (masks)
+    left = ArgMax <axis = 2> (columns)
+    top = ArgMax <axis = 2> (rows)
+    last_column = ArgMax <axis = 2, select_last_index = 1> (columns)
+    last_row = ArgMax <axis = 2, select_last_index = 1> (rows)
+    right = Add (last_column, one)
+    bottom = Add (last_row, one)
+    corners_int = Concat <axis = 2> (left, top, right, bottom)
+    corners = Cast <to = 1> (corners_int)
+    present = ReduceMax <axes = [2], keepdims = 0> (columns)
+    weights = Constant <value_floats = [0.9, 0.8]> ()
+    score = Mul (present, weights)
+    unsqueeze_last = Constant <value_ints = [2]> ()
+    score_column = Unsqueeze (score, unsqueeze_last)
+    zeros = Sub (score, score)
+    ids = Constant <value_floats = [0.0, 1.0]> ()
+    classes = Add (zeros, ids)
+    class_column = Unsqueeze (classes, unsqueeze_last)
+"""
+
+# Both objects again and again over all anchors, each copy a little less certain, so that only an NMS leaves one.
+_ANCHORS = """
+    top_left, bottom_right = Split <axis = 2> (corners)
+    sum = Add (top_left, bottom_right)
+    two = Constant <value_float = 2.0> ()
+    centre2 = Div (sum, two)
+    size2 = Sub (bottom_right, top_left)
+    centre = Tile (centre2, repeats)
+    size = Tile (size2, repeats)
+    one_hot2 = Mul (score_column, eye)
+    one_hot = Tile (one_hot2, repeats)
+    likelihood = Mul (one_hot, decay)
+"""
+
+_RGB = {
+    "FLOAT": "planes = Identity (image)",
+    "FLOAT16": "planes = Cast <to = 1> (image)",
+    "BGR 255": "bgr = Constant <value_ints = [2, 1, 0]> ()\n rgb = Gather <axis = 1> (image, bgr)\n"
+    " scale = Constant <value_float = 255.0> ()\n planes = Div (rgb, scale)",
+}
+
+
+def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onnx.ModelProto:
+    """Put a model together; `outputs` gives type and shape by name."""
+    signature = ", ".join(f"{kind} {name}" for name, kind in outputs.items())
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    find ({element}[batch, 3, {SIDE}, {SIDE}] image) => ({signature}) {{ {before} {_FIND} {after} }}"""
+    model = parser.parse_model(text)
+    constants: dict[str, NDArray[Any]] = {
+        "repeats": np.array([1, ANCHORS // 2, 1], np.int64),
+        "eye": np.eye(2, dtype=np.float32)[None],
+        "decay": np.linspace(1, 0.5, ANCHORS, dtype=np.float32)[None, :, None],
+        "grid": GRID[None],
+        "strides": STRIDES[None],
+    }
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items() if name in used)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
+    """Make every model and the parameters of its config, by name."""
+    four = """
+    ones = Sign (score)
+    count_axis = Constant <value_ints = [1]> ()
+    count = ReduceSum <keepdims = 1> (ones, count_axis)
+    """
+    return {
+        "six_columns": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
+                {"output0": "float[batch, 2, 6]"},
+            ),
+            {},
+        ),
+        "half_four_tensors": (
+            _onnx(
+                "float16",
+                _RGB["FLOAT16"],
+                four
+                + """
+    valid_rows = Cast <to = 7> (count)
+    boxes_half = Cast <to = 10> (corners)
+    confidences = Cast <to = 10> (score)
+    labels = Cast <to = 7> (classes)""",
+                {
+                    "labels": "int64[batch, 2]",
+                    "confidences": "float16[batch, 2]",
+                    "boxes_half": "float16[batch, 2, 4]",
+                    "valid_rows": "int64[batch, 1]",
+                },
+            ),
+            {},
+        ),
+        "normalized_float_classes": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                four
+                + f"""
+    num_dets = Cast <to = 6> (count)
+    side = Constant <value_float = {SIDE}.0> ()
+    det_boxes = Div (corners, side)
+    det_scores = Identity (score)
+    det_classes = Identity (classes)""",
+                {
+                    "num_dets": "int32[batch, 1]",
+                    "det_boxes": "float[batch, 2, 4]",
+                    "det_scores": "float[batch, 2]",
+                    "det_classes": "float[batch, 2]",
+                },
+            ),
+            {"box_units": "normalized"},
+        ),
+        "yolo_head": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                _ANCHORS
+                + """
+    rows_of_head = Concat <axis = 2> (centre, size, likelihood)
+    output0 = Transpose <perm = [0, 2, 1]> (rows_of_head)""",
+                {"output0": f"float[batch, 6, {ANCHORS}]"},
+            ),
+            {},
+        ),
+        "yolox_head": (
+            _onnx(
+                "float",
+                _RGB["BGR 255"],
+                _ANCHORS
+                + """
+    cell = Div (centre, strides)
+    offset = Sub (cell, grid)
+    least = Constant <value_float = 0.01> ()
+    positive = Max (size, least)
+    relative = Div (positive, strides)
+    log_size = Log (relative)
+    sure = ReduceMax <axes = [2], keepdims = 1> (likelihood)
+    class_score = Tile (eye, repeats)
+    output = Concat <axis = 2> (offset, log_size, sure, class_score)""",
+                {"output": f"float[batch, {ANCHORS}, 7]"},
+            ),
+            {},
+        ),
+    }
+
+
+_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64"}
+
+
+def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:
+    """Write the Triton config of a batched model."""
+
+    def tensors(key: str, values: list[onnx.ValueInfoProto]) -> str:
+        return "\n".join(
+            f'{key} {{ name: "{v.name}" data_type: {_KINDS[v.type.tensor_type.elem_type]} '
+            f"dims: {[dim.dim_value for dim in v.type.tensor_type.shape.dim[1:]]} }}"
+            for v in values
+        )
+
+    texts = {"labels": "red,blue", **parameters}
+    return "\n".join(
+        [
+            f'name: "{name}"\nbackend: "onnxruntime"\nmax_batch_size: 4\ninstance_group [ {{ kind: KIND_CPU }} ]',
+            tensors("input", list(model.graph.input)),
+            tensors("output", list(model.graph.output)),
+            *(
+                f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(text)} }} }}"
+                for key, text in texts.items()
+            ),
+        ]
+    )
+
+
+_FILE_CONFIG = f"""
+name: "file_in"
+backend: "python"
+max_batch_size: 0
+instance_group [ {{ kind: KIND_CPU }} ]
+input {{ name: "file" data_type: TYPE_STRING dims: [ 1 ] }}
+output {{ name: "output0" data_type: TYPE_FP32 dims: [ 2, 6 ] }}
+parameters {{ key: "labels" value {{ string_value: "red,blue" }} }}
+parameters {{ key: "square" value {{ string_value: "{SIDE}" }} }}
+parameters {{ key: "placement" value {{ string_value: "top_left" }} }}
+"""
+
+# It reads what it is given, so it finds nothing unless the file arrives as it was sent.
+_FILE_MODEL = f"""
+import struct
+import numpy as np
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [triton.InferenceResponse([triton.Tensor.from_dlpack("output0", find(request))]) for request in requests]
+
+
+def find(request):
+    file = triton.get_input_tensor_by_name(request, "file").as_numpy()[0]
+    start, width, height = struct.unpack_from("<I4xii", file, 10)
+    stride = (width * 3 + 3) // 4 * 4
+    rows = np.frombuffer(file, np.uint8, stride * height, start).reshape(height, stride)[::-1, : width * 3]
+    blue, green, red = rows.reshape(height, width, 3).transpose(2, 0, 1).astype(int)
+    scale = {SIDE} / max(width, height)
+    table = np.zeros((2, 6), np.float32)
+    for id_, mask in enumerate([(red > 180) & (green < 80) & (blue < 80), (blue > 180) & (green < 80) & (red < 80)]):
+        y, x = mask.nonzero()
+        table[id_] = [x.min() * scale, y.min() * scale, (x.max() + 1) * scale, (y.max() + 1) * scale, 0.9, id_]
+    return table
+"""
+
+
+def write(repository: Path) -> None:
+    """Put all of them into a model repository, one of them a second time with its batch dimension written out."""
+    made = {name: (model, config(name, model, parameters)) for name, (model, parameters) in models().items()}
+    model, text = made["six_columns"]
+    text = text.replace("six_columns", "unbatched").replace("max_batch_size: 4", "max_batch_size: 0")
+    made["unbatched"] = model, text.replace("dims: [", "dims: [1, ")
+    for name, (model, text) in made.items():
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        onnx.save(model, folder / "model.onnx")
+        (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+    folder = repository / "file_in" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(dedent(_FILE_MODEL), encoding="utf-8")
+    (folder.parent / "config.pbtxt").write_text(_FILE_CONFIG, encoding="utf-8")
