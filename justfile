@@ -1,17 +1,19 @@
 # Every recipe runs in .venv, which the ./just script sets up.
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
+compile := "uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header"
+
 # List the recipes
 default:
     @{{ just_executable() }} --list --justfile {{ justfile() }}
 
-# Run everything: the embedded Triton and the API on port 4603
+# Run the embedded Triton and the API on port 4603
 [group('run')]
 [no-exit-message]
 serve *args:
     @exec python -m app serve {{ args }}
 
-# Run the API alone, for a Triton that runs elsewhere
+# Run the API alone
 [group('run')]
 [no-exit-message]
 api *args:
@@ -23,12 +25,12 @@ api *args:
 triton *args:
     @exec python -m app triton {{ args }}
 
-# Get a model; without a name, the default one
+# Get a model; the default one if no name is given
 [group('run')]
 pull *args:
     @python -m app pull {{ args }}
 
-# Say what is missing or broken on this machine
+# Check this machine and a running Triton
 [group('run')]
 doctor *args:
     @python -m app doctor {{ args }}
@@ -41,11 +43,16 @@ test *args:
     @coverage combine --quiet
     @coverage report
 
-# What must pass before a commit: format, lint, types, import contracts, tests
+# Serve, detect and stop once: a quick check of another Python or machine
+[group('develop')]
+smoke:
+    @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
+
+# Everything that must pass before a commit: format, lint, types, import contracts, tests
 [group('develop')]
 check: lint test
 
-# Check the format, lint, types and import contracts
+# Check format, lint rules, types and import contracts
 [group('develop')]
 lint:
     ruff format --check .
@@ -53,7 +60,7 @@ lint:
     mypy
     lint-imports
 
-# Format, and fix what can be fixed
+# Format the code, and fix what can be fixed automatically
 [group('develop')]
 fmt:
     ruff format .
@@ -64,22 +71,22 @@ fmt:
 bench *args:
     @python -m bench {{ args }}
 
-# Watch a worker under load with py-spy: a flame graph
+# Record a flame graph of a worker under load with py-spy
 [group('develop')]
 profile seconds="60" out="profile.svg" *args:
     @python -m bench profile {{ seconds }} {{ out }} {{ args }}
 
-# Write the lock files anew from pyproject.toml
+# Update the lock files from pyproject.toml and requirements/*.in
 [group('develop')]
 lock:
-    uv pip compile -q --universal --generate-hashes --no-header -o requirements/api.txt pyproject.toml
-    uv pip compile -q --universal --generate-hashes --no-header -c requirements/api.txt -o requirements/dev.txt pyproject.toml --group models --group test --group bench --group lint
-    uv pip compile -q --universal --generate-hashes --no-header -o requirements/tools.txt requirements/tools.in
-    uv pip compile -q --universal --generate-hashes --no-header -o requirements/build.txt requirements/build.in
-    uv pip compile -q --universal --generate-hashes --no-header -o requirements/triton.txt requirements/triton.in
-    uv pip compile -q --universal --generate-hashes --no-header -o requirements/reference.txt requirements/reference.in
+    {{ compile }} -o requirements/api.txt pyproject.toml
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --group test --group bench --group lint
+    {{ compile }} -o requirements/tools.txt requirements/tools.in
+    {{ compile }} -o requirements/build.txt requirements/build.in
+    {{ compile }} -o requirements/reference.txt requirements/reference.in
+    {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
-# Remove what was installed, pulled and cached here
+# Remove everything that was installed, pulled or cached here
 [group('develop')]
 clean:
-    rm -rf .venv .triton .reference .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1
+    rm -rf .venv .uv .python .triton .reference build *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1

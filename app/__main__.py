@@ -76,8 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    _require_simd()
-    _require_port(settings)
+    _require_usable(settings)
     if settings.triton_urls:
         return supervise(settings, None)
     _prepare(settings)
@@ -97,8 +96,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
     from granian.log import LogLevels  # noqa: PLC0415
 
-    _require_simd()
-    _require_port(settings)
+    _require_usable(settings)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=_become_worker)
     Granian(
@@ -175,6 +173,13 @@ def _entry(settings: Settings, name: str) -> registry.Entry:
     if name not in known:
         raise PullError(f"{name} is not in {settings.registry}, which lists {', '.join(known) or 'no model'}")
     return known[name]
+
+
+def _require_usable(settings: Settings) -> None:
+    """Report here what every worker would report by itself."""
+    registry.load(settings.registry)
+    _require_simd()
+    _require_port(settings)
 
 
 def _require_simd() -> None:

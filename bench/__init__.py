@@ -1,1 +1,1 @@
-"""Measurements: ./just bench NAME. Each prints what the README claims."""
+"""Measurements of Nereid: `./just bench NAME`. Imports app; app never imports it."""

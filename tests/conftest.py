@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from app.config import Settings
@@ -76,6 +77,19 @@ def triton(settings: Settings) -> Iterator[Server]:
     yield server
     server.stop()
     assert not list(Path("/dev/shm").glob(f"nereid_{settings.triton_grpc_port}_*"))  # noqa: S108
+
+
+@pytest.fixture
+def own_triton(settings: Settings) -> Iterator[tuple[Settings, Server]]:
+    """A Triton of its own, which the test may stop, and the settings for it."""
+    http, grpc_port, metrics = find_free(3)
+    own = msgspec.structs.replace(
+        settings, triton_http_port=http, triton_grpc_port=grpc_port, triton_metrics_port=metrics, model="six_columns"
+    )
+    server = Server(own)
+    server.start()
+    yield own, server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

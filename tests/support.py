@@ -1,21 +1,36 @@
 """What many tests need: paths, free ports, an application with its lifespan, and its answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json as stdlib_json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import httpx
+import pytest
+from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
+from app.config import Settings
 from app.host.ports import find_free
+from app.triton.shared_memory import SHM
+from tests.fakes import models
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
 IMAGES = ROOT / "tests" / "images"
 SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
+SCENE = models.scene("BMP")
+"""An image in which the small models find a red and a blue rectangle."""
+NEEDS_BYTES = pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="the embedded Triton reads BYTES tensors only under numpy 1, which Python 3.13 has not"
+)
+"""Marks a test of a model that takes the encoded file."""
 
 
 def free_port() -> int:
@@ -24,21 +39,88 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def started(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    """Run an application's lifespan around a client that calls it directly."""
+async def lifespan_of(app: Application) -> AsyncIterator[None]:
+    """Run an application's lifespan."""
     to_app: asyncio.Queue[Any] = asyncio.Queue()
     from_app: asyncio.Queue[Any] = asyncio.Queue()
     scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
     lifespan = asyncio.ensure_future(app(scope, to_app.get, from_app.put))
     await to_app.put({"type": "lifespan.startup"})
     assert (await from_app.get())["type"] == "lifespan.startup.complete"
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://nereid") as client:
-            yield client
+        yield
     finally:
         await to_app.put({"type": "lifespan.shutdown"})
         await lifespan
+
+
+def calling(app: Application) -> httpx.AsyncClient:
+    """Make a client that calls an application directly, without its lifespan."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
+    return httpx.AsyncClient(transport=transport, base_url="http://nereid")
+
+
+@asynccontextmanager
+async def started(app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    """Run an application's lifespan around a client that calls it directly."""
+    async with lifespan_of(app), calling(app) as client:
+        yield client
+
+
+class Reply(NamedTuple):
+    """What an application has sent for one request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The JSON of an error."""
+        assert self.headers["content-type"].startswith("application/problem+json")
+        return dict(stdlib_json.loads(self.body))
+
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+def receiving(*messages: dict[str, Any]) -> Receive:
+    """Make the `receive` of a client that sends these messages and then disconnects."""
+    left = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(left, {"type": "http.disconnect"})
+
+    return receive
+
+
+async def call(app: Application, receive: Receive, path: str = "/", headers: dict[str, str] | None = None) -> Reply:
+    """POST to an application directly, as a server does, with control over what it receives."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:  # noqa: ANN401
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    scope: Any = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("nereid", 80),
+        "extensions": {},
+    }
+    await app(scope, receive, send)
+    start, *rest = sent
+    received = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Reply(start["status"], received, b"".join(message["body"] for message in rest))
 
 
 def sample_image(name: str) -> bytes:
@@ -52,6 +134,12 @@ def json(response: httpx.Response, status: int = 200) -> Any:  # noqa: ANN401
     return response.json()
 
 
+async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
+    """Return whether a small model finds the two rectangles of `SCENE`."""
+    found = json(await client.post(f"/predict/{model}", content=SCENE))["detections"]
+    return [detection["class_name"] for detection in found] == ["red", "blue"]
+
+
 async def eventually(holds: Callable[[], bool]) -> bool:
     """Wait up to ten seconds until something holds."""
     for _ in range(100):
@@ -59,3 +147,30 @@ async def eventually(holds: Callable[[], bool]) -> bool:
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    """Wait until the default model is ready; a connection to a Triton that was restarted takes a moment."""
+    for _ in range(50):
+        if (await client.get("/readyz")).status_code == 200:
+            return
+        await asyncio.sleep(0.1)
+
+
+def own_arenas() -> list[Path]:
+    """List the arenas of this process."""
+    return list(SHM.glob(f"nereid-{os.getpid()}-*"))
+
+
+async def regions(settings: Settings) -> list[str]:
+    """List the regions that a real Triton has mapped."""
+    async with httpx.AsyncClient() as client:
+        known = (await client.get(f"http://127.0.0.1:{settings.triton_http_port}/v2/systemsharedmemory/status")).json()
+    return [region["name"] for region in known]
+
+
+def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[CapturedCall]:
+    """Return what a module logs from now on."""
+    logger = CapturingLogger()
+    monkeypatch.setattr(module, "LOG", logger)
+    return logger.calls

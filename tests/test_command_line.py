@@ -1,4 +1,4 @@
-"""The command line: flags become settings, faults become one line and an exit code."""
+"""The command line: flags become settings, failures become one line and an exit code."""
 
 import os
 import shutil
@@ -14,14 +14,19 @@ import pytest
 
 from app import config
 from app.__main__ import main
-from app.catalogue import Entry
-from app.config import PREFIX, Settings
-from app.embedded import EmbeddedError
-from tests.conftest import REPOSITORY, ROOT, free_port
+from app.config import PREFIX, Settings, SettingsError
+from app.embedded.install import InstallError
+from app.embedded.server import EmbeddedError
+from app.embedded.supervisor import DRAIN_SECONDS
+from app.host.packages import PackageError
+from app.zoo.download import DownloadError
+from app.zoo.pull import PullError
+from app.zoo.registry import Entry, RegistryError
+from tests.support import REPOSITORY, ROOT, free_port
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def restored_process() -> Iterator[None]:
     """Start without settings, and take back what the command did to this process."""
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -50,7 +55,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a repository of the test's own, with the project's catalogue and no model, the one in use."""
+    """Use a repository of the test's own, with the project's registry and no model."""
     shutil.copy(REPOSITORY / "models.toml", tmp_path)
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
@@ -69,8 +74,8 @@ def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     return seen
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """Take the one line on stderr; nothing may be on stdout."""
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on stderr; nothing may be on stdout."""
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("nereid: ")
@@ -79,7 +84,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_flags_become_settings(reported: list[Settings]) -> None:
-    """A flag is the setting of its name, also for the processes that are started."""
+    """A flag sets the setting of its name, also for the processes that are started."""
     code = main(["doctor", "--model", "yolox_nano", "--triton", "gpu.example.org:8001"])
 
     assert code == 0
@@ -90,8 +95,8 @@ def test_flags_become_settings(reported: list[Settings]) -> None:
     assert os.environ["NEREID_TRITON_URLS"] == "gpu.example.org:8001"
 
 
-def test_flags_win_over_the_environment(reported: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is typed now counts more than what was exported before; the rest of the environment stands."""
+def test_flags_take_precedence_over_the_environment(reported: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag replaces its variable; the other variables still count."""
     monkeypatch.setenv("NEREID_MODEL", "from_environment")
     monkeypatch.setenv("NEREID_TRITON_GRPC_PORT", "5001")
     main(["doctor", "--model", "typed"])
@@ -100,7 +105,7 @@ def test_flags_win_over_the_environment(reported: list[Settings], monkeypatch: p
     assert reported[0].triton_url == "127.0.0.1:5001"
 
 
-def test_without_flags_the_environment_stands(reported: list[Settings]) -> None:
+def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
     """A flag that is not given sets nothing."""
     main(["doctor"])
 
@@ -112,8 +117,8 @@ def test_without_flags_the_environment_stands(reported: list[Settings]) -> None:
     "arguments",
     [[], ["detect"], ["doctor", "--port", "80"], ["triton", "--triton", "a:1"], ["settings", "extra"], ["pull", "--model", "x"]],
 )
-def test_a_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """What a command does not know is refused with its usage and the usual exit code."""
+def test_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments that a command does not know are refused with its usage and exit code 2."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
 
@@ -122,7 +127,7 @@ def test_a_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pyt
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever asks is told every command."""
+    """Every command is in it."""
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
 
@@ -132,12 +137,12 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n    {command} " in text
 
 
-def test_an_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt variable refuses every command, by its name."""
+def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt variable makes every command fail, with the variable's name."""
     monkeypatch.setenv("NEREID_PROT", "80")
 
     assert main(["settings"]) == 1
-    assert told(capsys).startswith("NEREID_PROT is not a setting")
+    assert one_line(capsys).startswith("NEREID_PROT is not a setting")
 
 
 @pytest.mark.parametrize(
@@ -149,14 +154,14 @@ def test_an_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
         (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
     ],
 )
-def test_a_value_that_is_no_good_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The setting is named; nothing is started."""
+def test_invalid_value_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the setting, and nothing is started."""
     assert main(arguments) == 1
-    assert told(capsys).startswith(f"{name}: ")
+    assert one_line(capsys).startswith(f"{name}: ")
 
 
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of the README comes out, every setting in it."""
+    """It is the table of the README, with every setting in it."""
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
@@ -167,7 +172,7 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_runs_as_a_module() -> None:
-    """`python -m app` is the command line, its exit code the command's."""
+    """`python -m app` is the command line, and its exit code is that of the command."""
     run = [sys.executable, "-m", "app"]
     good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
     bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -177,31 +182,31 @@ def test_it_runs_as_a_module() -> None:
 
 
 @pytest.mark.usefixtures("repository")
-def test_an_unknown_model_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever misspells a model sees what there is."""
+def test_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message lists the models of the registry."""
     assert main(["pull", "yolo12n"]) == 1
-    assert "yolo12n is not in " in (line := told(capsys))
-    assert line.endswith("which knows yolo11n, yolox_nano")
+    assert "yolo12n is not in " in (line := one_line(capsys))
+    assert line.endswith("which lists yolo11n, yolox_nano")
 
 
-def test_a_repository_without_a_catalogue_knows_no_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The path that was looked at is named."""
+def test_repository_without_a_registry_lists_no_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the path that was looked for."""
     (repository / "models.toml").unlink()
 
     assert main(["pull"]) == 1
-    assert told(capsys) == f"yolo11n is not in {repository}/models.toml, which knows no model"
+    assert one_line(capsys) == f"yolo11n is not in {repository}/models.toml, which lists no model"
 
 
-def test_a_broken_catalogue_is_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is named."""
+def test_invalid_registry_is_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the file."""
     (repository / "models.toml").write_text("[yolo11n", encoding="utf-8")
 
     assert main(["pull"]) == 1
-    assert told(capsys).startswith(f"{repository}/models.toml: ")
+    assert one_line(capsys).startswith(f"{repository}/models.toml: ")
 
 
-def test_pull_hands_its_options_down(pulled: list[tuple[str, Entry, dict[str, Any]]]) -> None:
-    """Name, source and sum are those that were typed."""
+def test_pull_passes_its_options_on(pulled: list[tuple[str, Entry, dict[str, Any]]]) -> None:
+    """Name, source and SHA-256 are those on the command line."""
     assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
 
     ((name, entry, options),) = pulled
@@ -209,45 +214,45 @@ def test_pull_hands_its_options_down(pulled: list[tuple[str, Entry, dict[str, An
     assert options == {"source": Path("/mirror"), "sha256": "ab"}
 
 
-def test_pull_without_a_name_is_the_default_model(
+def test_pull_without_a_name_pulls_the_default_model(
     pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The setting says which that is."""
+    """The default model is that of the settings."""
     monkeypatch.setenv("NEREID_MODEL", "yolox_nano")
 
     assert main(["pull"]) == 0
     assert [name for name, _, _ in pulled] == ["yolox_nano"]
 
 
-def test_a_pull_that_fails_is_a_line_at_the_end(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After what was tried stands why it failed."""
+def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line says why it failed."""
     assert main(["pull", "yolo11n", "--from", str(repository / "nowhere.onnx")]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"nereid: there is no file {repository}/nowhere.onnx"
 
 
 @pytest.mark.parametrize("command", ["serve", "api"])
-def test_a_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The port and the flag that chooses another are named, before anything is started."""
+def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the port and the flag that chooses another, and nothing is started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert main([command, "--port", str(port)]) == 1
 
-    assert told(capsys) == f"port {port} is in use; choose another with --port"
+    assert one_line(capsys) == f"port {port} is in use; choose another with --port"
 
 
 @pytest.mark.parametrize("command", ["serve", "api"])
 def test_stock_pillow_is_refused(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Pillow that a later install put over pillow-simd is noticed, and the line says what to do."""
-    monkeypatch.setattr("app.image.is_simd", lambda: False)
+    """If another package replaced pillow-simd by Pillow, the message says what to do."""
+    monkeypatch.setattr("PIL.__version__", "12.1.1")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", "", "", "x86_64")))
 
     assert main([command, "--port", str(free_port())]) == 1
-    assert "run: rm -r .venv && ./just" in told(capsys)
+    assert "run: rm -r .venv && ./just" in one_line(capsys)
 
 
 def test_the_api_is_served_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Address, port and processes reach the server, which runs our application over plain HTTP/1."""
+    """Address, port and number of processes are passed to the server, which runs the application over plain HTTP/1."""
     seen: dict[str, Any] = {}
 
     class Granian:
@@ -265,11 +270,12 @@ def test_the_api_is_served_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) 
     assert (seen["target"], seen["factory"]) == ("app.main:create_app", True)
     assert (seen["address"], seen["port"], seen["workers"]) == ("127.0.0.2", port, 3)
     assert (str(seen["interface"]), str(seen["http"]), seen["websockets"]) == ("asgi", "1", False)
+    assert seen["workers_kill_timeout"] < DRAIN_SECONDS
     assert seen["sigterm"] is signal.SIG_DFL
 
 
-def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a Triton named, nothing is installed or pulled, and none is started or watched."""
+def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a Triton is named, nothing is installed or pulled, and no Triton is started or watched."""
     seen: list[tuple[str, object]] = []
 
     def supervise(settings: Settings, triton: object) -> int:
@@ -280,7 +286,7 @@ def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.fail("the embedded Triton was touched")
 
     monkeypatch.setattr("app.__main__.supervise", supervise)
-    for name in ("app.bundle.install", "app.embedded.Server", "app.__main__.pull"):
+    for name in ("app.__main__.install", "app.__main__.Server", "app.__main__.pull"):
         monkeypatch.setattr(name, never)
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
@@ -288,7 +294,7 @@ def test_serve_leaves_another_triton_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Triton:
-    """Stands in for the embedded Triton; it notes what is done to it and ends by itself."""
+    """Takes the place of the embedded Triton: notes what is done to it, and ends by itself."""
 
     log = Path("triton.log")
 
@@ -307,13 +313,13 @@ class Triton:
         self.done.append("stop")
 
 
-def test_triton_alone_is_made_ready_and_cleaned_up(
+def test_triton_alone_is_prepared_and_stopped(
     pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is installed and has its model before it starts; when it ends, that is said and is a failure."""
+    """It is installed and its model pulled before it starts; if it ends by itself, that is a failure."""
     done: list[str] = []
-    monkeypatch.setattr("app.bundle.install", lambda home: done.append(f"install {home}"))
-    monkeypatch.setattr("app.embedded.Server", lambda _: Triton(done))
+    monkeypatch.setattr("app.__main__.install", lambda home: done.append(f"install {home}"))
+    monkeypatch.setattr("app.__main__.Server", lambda _: Triton(done))
     monkeypatch.setenv("NEREID_TRITON_HOME", "/somewhere")
 
     assert main(["triton"]) == 1
@@ -324,38 +330,123 @@ def test_triton_alone_is_made_ready_and_cleaned_up(
     assert "code -11" in ended
 
 
-def test_a_model_that_is_there_is_not_pulled_again(
+def test_pulled_model_is_not_pulled_again(
     repository: Path, pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second start goes nowhere near the network."""
+    """A second start needs no network."""
     shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
     (repository / "yolo11n" / "1").mkdir()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
-    monkeypatch.setattr("app.bundle.install", lambda _: None)
-    monkeypatch.setattr("app.embedded.Server", lambda _: Triton([]))
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.__main__.Server", lambda _: Triton([]))
     main(["triton"])
 
     assert pulled == []
 
 
 @pytest.mark.usefixtures("pulled")
-def test_a_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its reason is the last word."""
-    monkeypatch.setattr("app.bundle.install", lambda _: None)
-    monkeypatch.setattr("app.embedded.Server", lambda _: Triton([], EmbeddedError("port 4600 is in use")))
+def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the reason."""
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.__main__.Server", lambda _: Triton([], EmbeddedError("port 4600 is in use")))
 
     assert main(["triton"]) == 1
-    assert told(capsys) == "port 4600 is in use"
+    assert one_line(capsys) == "port 4600 is in use"
 
 
-def test_ctrl_c_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it interrupts has not been done, so the exit code says so; SIGTERM is the same."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """The exit code says that the command was interrupted, by Ctrl-C or by SIGTERM."""
 
     def stopped(_: Settings) -> int:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         return 5
 
     monkeypatch.setattr("app.doctor.report", stopped)
 
     assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        SettingsError,
+        RegistryError,
+        PackageError,
+        InstallError,
+        EmbeddedError,
+        DownloadError,
+        PullError,
+    ],
+)
+def test_every_failure_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[Exception]
+) -> None:
+    """An error for the person at the terminal has no traceback, and line breaks in its message become spaces."""
+
+    def fail(_: Settings) -> int:
+        raise failure("nothing works,\n    whatever  is tried")
+
+    monkeypatch.setattr("app.doctor.report", fail)
+
+    assert main(["doctor"]) == 1
+    assert one_line(capsys) == "nothing works, whatever is tried"
+
+
+@pytest.mark.usefixtures("pulled")
+def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The embedded Triton is prepared and started before the API, and stopped whatever happens."""
+    done: list[str] = []
+    triton = Triton(done)
+
+    def supervise(_: Settings, watched: object) -> int:
+        assert watched is triton
+        done.append("supervise")
+        raise EmbeddedError("Triton ended with code -11 right after its start")
+
+    monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
+    monkeypatch.setattr("app.__main__.Server", lambda _: triton)
+    monkeypatch.setattr("app.__main__.supervise", supervise)
+
+    assert main(["serve", "--port", str(free_port())]) == 1
+    assert done == ["install", "start", "supervise", "stop"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ready, failed = capsys.readouterr().err.splitlines()
+    assert ready == "nereid: Triton is ready; its log is triton.log"
+    assert failed == "nereid: Triton ended with code -11 right after its start"
+
+
+def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C stops it, which is not a failure."""
+    done: list[str] = []
+
+    class Running(Triton):
+        def poll(self) -> int:
+            raise KeyboardInterrupt
+
+    (repository / "yolo11n" / "1").mkdir(parents=True)
+    (repository / "yolo11n" / "config.pbtxt").touch()
+    (repository / "yolo11n" / "1" / "model.onnx").touch()
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.__main__.Server", lambda _: Running(done))
+
+    assert main(["triton"]) == 0
+    assert done == ["start", "stop"]
+
+
+def test_address_of_another_machine_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The API cannot listen there, which is said before anything is started."""
+    monkeypatch.setenv("NEREID_HOST", "203.0.113.1")
+
+    assert main(["api", "--port", "8080"]) == 1
+    assert one_line(capsys).startswith("203.0.113.1:8080 cannot be listened on: ")
+
+
+def test_server_is_not_imported_for_other_commands() -> None:
+    """Granian and gRPC are loaded only by the commands that need them."""
+    script = "import sys, app.__main__; sys.exit(bool({'granian', 'grpc', 'litestar'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0

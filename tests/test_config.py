@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from app.config import PREFIX, Settings, SettingsError, load, table
+from tests.support import ROOT
 
-README = Path(__file__).parents[1] / "README.md"
+README = ROOT / "README.md"
 
 
-def test_empty_environment_is_the_defaults() -> None:
-    """Nothing needs to be set."""
+def test_empty_environment_gives_the_defaults() -> None:
+    """Every setting has a default."""
     settings = load({})
 
     assert settings == Settings()
@@ -37,18 +38,18 @@ def test_empty_environment_is_the_defaults() -> None:
     ],
 )
 def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
-    """The text becomes the setting of that name and no other."""
+    """The text becomes the setting of that name, and no other setting changes."""
     assert load({PREFIX + name: text}) == msgspec.structs.replace(Settings(), **{name.lower(): value})
 
 
 def test_variables_of_others_are_ignored() -> None:
-    """Only our prefix counts."""
+    """Only variables with our prefix are read."""
     assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3"}) == Settings()
 
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
 def test_unknown_variable_is_named(name: str) -> None:
-    """A misspelt setting is refused, not ignored."""
+    """A misspelt setting is refused instead of ignored."""
     with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
         load({"NEREID_PORT": "4603", name: "1"})
 
@@ -76,21 +77,21 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("LOG_FORMAT", "text"),
     ],
 )
-def test_bad_value_names_its_variable(name: str, text: str) -> None:
+def test_invalid_value_is_named(name: str, text: str) -> None:
     """A value of the wrong type or out of range is refused, and the message begins with the variable."""
     with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: [A-Z]"):
         load({PREFIX + name: text})
 
 
-def test_environment_is_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an argument the process's own environment is read."""
     monkeypatch.setenv("NEREID_PORT", "8080")
 
     assert load().port == 8080
 
 
-def test_triton_is_the_embedded_one_unless_told() -> None:
-    """The address to call is the embedded Triton's, on whatever port, or the one given."""
+def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
+    """The address is the embedded Triton's, on whatever port, or the given one."""
     assert load({}).triton_url == "127.0.0.1:4601"
     assert load({"NEREID_TRITON_GRPC_PORT": "9001"}).triton_url == "127.0.0.1:9001"
     assert load({"NEREID_TRITON_URLS": "triton:8001"}).triton_url == "triton:8001"
@@ -103,25 +104,25 @@ def test_two_tritons_are_refused() -> None:
 
 
 def test_limits_are_whole_bytes_and_pixels() -> None:
-    """MiB and megapixels are turned into what is counted."""
+    """MiB and megapixels are converted to bytes and pixels."""
     settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
 
     assert (settings.max_body_bytes, settings.max_pixels) == (1572864, 500000)
 
 
-def test_catalogue_lies_in_the_repository() -> None:
+def test_registry_is_in_the_model_repository() -> None:
     """`models.toml` is found beside the models."""
-    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).catalogue == Path("/srv/models/models.toml")
+    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry == Path("/srv/models/models.toml")
 
 
 def test_settings_do_not_change() -> None:
-    """They are read once."""
+    """They are read once and cannot be assigned to."""
     with pytest.raises(AttributeError):
         Settings().port = 1  # type: ignore[misc]
 
 
 def test_table_has_a_row_for_each_setting() -> None:
-    """Every variable is listed with its default and a meaning."""
+    """Every variable is listed with its default and its meaning."""
     lines = table().splitlines()
 
     assert lines[:3] == [
@@ -131,10 +132,10 @@ def test_table_has_a_row_for_each_setting() -> None:
     ]
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
-    assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | Embedded Triton, gRPC, on 127.0.0.1. |" in lines
+    assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
     assert any(line.startswith("| `NEREID_TRITON_URLS` |  | `host:port`") for line in lines)
 
 
 def test_readme_has_the_table() -> None:
-    """The README lists the settings as they are."""
+    """The README lists the settings as they are in the code."""
     assert table() in README.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The list of failures is complete and consistent."""
+"""The list of errors is complete and consistent."""
 
 import re
 
@@ -8,7 +8,9 @@ from app import errors
 from app.errors import GatewayError
 
 ERRORS = [
-    one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, GatewayError) and one is not GatewayError
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, GatewayError) and value is not GatewayError
 ]
 
 
@@ -21,7 +23,7 @@ def test_tree_lists_every_error_with_its_status() -> None:
 
 
 def test_codes_are_unique() -> None:
-    """A program can tell every error from every other."""
+    """A program can tell each error from the others."""
     assert len({error.code for error in ERRORS}) == len(ERRORS) == 15
 
 
@@ -32,20 +34,20 @@ def test_code_is_the_name_of_the_class(error: type[GatewayError]) -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_error_is_a_failure_of_someone(error: type[GatewayError]) -> None:
-    """Each has a status that is an error's, and a title that is a sentence without its stop."""
+def test_error_has_the_status_of_an_error_and_a_title(error: type[GatewayError]) -> None:
+    """The status is 4xx or 5xx, and the title is a sentence without its full stop."""
     assert 400 <= error.status <= 599
     assert re.fullmatch(r"[A-Z][^\n]*[^.\s]", error.title)
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_only_a_passing_failure_says_when_to_come_back(error: type[GatewayError]) -> None:
-    """503 goes with Retry-After, the others without."""
+def test_only_a_temporary_failure_says_when_to_retry(error: type[GatewayError]) -> None:
+    """An error with status 503 has a Retry-After, the others have none."""
     assert (error.retry_after_seconds is not None) == (error.status == 503)
 
 
 def test_detail_is_the_message() -> None:
-    """What the caller is told is also what a log shows."""
-    error = errors.BrokenPicture("the PNG data is truncated")
+    """The caller is told the same as a log shows."""
+    error = errors.InvalidImage("the PNG data is truncated")
 
     assert (error.detail, str(error)) == ("the PNG data is truncated", "the PNG data is truncated")

@@ -1,4 +1,4 @@
-"""The model repository: two configs of one model that agree with each other and with the model's file."""
+"""The model repository: the two configs of a model agree with each other and with the model's file."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
-from app import catalogue, contract
-from app.compose import OPSET
-from app.contract import Contract, Form, Layout
-from app.embedded import CONFIG_NAME
-from tests.conftest import REPOSITORY
+from app.embedded.server import CONFIG_NAME
+from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from app.zoo import registry
+from app.zoo.compose import OPSET
+from tests.support import REPOSITORY
 
-NAMES = sorted(catalogue.load(REPOSITORY / "models.toml"))
+NAMES = sorted(registry.load(REPOSITORY / "models.toml"))
 PRODUCTION = "config.pbtxt"
 EMBEDDED = f"configs/{CONFIG_NAME}.pbtxt"
 KINDS = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT32: "TYPE_INT32", TensorProto.FLOAT: "TYPE_FP32"}
@@ -28,9 +28,9 @@ def parsed(name: str, file: str) -> model_config_pb2.ModelConfig:
     return text_format.Parse((REPOSITORY / name / file).read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
 
 
-def told(name: str, file: str) -> Contract:
-    """Read the contract the way the gateway does, from Triton's JSON."""
-    return contract.read(json_format.MessageToDict(parsed(name, file), preserving_proto_field_name=True), "1")
+def spec_of(name: str, file: str) -> ModelSpec:
+    """Derive the spec as the gateway does, from Triton's JSON."""
+    return from_triton_config(json_format.MessageToDict(parsed(name, file), preserving_proto_field_name=True), "1")
 
 
 def pulled(repository: Path, name: str) -> onnx.ModelProto:
@@ -41,14 +41,14 @@ def pulled(repository: Path, name: str) -> onnx.ModelProto:
 
 
 @both
-def test_the_folder_names_the_model(name: str, file: str) -> None:
-    """Triton refuses a model whose config says another name than its folder."""
+def test_model_has_the_name_of_its_folder(name: str, file: str) -> None:
+    """Triton refuses a model whose config has another name than its folder."""
     assert parsed(name, file).name == name
 
 
-def test_both_configs_make_the_same_contract(name: str) -> None:
-    """The gateway treats a model the same way, wherever it runs; only the device differs."""
-    production, embedded = told(name, PRODUCTION), told(name, EMBEDDED)
+def test_both_configs_give_the_same_spec(name: str) -> None:
+    """The gateway treats a model the same way wherever it runs; only the device differs."""
+    production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
     assert production.device == "gpu"
     assert embedded.device == "cpu"
@@ -56,29 +56,30 @@ def test_both_configs_make_the_same_contract(name: str) -> None:
 
 
 @both
-def test_the_contract_is_picture_in_and_detections_out(name: str, file: str) -> None:
-    """A pulled model takes bytes as they are and needs no post-processing."""
-    recipe = catalogue.load(REPOSITORY / "models.toml")[name].recipe
-    known = told(name, file)
+def test_model_takes_an_image_and_returns_detections(name: str, file: str) -> None:
+    """A pulled model takes the canvas as it is and needs no post-processing."""
+    recipe = registry.load(REPOSITORY / "models.toml")[name].recipe
+    spec = spec_of(name, file)
 
-    assert known.form is Form.HWC
-    assert known.layout is Layout.END_TO_END
-    assert known.batched
-    assert known.frame == (recipe.square, recipe.square)
-    assert known.outputs == ("num_dets", "det_boxes", "det_scores", "det_classes")
-
-
-@both
-def test_the_licence_and_the_source_are_those_of_the_catalogue(name: str, file: str) -> None:
-    """Who lists the models is told what `pull` told."""
-    entry = catalogue.load(REPOSITORY / "models.toml")[name]
-    known = told(name, file)
-
-    assert (known.licence, known.source) == (entry.licence, entry.source)
+    assert spec.input_format is InputFormat.HWC
+    assert spec.takes_canvas
+    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.has_batch_dimension
+    assert spec.input_size == (recipe.square, recipe.square)
+    assert spec.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 @both
-def test_the_config_has_the_tensors_of_the_file(name: str, file: str, repository: Path) -> None:
+def test_licence_and_source_are_those_of_the_registry(name: str, file: str) -> None:
+    """The list of models says the same as `pull`."""
+    entry = registry.load(REPOSITORY / "models.toml")[name]
+    spec = spec_of(name, file)
+
+    assert (spec.licence, spec.source) == (entry.licence, entry.source)
+
+
+@both
+def test_config_has_the_tensors_of_the_file(name: str, file: str, repository: Path) -> None:
     """Names, types and dimensions are those of the composed model, without the batch."""
     config, model = parsed(name, file), pulled(repository, name)
     wanted = {
@@ -98,12 +99,12 @@ def test_the_config_has_the_tensors_of_the_file(name: str, file: str, repository
 
 
 @both
-def test_there_is_a_label_for_every_class(name: str, file: str, repository: Path) -> None:
-    """The model distinguishes as many classes as the config names, and no two have one name."""
+def test_every_class_has_a_label(name: str, file: str, repository: Path) -> None:
+    """The model has as many classes as the config has labels, and no two labels are equal."""
     model = pulled(repository, name)
     depths = [node.input[1] for node in model.graph.node if node.op_type == "OneHot"]
     constants = {node.output[0]: node.attribute[0].ints for node in model.graph.node if node.op_type == "Constant"}
-    labels = told(name, file).labels
+    labels = spec_of(name, file).labels
 
     assert [list(constants[depth]) for depth in depths] == [[len(labels)]]
     assert len(set(labels)) == len(labels)
@@ -112,7 +113,7 @@ def test_there_is_a_label_for_every_class(name: str, file: str, repository: Path
 
 @both
 def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> None:
-    """A full queue refuses at once, and a caller's own deadline is heeded."""
+    """A full queue refuses at once, and a request may bring its own timeout."""
     config = parsed(name, file)
     policy = config.dynamic_batching.default_queue_policy
 
@@ -125,20 +126,20 @@ def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> 
 
 
 @both
-def test_the_first_caller_does_not_pay_for_the_start(name: str, file: str) -> None:
-    """The model is warmed up with a picture of its own size; TensorRT also with the largest batch, which it builds for."""
+def test_model_is_warmed_up(name: str, file: str) -> None:
+    """The first request finds it ready for one image of its size; TensorRT also for the largest batch, which it builds for."""
     config = parsed(name, file)
-    (picture,) = config.input
+    (image,) = config.input
 
     assert [warmup.batch_size for warmup in config.model_warmup] == ([1, config.max_batch_size] if file == PRODUCTION else [1])
     for warmup in config.model_warmup:
-        assert list(warmup.inputs) == [picture.name]
-        assert warmup.inputs[picture.name].data_type == picture.data_type
-        assert list(warmup.inputs[picture.name].dims) == list(picture.dims)
+        assert list(warmup.inputs) == [image.name]
+        assert warmup.inputs[image.name].data_type == image.data_type
+        assert list(warmup.inputs[image.name].dims) == list(image.dims)
 
 
 def test_production_runs_on_every_gpu(name: str) -> None:
-    """Triton's own ONNX backend executes the file, on the GPUs of the machine."""
+    """Triton's own ONNX backend executes the file, on all GPUs of the machine."""
     config = parsed(name, PRODUCTION)
     (group,) = config.instance_group
 
@@ -157,8 +158,8 @@ def test_embedded_runs_on_the_cpu(name: str) -> None:
     assert group.count == 2
 
 
-def test_the_file_is_of_our_opset(name: str, repository: Path) -> None:
-    """What has been pulled is valid and can be read by the TensorRT of the container."""
+def test_file_has_our_opset(name: str, repository: Path) -> None:
+    """A pulled model is valid, and the container's TensorRT can read it."""
     model = pulled(repository, name)
     onnx.checker.check_model(model, full_check=True)
 

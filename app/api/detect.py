@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import Request, post
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -32,7 +33,7 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", ge
     responses=_RESPONSES,
     status_code=200,
 )
-async def detect(request: Request[Any, Any, Any], detector: Detector) -> ASGIResponse:
+async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
     """Use the default model, or the one that the parameters name."""
     return await _detect(request, detector, [])
 
@@ -45,7 +46,7 @@ async def detect(request: Request[Any, Any, Any], detector: Detector) -> ASGIRes
     responses=_RESPONSES,
     status_code=200,
 )
-async def predict(request: Request[Any, Any, Any], detector: Detector, model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
     """Use the model in the path."""
     return await _detect(request, detector, [("model", model)])
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from litestar import Request, Response, get
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
@@ -27,7 +28,7 @@ async def livez() -> Liveness:
 
 
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
-async def readyz(triton: TritonClient, detector: Detector) -> Response[Readiness]:
+async def readyz(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> Response[Readiness]:
     """Ask Triton whether the default model is ready."""
     if await triton.is_ready(detector.default_model):
         return Response(Readiness("ready"))
@@ -35,7 +36,9 @@ async def readyz(triton: TritonClient, detector: Detector) -> Response[Readiness
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
-async def health(request: Request[Any, Any, Any], triton: TritonClient, detector: Detector) -> Response[Health]:
+async def health(
+    request: Request[Any, Any, Any], triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]
+) -> Response[Health]:
     """Report what a person or a dashboard wants to see."""
     gpu = is_ready = False
     triton_health = TritonHealth("unreachable")

@@ -39,7 +39,7 @@ class RequestContextMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                context.status = message["status"]
+                context.status = int(message["status"])
                 message["headers"] = [
                     *message["headers"],
                     (b"x-request-id", context.request_id.encode()),

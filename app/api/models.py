@@ -1,6 +1,7 @@
 """GET /models: the models that can be used, and those that could be pulled."""
 
 from litestar import get
+from litestar.di import NamedDependency
 
 from app.api.openapi import UNAVAILABLE
 from app.api.schema import ModelInfo, ModelList
@@ -10,7 +11,7 @@ from app.triton.client import TritonClient
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
-async def models(triton: TritonClient, detector: Detector) -> ModelList:
+async def models(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> ModelList:
     """Describe every model Triton knows."""
     states = dict.fromkeys(detector.pullable, "") | await triton.list_models()
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])

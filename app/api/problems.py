@@ -44,8 +44,10 @@ def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) ->
 def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = request.route_handler.resolve_request_max_body_size() or 0
-        return _from_gateway_error(request, BodyTooLarge(f"the limit is {limit / 2**20:g} MiB"))
+        return _from_gateway_error(request, BodyTooLarge(f"the limit is {round(limit / 2**20, 3):g} MiB"))
     status = HTTPStatus(error.status_code)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _from_exception(request, error)
     detail = _DETAILS.get(status, status.description or status.phrase)
     return _respond(request, status, (status.name.lower(), status.phrase, detail), dict(error.headers or {}))
 

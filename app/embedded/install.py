@@ -22,6 +22,7 @@ WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+_LIBPYTHON = f"libpython{PYTHON}.so.1.0"
 # Unpacked, with the environment, and the space both need while they are made.
 _NEEDED_BYTES = 1_500_000_000
 
@@ -94,6 +95,20 @@ def _unpack(wheel: Path, folder: Path) -> None:
     shutil.move(folder / stub, backends / "python")
     for program in (backends / "python" / Path(stub).name, folder / triton / "bin" / "tritonserver"):
         program.chmod(0o755)
+    _use_own_libpython(folder / "nvidia_pytriton.libs")
+
+
+def _use_own_libpython(libraries: Path) -> None:
+    """Replace the wheel's libpython by this interpreter's.
+
+    The stub for Python 3.13 is linked to one in the wheel. It does not fit every standard library of the same version:
+    Debian's expects `_datetime`, for example, to be built in.
+    """
+    own = libpython_folder()
+    for bundled in libraries.glob(f"libpython3-*.{sys.version_info.minor}.so.1.0"):
+        if own is not None:
+            bundled.unlink()
+            bundled.symlink_to(own / _LIBPYTHON)
 
 
 def libpython_folder() -> Path | None:
@@ -102,10 +117,9 @@ def libpython_folder() -> Path | None:
     Raises:
         InstallError: This Python has none.
     """
-    name = f"libpython{PYTHON}.so.1.0"
     variables = sysconfig.get_config_vars("LIBDIR", "LIBPL")
     folders = [Path(folder) for folder in variables if folder] + [Path(sys.base_prefix, "lib")]
-    found = next((folder for folder in folders if (folder / name).is_file()), None)
+    found = next((folder for folder in folders if (folder / _LIBPYTHON).is_file()), None)
     if found is None and ctypes.util.find_library(f"python{PYTHON}") is None:
-        raise InstallError(f"{name} is missing; on Debian run: apt-get install libpython{PYTHON}")
+        raise InstallError(f"{_LIBPYTHON} is missing; on Debian run: apt-get install libpython{PYTHON}")
     return found

@@ -5,6 +5,7 @@ backend `onnxruntime`, it executes the `model.onnx` of every model that names th
 instance unless the model's parameter `intra_op_thread_count` says otherwise.
 """
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -54,4 +55,8 @@ def _to_numpy(tensor: "triton.Tensor") -> np.ndarray:
 
 
 def _to_triton(name: str, array: np.ndarray) -> "triton.Tensor":
-    return triton.Tensor.from_dlpack(name, np.ascontiguousarray(array))
+    capsule = np.ascontiguousarray(array).__dlpack__()
+    # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
+    # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
+    ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
+    return triton.Tensor.from_dlpack(name, capsule)

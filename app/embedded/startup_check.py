@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from http.client import HTTPException
 from urllib.error import HTTPError
 
 import numpy as np
@@ -53,7 +54,7 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
         with LOOPBACK.open(post, timeout=seconds) as answer:
             length = int(answer.headers["Inference-Header-Content-Length"])
             outputs = json.loads(answer.read()[:length])["outputs"]
-    except (OSError, UnsupportedModel) as error:
+    except (OSError, HTTPException, UnsupportedModel) as error:
         if isinstance(error, HTTPError):
             error.close()
         raise StartupCheckError(f"the start-up inference of {model} failed: {error}") from error

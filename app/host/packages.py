@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 
 class PackageError(Exception):
@@ -22,9 +24,10 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     Raises:
         PackageError: pip failed; it has printed why.
     """
-    _pip(Path(sys.executable), "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    with TemporaryDirectory(dir=folder) as empty:
+        _pip(Path(sys.executable), "download", "--no-deps", "--only-binary=:all:", "--dest", empty, requirement)
+        (wheel,) = Path(empty).glob("*.whl")
+        return wheel.rename(folder / wheel.name)
 
 
 def extract_member(wheel: Path, member: str, target: Path) -> Path:
@@ -36,7 +39,7 @@ def extract_member(wheel: Path, member: str, target: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # all that a damaged one raises
         raise PackageError(f"{wheel.name} is broken or does not contain {member}") from error
     return target
 

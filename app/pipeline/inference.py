@@ -91,4 +91,10 @@ class Inferences:
         if server is not None and server.survives_cancel and buffer.slot is None:
             task.cancel()
         self._abandoned.add(task)
-        task.add_done_callback(self._abandoned.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Answer]) -> None:
+        """Forget an abandoned inference that has ended, and retrieve its exception, which asyncio would report otherwise."""
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()

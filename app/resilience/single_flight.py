@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class SingleFlight(Generic[T]):
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(work())
-            task.add_done_callback(lambda _: self._tasks.pop(key))
+            task.add_done_callback(partial(self._forget, key))
         try:
             return await asyncio.shield(task)
         finally:
@@ -30,3 +31,9 @@ class SingleFlight(Generic[T]):
     async def wait(self) -> None:
         """Wait until nothing is in progress."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        """Forget work that has ended, and retrieve its exception, which asyncio would report if no caller waits any more."""
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()

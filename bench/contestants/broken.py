@@ -1,4 +1,4 @@
-"""What the seeds' guide warns of: the reference with a new gRPC connection for every request."""
+"""A common mistake: the reference with a new gRPC connection for every request."""
 
 from bench.contestants.reference import create_app
 

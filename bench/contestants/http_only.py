@@ -1,78 +1,61 @@
-"""HTTP and nothing else: reads the body, answers the same JSON to everybody. Run by Granian, as Nereid is.
+"""The least that a server can do: reads the body and gives everybody the same answer. Run by Granian, as Nereid is.
 
-With a Triton at BENCH_TRITON it also passes each body on to `null_file`, by Nereid's own client: no framework, no look at
-the file or at what was found, no log.
+With a Triton at BENCH_TRITON it also sends each body to `null_file`, with Nereid's own client: no framework, no check of the
+image, no decoding of the answer, no log.
 """
 
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 _BODY = b'{"detections":[],"num_detections":0,"status":"success"}'
 _HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(_BODY)).encode())]
-_MODEL = "null_file"
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
-class Client:
-    """Passes files on to Triton, through shared memory."""
+class Forwarder(Protocol):
+    """Where bodies go."""
 
-    def __init__(self, address: str) -> None:
-        # Imported here: HTTP alone needs none of it.
-        from app.transport import Transport  # noqa: PLC0415
-        from app.triton import Triton  # noqa: PLC0415
-
-        self._triton = Triton(address)
-        self._transport = Transport(self._triton, "shm")
-
-    async def pass_on(self, body: bytes) -> None:
-        """Run one inference."""
-        import numpy as np  # noqa: PLC0415
-
-        from app import tensors  # noqa: PLC0415
-
-        model = await self._triton.contract(_MODEL)
-        await self._transport.prepare(model.input_bytes)
-        slot = self._transport.take(model.input_bytes)
-        tensor = tensors.of_file(body, None if slot is None else slot.array((model.input_bytes,), np.uint8))
-        await self._triton.infer(model, tensor, 10, "id", slot)
+    async def forward(self, body: bytes) -> None:
+        """Pass one on, and wait for the answer."""
 
     async def close(self) -> None:
         """Leave nothing behind."""
-        await self._transport.close()
-        await self._triton.close()
 
 
 class App:
     """One worker."""
 
     def __init__(self) -> None:
-        self._client: Client | None = None
+        self._forwarder: Forwarder | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, or live from start to end."""
+        """Answer one request, or run the lifespan."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
         chunks = []
         while (message := await receive()).get("more_body"):
             chunks.append(message["body"])
-        if self._client is not None and scope["method"] == "POST":
-            await self._client.pass_on(b"".join((*chunks, message["body"])))
+        if self._forwarder is not None and scope["method"] == "POST":
+            await self._forwarder.forward(b"".join((*chunks, message["body"])))
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await send({"type": "http.response.body", "body": _BODY})
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         if address := os.environ.get("BENCH_TRITON"):
-            self._client = Client(address)
+            # Imported here, because HTTP alone needs none of it.
+            from bench.contestants.forwarding import TritonForwarder  # noqa: PLC0415
+
+            self._forwarder = TritonForwarder(address)
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        if self._client is not None:
-            await self._client.close()
+        if self._forwarder is not None:
+            await self._forwarder.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 
@@ -81,7 +64,7 @@ app = App()
 
 def main(port: int, workers: int) -> None:
     """Serve until told to stop."""
-    # Imported here: the app itself needs nothing.
+    # Imported here, because the application itself does not need it.
     from granian import Granian  # noqa: PLC0415
     from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
     from granian.log import LogLevels  # noqa: PLC0415

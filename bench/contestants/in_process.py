@@ -1,6 +1,6 @@
 """No Triton at all: FastAPI with ONNX Runtime in the same process, one session with its defaults.
 
-Runs the composed network that Triton serves. BENCH_MODEL is the file's path.
+Runs the composed network that Triton serves. Settings: BENCH_MODEL, the file's path, and BENCH_LABELS.
 """
 
 import os
@@ -10,7 +10,7 @@ import onnxruntime
 from fastapi import FastAPI, Request  # type: ignore[import-not-found]
 from fastapi.concurrency import run_in_threadpool  # type: ignore[import-not-found]
 
-from bench.contestants.preparing import letterboxed, named
+from bench.contestants.processing import describe, letterbox
 
 _SESSION = onnxruntime.InferenceSession(os.environ["BENCH_MODEL"], providers=["CPUExecutionProvider"])
 _LABELS = os.environ["BENCH_LABELS"].split(",")
@@ -19,22 +19,16 @@ _OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 async def _detect(request: Request) -> dict[str, Any]:
     body = await request.body()
-    return await run_in_threadpool(_answer, body)  # type: ignore[no-any-return]
+    return await run_in_threadpool(_infer, body)  # type: ignore[no-any-return]
 
 
 async def _health() -> dict[str, str]:
     return {"status": "healthy"}
 
 
-def _answer(body: bytes) -> dict[str, Any]:
-    fitted = letterboxed(body)
-    detections = named(fitted, _LABELS, _SESSION.run(_OUTPUTS, {"image": fitted.square[None]}))
-    return {
-        "detections": detections,
-        "num_detections": len(detections),
-        "status": "success",
-        "image": {"width": fitted.width, "height": fitted.height},
-    }
+def _infer(body: bytes) -> dict[str, Any]:
+    image = letterbox(body)
+    return describe(image, _LABELS, _SESSION.run(_OUTPUTS, {"image": image.canvas[None]}))
 
 
 app = FastAPI()

@@ -1,8 +1,9 @@
 """The reference: FastAPI with one gRPC client per worker, shared by its requests.
 
-The blocking client works in the threads of asyncio.to_thread, as the seeds' guide describes; called straight
-from the coroutine, as in its shortest listing, a worker would answer one request at a time.
-It sends FP32 planes, as the models of the seeds' stack take them, or bytes if BENCH_TENSOR is UINT8.
+The image is the body of POST /detect, as the load driver sends it to Nereid, too: there is no multipart form to parse.
+The blocking client works in the threads of asyncio.to_thread; called straight from the coroutine, a worker would answer one
+request at a time. Settings: BENCH_TRITON (host:port of gRPC), BENCH_MODEL, BENCH_LABELS, and BENCH_TENSOR: FP32 for planes,
+the common kind of model, or UINT8.
 """
 
 import asyncio
@@ -17,19 +18,43 @@ from fastapi import FastAPI, Request  # type: ignore[import-not-found]
 from fastapi.responses import JSONResponse, ORJSONResponse  # type: ignore[import-not-found]
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 
-from bench.contestants.preparing import letterboxed, named, normalized
+from bench.contestants.processing import describe, letterbox, normalize
 
-_OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
+OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 _MAX_BYTES = 50 * 2**20
 _SLOW_MS = 100
 _LOG = getLogger("uvicorn.error")
 
+Detect = Callable[[Any, bytes], dict[str, Any]]
+"""Takes the shared client, or None, and an encoded image."""
 
-def create_app(*, is_shared: bool = True) -> FastAPI:
+
+def detect(shared: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
+    """Detect objects in an encoded image, with a client of its own if none is shared."""
+    image = letterbox(body)
+    client = shared or InferenceServerClient(os.environ["BENCH_TRITON"])
+    if os.environ.get("BENCH_TENSOR", "FP32") == "FP32":
+        tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("images", [1, 3, 640, 640], "FP32"), normalize(image.canvas))
+    else:
+        tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("image", [1, 640, 640, 3], "UINT8"), image.canvas[None])
+    if shared is None:
+        client.close()
+    return describe(image, os.environ["BENCH_LABELS"].split(","), tensors)
+
+
+def infer(client: Any, model: str, image: InferInput, tensor: Any) -> list[Any]:  # noqa: ANN401 - the client has no types
+    """Run one inference and return the outputs in the order of `OUTPUTS`."""
+    image.set_data_from_numpy(tensor)
+    answer = client.infer(model, [image], outputs=[InferRequestedOutput(name) for name in OUTPUTS])
+    return [answer.as_numpy(name) for name in OUTPUTS]
+
+
+def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
     """Build the application of one worker.
 
     Args:
-        is_shared: Whether its requests share one client; else each makes its own.
+        is_shared: Whether its requests share one client; otherwise each creates its own.
+        detect: What answers a request.
     """
 
     @asynccontextmanager
@@ -39,15 +64,19 @@ def create_app(*, is_shared: bool = True) -> FastAPI:
         if app.state.client is not None:
             app.state.client.close()
 
+    async def handle(request: Request) -> ORJSONResponse:
+        body = await request.body()
+        return ORJSONResponse(await asyncio.to_thread(detect, request.app.state.client, body))
+
     app = FastAPI(lifespan=lifespan, default_response_class=ORJSONResponse)
-    app.middleware("http")(_timed)
-    app.add_api_route("/detect", _detect, methods=["POST"])
+    app.middleware("http")(_guard)
+    app.add_api_route("/detect", handle, methods=["POST"])
     app.add_api_route("/health", _health)
     return app
 
 
-async def _timed(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Refuse what is too large, tell how long the rest took."""
+async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:  # noqa: ANN401
+    """Refuse large bodies, and report how long the rest took."""
     length = request.headers.get("content-length")
     if length and int(length) > _MAX_BYTES:
         return JSONResponse({"error": "file too large"}, 413)
@@ -60,33 +89,8 @@ async def _timed(request: Request, call_next: Callable[[Request], Awaitable[Any]
     return response
 
 
-async def _detect(request: Request) -> ORJSONResponse:
-    body = await request.body()
-    return ORJSONResponse(await asyncio.to_thread(_answer, request.app.state.client, body))
-
-
 async def _health() -> dict[str, str]:
     return {"status": "healthy"}
-
-
-def _answer(shared: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401
-    fitted = letterboxed(body)
-    kind = os.environ.get("BENCH_TENSOR", "FP32")
-    tensor = normalized(fitted.square) if kind == "FP32" else fitted.square[None]
-    picture = InferInput("images" if kind == "FP32" else "image", list(tensor.shape), kind)
-    picture.set_data_from_numpy(tensor)
-    client = shared or InferenceServerClient(os.environ["BENCH_TRITON"])
-    answer = client.infer(os.environ["BENCH_MODEL"], [picture], outputs=[InferRequestedOutput(name) for name in _OUTPUTS])
-    if shared is None:
-        client.close()
-    tensors = [answer.as_numpy(name) for name in _OUTPUTS]
-    detections = named(fitted, os.environ["BENCH_LABELS"].split(","), tensors)
-    return {
-        "detections": detections,
-        "num_detections": len(detections),
-        "status": "success",
-        "image": {"width": fitted.width, "height": fitted.height},
-    }
 
 
 app = create_app()

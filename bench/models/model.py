@@ -1,8 +1,9 @@
-"""The one implementation of all fixtures: waits as its config says, then finds nothing.
+"""The implementation of all fixtures: waits as its config says, then finds nothing.
 
 Runs inside the embedded Triton; a copy of it lies beside each config while a measurement runs.
 """
 
+import ctypes
 import json
 import time
 from typing import Any
@@ -12,15 +13,19 @@ import triton_python_backend_utils as triton  # type: ignore[import-not-found]
 
 _ROWS = 300
 
+# Triton 2.51 decodes BYTES tensors before a model asks for them. Under numpy 2 it passes this function an array in which every
+# byte is the first one; decoding it fails and takes the process down. The fixtures never look at their input.
+triton.deserialize_bytes_tensor = lambda _encoded: np.array([b""], np.object_)
+
 
 class TritonPythonModel:
-    """One instance of one fixture, as Triton's Python backend wants it."""
+    """One instance of one fixture, as Triton's Python backend expects it."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read how long to wait."""
         parameters = json.loads(args["model_config"])["parameters"]
-        self._fixed = float(parameters["wait_milliseconds"]["string_value"]) / 1e3
-        self._each = float(parameters["wait_milliseconds_per_picture"]["string_value"]) / 1e3
+        self._per_batch = float(parameters["wait_milliseconds"]["string_value"]) / 1e3
+        self._per_image = float(parameters["wait_milliseconds_per_image"]["string_value"]) / 1e3
         self._nothing = {
             "num_dets": np.zeros((1, 1), np.int32),
             "det_boxes": np.zeros((1, _ROWS, 4), np.float32),
@@ -29,8 +34,18 @@ class TritonPythonModel:
         }
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a batch, each request of one picture, without a look at what is in it."""
-        if seconds := self._fixed + self._each * len(requests):
+        """Answer a batch, each request of one image, without looking at the images."""
+        if seconds := self._per_batch + self._per_image * len(requests):
             time.sleep(seconds)
-        tensors = [triton.Tensor(name, value) for name, value in self._nothing.items()]
+        tensors = [_to_triton(name, array) for name, array in self._nothing.items()]
         return [triton.InferenceResponse(tensors) for _ in requests]
+
+
+# Triton 2.51's own conversion returns empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton adds
+# `Tensor` to its module after this one is loaded, so annotations of it are strings.
+def _to_triton(name: str, array: np.ndarray) -> "triton.Tensor":
+    capsule = array.__dlpack__()
+    # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
+    # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
+    ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
+    return triton.Tensor.from_dlpack(name, capsule)

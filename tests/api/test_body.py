@@ -1,4 +1,4 @@
-"""Envelopes opened: multipart and JSON."""
+"""Request bodies: the image as it is, a multipart form, or JSON."""
 
 import base64
 import json
@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from litestar import Litestar, Request, post
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from app.body import Body, _from_json, _from_multipart
-from app.errors import GatewayError, InvalidParameter, MalformedRequest
+from app.api.body import Upload, has_form, parse_form, parse_json, parse_multipart, read_body
+from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest
+from tests.support import call, receiving
 
-PICTURE = bytes(range(256)) + b"\r\n--almost\r\n"
+IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
 TYPE = "multipart/form-data; boundary=b"
 
 
@@ -24,43 +27,132 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--b--\r\n"
 
 
-def envelope(image: object = base64.b64encode(PICTURE).decode(), **members: object) -> bytes:
+def document(image: object = base64.b64encode(IMAGE).decode(), **members: object) -> bytes:
     return json.dumps({"image": image, **members}).encode()
+
+
+async def read(*messages: dict[str, Any]) -> bytes:
+    """Read the body of a request that arrives in these messages, at most 100 bytes of it."""
+    outcome: list[bytes | Exception] = []
+
+    @post("/")
+    async def handler(request: Request[Any, Any, Any]) -> None:
+        try:
+            outcome.append(await read_body(request))
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            outcome.append(error)
+
+    await call(Litestar([handler], request_max_body_size=100, logging_config=None), receiving(*messages))
+    (result,) = outcome
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_is_read_to_its_end() -> None:
+    """In however many chunks it arrives."""
+    assert await read(chunk(b"abc")) == b"abc"
+    assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
+
+
+async def test_an_empty_body_is_malformed() -> None:
+    """Whatever its type: there is no image in it."""
+    with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
+        await read(chunk(b""))
+
+
+async def test_a_client_that_disconnects_early_is_gone() -> None:
+    """Before the first byte and after some; its error is not one of the gateway."""
+    for messages in ((), (chunk(b"abc", more=True),)):
+        with pytest.raises(ClientGone):
+            await read(*messages)
+
+
+async def test_a_body_above_the_limit_is_refused_while_it_arrives() -> None:
+    """The rest of it is not received; a body of exactly the limit is accepted."""
+    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
+    with pytest.raises(RequestEntityTooLarge):
+        await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "expected"),
+    [
+        ("multipart/form-data", True),
+        ("application/json", True),
+        ("image/jpeg", False),
+        ("application/octet-stream", False),
+        ("", False),
+    ],
+)
+def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None:  # noqa: FBT001
+    """Any other body is the image itself."""
+    assert has_form(content_type) is expected
+
+
+@pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])
+def test_a_form_is_parsed_by_its_content_type(header: str) -> None:
+    """Types are compared without regard to case and parameters."""
+    assert parse_form(form(part("image", IMAGE), part("boxes", b"coco")), header) == Upload(IMAGE, [("boxes", "coco")])
+
+
+@pytest.mark.parametrize("header", ["application/json", "Application/JSON; charset=utf-8"])
+def test_json_is_parsed_by_its_content_type(header: str) -> None:
+    """The same upload comes out of it."""
+    assert parse_form(document(boxes="coco"), header) == Upload(IMAGE, [("boxes", "coco")])
+
+
+@pytest.mark.parametrize(
+    ("data", "header"),
+    [
+        (form(part("image", b"", filename="")), TYPE),
+        (document(""), "application/json"),
+        (document("data:image/png;base64,"), "application/json"),
+    ],
+)
+def test_an_empty_image_is_malformed(data: bytes, header: str) -> None:
+    """A form that was submitted without choosing a file, for example."""
+    with pytest.raises(MalformedRequest, match=r"^the image is empty$"):
+        parse_form(data, header)
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
 @pytest.mark.parametrize("filename", ["a.jpg", "", None])
-def test_multipart_picture_is_found(field: str, filename: str | None) -> None:
-    """Either field holds the picture, byte for byte, with a file name or without."""
-    assert _from_multipart(form(part(field, PICTURE, filename=filename)), TYPE) == Body(PICTURE, [])
+def test_a_multipart_image_is_found(field: str, filename: str | None) -> None:
+    """Either field contains the image, byte for byte, with a file name or without."""
+    assert parse_multipart(form(part(field, IMAGE, filename=filename)), TYPE) == Upload(IMAGE, [])
 
 
-def test_multipart_parameters_are_found_beside_it() -> None:
-    """Other fields are parameters, before and after the picture, in their order."""
+def test_multipart_parameters_are_found_beside_the_image() -> None:
+    """Other fields are parameters, before and after the image, in their order."""
     data = form(
-        part("confidence", b"0.4"), part("image", PICTURE, filename="a.jpg"), part("classes", "naïve,2".encode()), part("x", b"")
+        part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"), part("classes", "naïve,2".encode()), part("x", b"")
     )
 
-    assert _from_multipart(data, TYPE) == Body(PICTURE, [("confidence", "0.4"), ("classes", "naïve,2"), ("x", "")])
+    assert parse_multipart(data, TYPE) == Upload(IMAGE, [("confidence", "0.4"), ("classes", "naïve,2"), ("x", "")])
 
 
-def test_field_given_twice_is_two_parameters() -> None:
+def test_a_field_given_twice_is_two_parameters() -> None:
     """Which of two values counts is not decided here."""
-    data = form(part("boxes", b"coco"), part("image", PICTURE), part("boxes", b"pixel"))
+    data = form(part("boxes", b"coco"), part("image", IMAGE), part("boxes", b"pixel"))
 
-    assert _from_multipart(data, TYPE).pairs == [("boxes", "coco"), ("boxes", "pixel")]
-
-
-def test_empty_picture_is_left_to_the_reader() -> None:
-    """A form submitted without a file chosen has an empty picture."""
-    assert _from_multipart(form(part("image", b"", filename="")), TYPE) == Body(b"", [])
+    assert parse_multipart(data, TYPE).parameters == [("boxes", "coco"), ("boxes", "pixel")]
 
 
-def test_boundary_may_be_quoted() -> None:
-    """A boundary of other characters than letters comes in quotes."""
-    data = form(part("image", PICTURE)).replace(b"--b", b"--a b=c")
+def test_an_empty_multipart_image_is_returned() -> None:
+    """`parse_form` refuses it, for all kinds of forms."""
+    assert parse_multipart(form(part("image", b"", filename="")), TYPE) == Upload(b"", [])
 
-    assert _from_multipart(data, 'multipart/form-data; charset=utf-8; Boundary="a b=c"').file == PICTURE
+
+def test_the_boundary_may_be_quoted() -> None:
+    """A boundary of other characters than letters is given in quotes."""
+    data = form(part("image", IMAGE)).replace(b"--b", b"--a b=c")
+
+    assert parse_multipart(data, 'multipart/form-data; charset=utf-8; Boundary="a b=c"').image == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -73,10 +165,10 @@ def test_boundary_may_be_quoted() -> None:
         ((), 0),
     ],
 )
-def test_there_is_one_picture(parts: tuple[bytes, ...], found: int) -> None:
-    """No picture, or more than one, is refused with their number."""
-    with pytest.raises(MalformedRequest, match=rf"expected one picture in the field 'image' \(or 'file'\), found {found}$"):
-        _from_multipart(form(*parts), TYPE)
+def test_a_form_contains_exactly_one_image(parts: tuple[bytes, ...], found: int) -> None:
+    """No image, or more than one, is refused with their number."""
+    with pytest.raises(MalformedRequest, match=rf"^expected one image in the field 'image' \(or 'file'\), found {found}$"):
+        parse_multipart(form(*parts), TYPE)
 
 
 @pytest.mark.parametrize(
@@ -88,20 +180,20 @@ def test_there_is_one_picture(parts: tuple[bytes, ...], found: int) -> None:
         "multipart/form-data; boundary=c",
     ],
 )
-def test_wrong_boundary_is_malformed(content_type: str) -> None:
-    """A form without its boundary, or with another, cannot be read."""
-    with pytest.raises(MalformedRequest, match="the multipart body is broken"):
-        _from_multipart(form(part("image", PICTURE)), content_type)
+def test_a_wrong_boundary_is_malformed(content_type: str) -> None:
+    """A form without its boundary, or with another one, cannot be parsed."""
+    with pytest.raises(MalformedRequest, match="the multipart body is not well formed"):
+        parse_multipart(form(part("image", IMAGE)), content_type)
 
 
-def test_truncated_form_is_malformed() -> None:
+def test_a_truncated_form_is_malformed() -> None:
     """Cut anywhere before its last boundary is complete, a form is refused."""
-    data = form(part("confidence", b"0.4"), part("image", PICTURE, filename="a.jpg"))
+    data = form(part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"))
 
     for length in range(len(data) - 2):
         with pytest.raises(MalformedRequest):
-            _from_multipart(data[:length], TYPE)
-    assert _from_multipart(data[:-2], TYPE).file == PICTURE
+            parse_multipart(data[:length], TYPE)
+    assert parse_multipart(data[:-2], TYPE).image == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -118,53 +210,46 @@ def test_truncated_form_is_malformed() -> None:
         b'Content-Disposition: form-data; name="image"' + b"\r\nX: x" * 20,
     ],
 )
-def test_part_with_a_bad_header_is_malformed(header: bytes) -> None:
+def test_a_part_with_a_bad_header_is_malformed(header: bytes) -> None:
     """A part must say what it is, in few and short lines."""
-    with pytest.raises(MalformedRequest, match="the multipart body is broken or has too many parts"):
-        _from_multipart(b"--b\r\n" + header + b"\r\n\r\n" + PICTURE + b"\r\n--b--\r\n", TYPE)
+    with pytest.raises(MalformedRequest, match=r"^the multipart body is not well formed or has too many parts$"):
+        parse_multipart(b"--b\r\n" + header + b"\r\n\r\n" + IMAGE + b"\r\n--b--\r\n", TYPE)
 
 
-def test_part_without_a_name_is_no_picture() -> None:
-    """It is a parameter that nobody knows."""
+def test_a_part_without_a_name_is_not_an_image() -> None:
+    """It is a parameter with an empty name, which is unknown."""
     nameless = b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n"
 
-    assert _from_multipart(form(nameless, part("image", PICTURE)), TYPE) == Body(PICTURE, [("", "x")])
+    assert parse_multipart(form(nameless, part("image", IMAGE)), TYPE) == Upload(IMAGE, [("", "x")])
 
 
 @pytest.mark.parametrize("count", [17, 1500])
 def test_too_many_parts_are_malformed(count: int) -> None:
-    """Nobody needs more parts than there are parameters, and some."""
+    """More than there are parameters, and some."""
     with pytest.raises(MalformedRequest, match="too many parts"):
-        _from_multipart(form(part("image", PICTURE), *[part("x", b"")] * (count - 1)), TYPE)
+        parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * (count - 1)), TYPE)
 
 
 def test_sixteen_parts_are_read() -> None:
-    """The limit leaves room."""
-    assert len(_from_multipart(form(part("image", PICTURE), *[part("x", b"")] * 15), TYPE).pairs) == 15
+    """The limit is above the number of parameters."""
+    assert len(parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * 15), TYPE).parameters) == 15
 
 
-def test_text_that_is_no_text_is_named() -> None:
-    """A parameter that is not UTF-8 is refused by name."""
+def test_a_parameter_that_is_not_text_is_refused_by_name() -> None:
+    """It must be UTF-8."""
     with pytest.raises(InvalidParameter, match=r"^'classes' is not UTF-8 text$"):
-        _from_multipart(form(part("classes", b"caf\xe9"), part("image", PICTURE)), TYPE)
+        parse_multipart(form(part("classes", b"caf\xe9"), part("image", IMAGE)), TYPE)
 
 
-@pytest.mark.parametrize("members", [1001, 100_000])
-def test_a_list_without_end_is_refused(members: int) -> None:
-    """Nobody wants so many classes."""
-    with pytest.raises(MalformedRequest, match="JSON object"):
-        _from_json(json.dumps({"image": "AA==", "classes": [7] * members}).encode())
-
-
-def test_long_field_name_is_quoted_in_part() -> None:
-    """Nobody gets kilobytes of his own back."""
+def test_a_long_field_name_is_quoted_in_part() -> None:
+    """The response does not repeat kilobytes of the request."""
     with pytest.raises(InvalidParameter, match=f"^'{'n' * 64}' is not UTF-8 text$"):
-        _from_multipart(form(part("n" * 3000, b"\xff"), part("image", PICTURE)), TYPE)
+        parse_multipart(form(part("n" * 3000, b"\xff"), part("image", IMAGE)), TYPE)
 
 
-def test_what_follows_the_form_is_ignored() -> None:
-    """An epilogue is allowed."""
-    assert _from_multipart(form(part("image", PICTURE)) + b"anything", TYPE).file == PICTURE
+def test_an_epilogue_is_ignored() -> None:
+    """Anything may follow the last boundary."""
+    assert parse_multipart(form(part("image", IMAGE)) + b"anything", TYPE).image == IMAGE
 
 
 PIECES = [
@@ -192,25 +277,25 @@ PIECES += [b"; filename=", b'"', b"%0D", b"Content-Length: ", b"5", b" ", b"\0",
     ),
     st.one_of(st.just(TYPE), st.text(st.characters(max_codepoint=255))),
 )
-def test_any_multipart_raises_only_our_errors(pieces: list[bytes], content_type: str) -> None:
-    """Whatever the bytes, they are a form or a gateway error."""
+def test_any_multipart_body_is_an_upload_or_a_gateway_error(pieces: list[bytes], content_type: str) -> None:
+    """Whatever the bytes, and whatever the header."""
     try:
-        body = _from_multipart(b"".join(pieces), content_type)
+        upload = parse_multipart(b"".join(pieces), content_type)
     except GatewayError:
         return
 
-    assert body.file in b"".join(pieces)
+    assert upload.image in b"".join(pieces)
 
 
-def test_json_picture_is_decoded() -> None:
+def test_a_json_image_is_decoded() -> None:
     """`image` is base64."""
-    assert _from_json(envelope()) == Body(PICTURE, [])
+    assert parse_json(document()) == Upload(IMAGE, [])
 
 
 @pytest.mark.parametrize("prefix", ["data:image/png;base64,", "data:;base64,", "data:image/svg+xml;charset=utf-8;base64,"])
-def test_json_picture_may_be_a_data_url(prefix: str) -> None:
-    """What browsers make of a file is taken as it is."""
-    assert _from_json(envelope(prefix + base64.b64encode(PICTURE).decode())).file == PICTURE
+def test_a_json_image_may_be_a_data_url(prefix: str) -> None:
+    """As browsers make it from a file."""
+    assert parse_json(document(prefix + base64.b64encode(IMAGE).decode())).image == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -229,12 +314,12 @@ def test_json_picture_may_be_a_data_url(prefix: str) -> None:
 )
 def test_json_members_are_parameters(value: object, text: str) -> None:
     """Text stays, numbers are written as they came, and lists are joined by commas."""
-    assert _from_json(envelope(classes=value)).pairs == [("classes", text)]
+    assert parse_json(document(classes=value)).parameters == [("classes", text)]
 
 
-def test_json_members_keep_their_order() -> None:
-    """Aliases and duplicates are left to the parameters."""
-    assert [name for name, _ in _from_json(envelope(model="a", boxes="coco", model_name="b")).pairs] == [
+def test_json_members_keep_the_order_of_the_parameters() -> None:
+    """Aliases and duplicates are left to `parameters.parse`."""
+    assert [name for name, _ in parse_json(document(model="a", boxes="coco", model_name="b")).parameters] == [
         "model",
         "boxes",
         "model_name",
@@ -270,43 +355,50 @@ def test_json_members_keep_their_order() -> None:
         b'{"image":' * 100_000,
     ],
 )
-def test_other_json_is_malformed(data: bytes) -> None:
-    """What is no flat object of texts, numbers and lists is answered with an example."""
+def test_any_other_json_is_malformed(data: bytes) -> None:
+    """Anything but a flat object of texts, numbers and lists is answered with an example."""
     with pytest.raises(MalformedRequest, match=r'^expected a JSON object such as {"image": "<base64>", "confidence": 0.4}$'):
-        _from_json(data)
+        parse_json(data)
+
+
+@pytest.mark.parametrize("members", [1001, 100_000])
+def test_a_very_long_list_is_refused(members: int) -> None:
+    """No model has so many classes."""
+    with pytest.raises(MalformedRequest, match="JSON object"):
+        parse_json(json.dumps({"image": "AA==", "classes": [7] * members}).encode())
 
 
 @pytest.mark.parametrize("data", [b'{"file": "QUJD"}', b'{"file": ' * 100_000, b'{"file": 1, ' + b'"x": 1, ' * 100_000])
-def test_the_first_unknown_member_ends_the_reading(data: bytes) -> None:
-    """However many come behind it, and whatever they are."""
+def test_parsing_stops_at_the_first_unknown_member(data: bytes) -> None:
+    """However many follow, and whatever they are."""
     with pytest.raises(InvalidParameter, match="unknown parameter 'file'; known are model"):
-        _from_json(data)
+        parse_json(data)
 
 
-def test_a_json_picture_may_be_broken_into_lines() -> None:
-    """As base64 often is; blanks are no part of it, and cost next to nothing."""
-    encoded = base64.b64encode(PICTURE).decode()
-    assert _from_json(envelope("\r\n\t ".join(encoded))).file == PICTURE
+def test_a_json_image_may_be_broken_into_lines() -> None:
+    """As base64 often is; white space is not part of it."""
+    encoded = base64.b64encode(IMAGE).decode()
+    assert parse_json(document("\r\n\t ".join(encoded))).image == IMAGE
 
 
 @pytest.mark.parametrize("data", [b"{}", b'{"boxes": "coco"}', b'{"image": 5}', b'{"image": ["QUJD"]}'])
-def test_json_must_hold_a_picture(data: bytes) -> None:
-    """An object without a text `image` says so."""
+def test_json_without_an_image_is_malformed(data: bytes) -> None:
+    """An object must have a text `image`."""
     with pytest.raises(MalformedRequest, match=r'^the JSON object has no string "image"$'):
-        _from_json(data)
+        parse_json(data)
 
 
 @pytest.mark.parametrize("image", ["QUJ", "QUJ-", "äöü", "\0", "data:image/png;base64,QUJ", "https://example.org/a.png"])
-def test_text_that_is_no_base64_is_malformed(image: str) -> None:
+def test_text_that_is_not_base64_is_malformed(image: str) -> None:
     """Every character counts; nothing but white space is skipped."""
     with pytest.raises(MalformedRequest, match=r'^"image" is not base64$'):
-        _from_json(envelope(image))
+        parse_json(document(image))
 
 
 @pytest.mark.parametrize("image", ["", "data:image/png;base64,", "data:nothing"])
-def test_json_picture_may_be_empty_here(image: str) -> None:
-    """An empty picture is left to the reader, as in the other envelopes."""
-    assert _from_json(envelope(image)).file == b""
+def test_an_empty_json_image_is_returned(image: str) -> None:
+    """`parse_form` refuses it, for all kinds of forms."""
+    assert parse_json(document(image)).image == b""
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -319,11 +411,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @given(
     st.one_of(st.binary(), st.dictionaries(st.sampled_from(["image", "classes", "x"]), JSON).map(lambda o: json.dumps(o).encode()))
 )
-def test_any_json_raises_only_our_errors(data: bytes) -> None:
-    """Whatever the bytes, they are an envelope or a gateway error."""
+def test_any_json_body_is_an_upload_or_a_gateway_error(data: bytes) -> None:
+    """Whatever the bytes."""
     try:
-        body = _from_json(data)
+        upload = parse_json(data)
     except GatewayError:
         return
 
-    assert all(isinstance(text, str) for _, text in body.pairs)
+    assert all(isinstance(text, str) for _, text in upload.parameters)

@@ -1,46 +1,56 @@
-"""POST /detect through HTTP, with the real model: what goes in, what comes out, what is refused."""
+"""POST /detect and /predict/{model} through HTTP, mostly with the real model: what goes in, what comes out, what is refused."""
 
+import asyncio
 import base64
-import json as stdlib_json
-import re
-from collections.abc import AsyncIterator
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from app.api import body, middleware
+from app.api.context import RequestContext
 from app.config import Settings
 from app.main import create_app
-from tests.conftest import REPOSITORY, free_port, json, picture, started
-from tests.reference import iou
+from app.pipeline import detector
+from bench.harness.reference import iou
+from tests.api.conftest import settings_for
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import SCENE, captured_log, eventually, finds, json, sample_image, started
 
-CAT = picture("chelsea.jpg")
+CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
+BASE64 = base64.b64encode(CAT).decode()
+
+FORMS: list[dict[str, Any]] = [{"files": {"image": ("cat.jpg", CAT)}}, {"json": {"image": BASE64}}]
+BOTH_FORMS = pytest.mark.parametrize("form", FORMS, ids=["multipart", "json"])
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 def corners(detection: dict[str, Any]) -> tuple[float, ...]:
-    """Take x1 y1 x2 y2."""
+    """Return x1 y1 x2 y2."""
     return tuple(detection[key] for key in ("x1", "y1", "x2", "y2"))
 
 
 @pytest.fixture(scope="module")
 async def cat(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Post the cat the plain way."""
+    """The response to the image of a cat, sent as it is."""
     answer: dict[str, Any] = json(await client.post("/detect", content=CAT, headers=JPEG))
     return answer
 
 
 def found(answer: dict[str, Any]) -> list[Any]:
-    """Take what must be the same however a picture is sent."""
+    """Return what must be the same however an image is sent."""
     return [answer["detections"], answer["image"], answer["model"]]
 
 
-def test_the_answer_is_complete(cat: dict[str, Any]) -> None:
+def test_the_response_is_complete(cat: dict[str, Any]) -> None:
     """A cat is found, and every member of the contract is there."""
     (detection,) = cat["detections"]
     assert list(detection) == ["x1", "y1", "x2", "y2", "confidence", "class", "class_id", "class_name"]
@@ -57,22 +67,22 @@ def test_the_answer_is_complete(cat: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/yolo11n", "/v1/predict/yolo11n"])
-async def test_every_path_answers_alike(client: httpx.AsyncClient, cat: dict[str, Any], path: str) -> None:
+async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, cat: dict[str, Any], path: str) -> None:
     """The version prefix and the model in the path change nothing."""
     assert found(json(await client.post(path, content=CAT, headers=JPEG))) == found(cat)
 
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "image/png", "application/octet-stream", "IMAGE/JPEG; x=y", ""])
-async def test_a_raw_body_is_read_whatever_picture_it_claims_to_be(
+async def test_a_raw_body_is_read_whatever_image_it_is_declared_to_be(
     client: httpx.AsyncClient, cat: dict[str, Any], kind: str
 ) -> None:
-    """The first bytes tell what it is."""
+    """Its first bytes tell what it is."""
     assert found(json(await client.post("/detect", content=CAT, headers={"Content-Type": kind}))) == found(cat)
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
-async def test_a_form_holds_picture_and_parameters(client: httpx.AsyncClient, field: str) -> None:
-    """Form fields are parameters as those of the query are."""
+async def test_a_form_contains_image_and_parameters(client: httpx.AsyncClient, field: str) -> None:
+    """Form fields are parameters just as those of the query."""
     form = {"confidence": "0.01", "classes": "cat", "max_detections": "1", "boxes": "pixel"}
     answer = json(await client.post("/detect", files={field: ("cat.jpg", CAT)}, data=form))
 
@@ -81,15 +91,15 @@ async def test_a_form_holds_picture_and_parameters(client: httpx.AsyncClient, fi
 
 
 @pytest.mark.parametrize("prefix", ["", "data:image/jpeg;base64,"])
-async def test_json_holds_picture_and_parameters(client: httpx.AsyncClient, cat: dict[str, Any], prefix: str) -> None:
+async def test_json_contains_image_and_parameters(client: httpx.AsyncClient, cat: dict[str, Any], prefix: str) -> None:
     """Base64, with or without a data URL around it; lists are lists."""
-    body = {"image": prefix + base64.b64encode(CAT).decode(), "confidence": 0.4, "classes": ["cat", 16]}
+    document = {"image": prefix + BASE64, "confidence": 0.4, "classes": ["cat", 16]}
 
-    assert found(json(await client.post("/detect", json=body))) == found(cat)
+    assert found(json(await client.post("/detect", json=document))) == found(cat)
 
 
 async def test_units_agree(client: httpx.AsyncClient, cat: dict[str, Any]) -> None:
-    """Normalized, pixel and COCO boxes are one box."""
+    """Normalized, pixel and COCO boxes describe the same box."""
     pixel = json(await client.post("/detect?boxes=pixel", content=CAT))["detections"][0]
     coco = json(await client.post("/detect?boxes=coco", content=CAT))["detections"][0]
 
@@ -98,9 +108,9 @@ async def test_units_agree(client: httpx.AsyncClient, cat: dict[str, Any]) -> No
     assert coco["bbox"] == pytest.approx([x1, y1, x2 - x1, y2 - y1], abs=0.011)
 
 
-async def test_parameters_choose(client: httpx.AsyncClient) -> None:
-    """Confidence, classes and their number narrow what is returned."""
-    scene = picture("coffee.jpg")
+async def test_parameters_restrict_the_detections(client: httpx.AsyncClient) -> None:
+    """Confidence, classes and the number of detections."""
+    scene = sample_image("coffee.jpg")
     everything = json(await client.post("/detect?confidence=0.05", content=scene))["detections"]
     cups = json(await client.post("/detect?confidence=0.05&classes=cup, 44", content=scene))["detections"]
     one = json(await client.post("/detect?confidence=0.05&max_detections=1", content=scene))["detections"]
@@ -114,17 +124,17 @@ async def test_parameters_choose(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("name", ["model", "model_name"])
 async def test_the_model_can_be_named(client: httpx.AsyncClient, name: str) -> None:
-    """Both names of the parameter work."""
+    """Under both names of the parameter."""
     answer = json(await client.post(f"/detect?{name}=six_columns", content=CAT))
 
     assert answer["model"]["name"] == "six_columns"
 
 
-def encoded(form: str, mode: str, **options: Any) -> bytes:  # noqa: ANN401
+def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN401
     """Save the cat in another format and mode."""
     file = BytesIO()
     upright = Image.open(BytesIO(CAT))
-    upright.convert(mode).save(file, form, **options)
+    upright.convert(mode).save(file, image_format, **options)
     return file.getvalue()
 
 
@@ -160,7 +170,7 @@ def palette(**options: Any) -> bytes:  # noqa: ANN401
     ],
     ids=["png", "webp", "gif", "rgba", "grey", "grey-alpha", "cmyk", "bilevel", "16-bit", "palette-colour", "palette-alpha"],
 )
-async def test_encodings_do_not_change_what_is_found(client: httpx.AsyncClient, variant: bytes, plain: bytes) -> None:
+async def test_encodings_do_not_change_the_detections(client: httpx.AsyncClient, variant: bytes, plain: bytes) -> None:
     """Every format and mode gives the boxes of its plain RGB equivalent."""
     theirs = json(await client.post("/detect", content=plain))["detections"]
     ours = json(await client.post("/detect", content=variant))["detections"]
@@ -170,8 +180,8 @@ async def test_encodings_do_not_change_what_is_found(client: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-async def test_boxes_are_those_of_the_upright_picture(client: httpx.AsyncClient, cat: dict[str, Any], orientation: int) -> None:
-    """However a camera was held, sizes and boxes are those that a viewer shows."""
+async def test_boxes_are_those_of_the_upright_image(client: httpx.AsyncClient, cat: dict[str, Any], orientation: int) -> None:
+    """However the camera was held, sizes and boxes are those that a viewer shows."""
     back = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -196,7 +206,7 @@ async def test_boxes_are_those_of_the_upright_picture(client: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize(
-    ("query", "body", "headers", "status", "code"),
+    ("query", "data", "headers", "status", "code"),
     [
         ("", b"", JPEG, 400, "malformed_request"),
         ("", b"{}", {"Content-Type": "application/json"}, 400, "malformed_request"),
@@ -211,14 +221,15 @@ async def test_boxes_are_those_of_the_upright_picture(client: httpx.AsyncClient,
         ("", CAT, {"Content-Type": "text/html"}, 415, "unsupported_media_type"),
         ("", CAT, {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type"),
         ("", b"%PDF-1.7", JPEG, 415, "unsupported_format"),
-        ("", CAT[:20_000], JPEG, 422, "broken_picture"),
+        ("", CAT[:20_000], JPEG, 422, "invalid_image"),
+        ("", encoded("PNG", "RGB")[:20_000], {"Content-Type": "image/png"}, 422, "invalid_image"),
     ],
 )
-async def test_what_is_wrong_is_said(  # noqa: PLR0913, PLR0917 - a table
-    client: httpx.AsyncClient, query: str, body: bytes, headers: dict[str, str], status: int, code: str
+async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR0913, PLR0917 - a table
+    client: httpx.AsyncClient, query: str, data: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
-    """Every refusal is a problem with its own code."""
-    response = await client.post(f"/detect{query}", content=body, headers=headers)
+    """Whatever is wrong with it, and wherever that is noticed."""
+    response = await client.post(f"/detect{query}", content=data, headers=headers)
 
     problem = json(response, status)
     assert response.headers["content-type"].startswith("application/problem+json")
@@ -228,16 +239,17 @@ async def test_what_is_wrong_is_said(  # noqa: PLR0913, PLR0917 - a table
     assert set(problem) == {"type", "title", "status", "detail", "code", "request_id"}
 
 
-async def test_a_bomb_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
+async def test_a_decompression_bomb_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
     """A small file with too many pixels is never decoded."""
     file = BytesIO()
     Image.new("1", (13000, 13000)).save(file, "PNG")
 
-    assert json(await client.post("/detect", content=file.getvalue()), 413)["code"] == "picture_too_large"
+    assert json(await client.post("/detect", content=file.getvalue()), 413)["code"] == "image_too_large"
 
 
-async def test_a_body_too_large_is_refused(settings: Settings, triton: object) -> None:  # noqa: ARG001
-    """By its announced length, and while it streams in without one."""
+@pytest.mark.usefixtures("triton")
+async def test_a_body_too_large_is_refused(settings: Settings) -> None:
+    """By its declared length, and while it arrives without one."""
     small = Settings(triton_urls=settings.triton_url, max_file_size_mb=0.02, log_level="error")
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -245,41 +257,15 @@ async def test_a_body_too_large_is_refused(settings: Settings, triton: object) -
             yield CAT[start : start + 4096]
 
     async with started(create_app(small)) as client:
-        announced = await client.post("/detect", content=CAT)
+        declared = await client.post("/detect", content=CAT)
         streamed = await client.post("/detect", content=chunks())
 
     assert "content-length" not in streamed.request.headers
-    assert json(announced, 413)["code"] == json(streamed, 413)["code"] == "body_too_large"
+    assert json(declared, 413)["code"] == json(streamed, 413)["code"] == "body_too_large"
 
 
-async def test_routes_and_methods_that_are_not_there_are_problems_too(client: httpx.AsyncClient) -> None:
-    """404 and 405 have the one shape, and every header."""
-    for response, status, code in (
-        (await client.get("/nowhere"), 404, "not_found"),
-        (await client.get("/detect"), 405, "method_not_allowed"),
-    ):
-        assert json(response, status)["code"] == code
-        assert re.fullmatch(r"[0-9.]+ms", response.headers["x-process-time"])
-        assert "total;dur=" in response.headers["server-timing"]
-
-
-async def test_a_model_that_was_not_pulled_says_how(settings: Settings, triton: object, tmp_path: Path) -> None:  # noqa: ARG001
-    """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
-    catalogue = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
-    (tmp_path / "models.toml").write_text(catalogue.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
-    async with started(create_app(msgspec.structs.replace(settings, model_repository=str(tmp_path)))) as client:
-        response = await client.post("/predict/never_pulled", content=CAT)
-        models = {model["name"]: model for model in json(await client.get("/models"))["models"]}
-
-    assert "./just pull never_pulled" in json(response, 404)["detail"]
-    assert models["never_pulled"]["state"] == "not_pulled"
-    assert models["yolo11n"]["state"] == "ready"
-    assert models["yolo11n"]["classes"][15] == "cat"
-    assert models["yolo11n"]["licence"].startswith("AGPL-3.0")
-
-
-async def test_stages_are_told(client: httpx.AsyncClient) -> None:
-    """Server-Timing has every stage of a detection."""
+async def test_every_stage_is_timed(client: httpx.AsyncClient) -> None:
+    """Server-Timing has all stages of a detection, in order."""
     response = await client.post("/detect", content=CAT)
 
     stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
@@ -288,29 +274,15 @@ async def test_stages_are_told(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(("given", "is_echoed"), [("abc-1.2_Z", True), ("a b", False), ("x" * 65, False)])
 async def test_a_request_id_is_echoed_if_it_is_well_formed(client: httpx.AsyncClient, given: str, is_echoed: bool) -> None:  # noqa: FBT001
-    """Else the request gets one of ours."""
+    """Otherwise the request gets a new one."""
     response = await client.post("/detect", content=CAT, headers={"X-Request-ID": given})
 
     assert (response.headers["x-request-id"] == given) is is_echoed
     assert json(response)["request_id"] == response.headers["x-request-id"]
 
 
-async def test_no_triton_is_a_503_and_loses_nothing() -> None:
-    """Detection says when to come back, health says what is down, liveness does not care."""
-    alone = Settings(triton_urls=f"127.0.0.1:{free_port()}", log_level="error")
-    async with started(create_app(alone)) as client:
-        response = await client.post("/detect", content=CAT)
-
-        assert json(response, 503)["code"] == "triton_unavailable"
-        assert response.headers["retry-after"] == "1"
-        assert json(await client.get("/health"), 503)["triton"]["status"] == "unreachable"
-        assert json(await client.get("/readyz"), 503)["status"] == "not_ready"
-        assert json(await client.get("/models"), 503)["code"] == "triton_unavailable"
-        assert json(await client.get("/livez"))["status"] == "alive"
-
-
 async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Settings, client: httpx.AsyncClient) -> None:
-    """The answer is given up on, not the RPC."""
+    """The request stops waiting; the RPC goes on, because cancelling it can crash Triton."""
     hasty = Settings(triton_urls=settings.triton_url, timeout_seconds=0.015, log_level="error")
     async with started(create_app(hasty)) as impatient:
         codes = {json(await impatient.post("/detect", content=CAT), 504)["code"] for _ in range(5)}
@@ -319,11 +291,141 @@ async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Set
     assert json(await client.post("/detect", content=CAT))["num_detections"] == 1
 
 
-async def test_an_unexpected_failure_tells_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller gets an id, the log gets the rest."""
-    monkeypatch.setattr("app.detector.letterbox.place", lambda *_, **__: 1 / 0)
-    async with started(create_app(settings)) as client:
-        problem = json(await client.post("/detect", content=CAT), 500)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("/detect", "tiny"), ("/predict/other", "other"), ("/v1/predict/other", "other"), ("/detect?model=other", "other")],
+)
+async def test_the_model_that_is_named_is_asked(gateway: Gateway, path: str, asked: str) -> None:
+    """In the path or as a parameter; otherwise the default one."""
+    fake, client = gateway
+    await client.post(path, content=SCENE)
 
-    assert problem["code"] == "internal"
-    assert "ZeroDivision" not in stdlib_json.dumps(problem)
+    assert [request.model_name for request in fake.requests] == [asked]
+
+
+@BOTH_FORMS
+async def test_parameters_of_query_and_form_are_combined(gateway: Gateway, form: dict[str, Any]) -> None:
+    """One that is in both places, or in the path and in the form, is given twice."""
+    fake, client = gateway
+    fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 8, 16, 24, 0.75, 8]], np.float32))
+
+    def with_parameter(name: str, value: str) -> dict[str, Any]:
+        return {"json": {**form["json"], name: value}} if "json" in form else {**form, "data": {name: value}}
+
+    (detection,) = json(await client.post("/detect?confidence=0.6", **with_parameter("boxes", "coco")))["detections"]
+    twice = await client.post("/detect?boxes=coco", **with_parameter("boxes", "coco"))
+    two_models = await client.post("/predict/other", **with_parameter("model", "other"))
+
+    assert detection["class_id"] == 8
+    assert "bbox" in detection
+    assert json(twice, 400)["detail"] == "boxes is given more than once"
+    assert json(two_models, 400)["detail"] == "model is given more than once"
+    assert len(fake.requests) == 1
+
+
+async def test_without_triton_a_detection_is_a_503(lonely: httpx.AsyncClient) -> None:
+    """It says when to come back."""
+    response = await lonely.post("/detect", content=CAT)
+
+    assert json(response, 503)["code"] == "triton_unavailable"
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model, size of the image in bytes, and number of detections; nothing that the image contains."""
+    fake, client = gateway
+    fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 0, 0, 0, 0, 0]], np.float32))
+    log = captured_log(monkeypatch, middleware)
+    json(await client.post("/detect", files={"image": ("scene.bmp", SCENE)}))
+
+    (line,) = log
+    assert line.kwargs["status"] == 200
+    assert {"model": "tiny", "bytes": len(SCENE), "detections": 1}.items() <= line.kwargs.items()
+
+
+@BOTH_FORMS
+async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
+    """Base64 of fifty megabytes would keep the event loop from all other requests."""
+    threads: list[str] = []
+    parse = body.parse_form
+
+    def noted(*arguments: Any) -> Any:  # noqa: ANN401
+        threads.append(threading.current_thread().name)
+        return parse(*arguments)
+
+    monkeypatch.setattr(body, "parse_form", noted)
+    _, client = gateway
+    await client.post("/detect", **form)
+
+    assert [name.startswith("decode") for name in threads] == [True]
+
+
+async def test_a_raw_body_is_not_parsed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the image."""
+    parsed: list[object] = []
+    monkeypatch.setattr(body, "parse_form", lambda *given: parsed.append(given))
+    fake, client = gateway
+    await client.post("/detect", content=CAT, headers=JPEG)
+
+    assert len(fake.requests) == 1
+    assert parsed == []
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Images keep their thread until the second event; the first one tells that one does."""
+    is_busy, may_end = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        is_busy.set()
+        may_end.wait(10)
+
+    monkeypatch.setattr(detector, "fill_input", wait)
+    yield is_busy, may_end
+    may_end.set()
+
+
+@BOTH_FORMS
+async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, busy: tuple[threading.Event, threading.Event], form: dict[str, Any]
+) -> None:
+    """Parsing is part of the request; what is still queued at the deadline is never parsed."""
+    is_busy, may_end = busy
+    parsed: list[object] = []
+    parse = body.parse_form
+
+    def noted(*arguments: Any) -> Any:  # noqa: ANN401
+        parsed.append(arguments)
+        return parse(*arguments)
+
+    monkeypatch.setattr(body, "parse_form", noted)
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, decode_threads=1, timeout_seconds=1))) as client:
+        blocking = asyncio.ensure_future(client.post("/detect", content=CAT))
+        assert await eventually(is_busy.is_set)
+        assert json(await client.post("/detect", **form), 504)["code"] == "deadline_passed"
+        assert json(await blocking, 504)["code"] == "deadline_passed"
+        may_end.set()
+
+    assert parsed == []
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(("model", "code"), [("six_columns", "invalid_image"), ("absent", "unknown_model")])
+@pytest.mark.usefixtures("triton")
+async def test_a_refused_image_is_released_at_once(settings: Settings, model: str, code: str) -> None:
+    """No reference cycle keeps the body until the garbage collector runs."""
+    async with started(create_app(settings)) as client:
+        assert await finds(client)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):  # the test's own client holds on to the last
+                assert (await client.post(f"/predict/{model}", content=SCENE[:500])).json()["code"] == code
+            gc.collect()
+            kept = [thing for thing in gc.garbage if isinstance(thing, RequestContext)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+
+    assert not kept

@@ -1,16 +1,22 @@
-"""The OpenAPI document and its page."""
+"""The OpenAPI document."""
 
-import re
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import json
+from app import __version__
+from app.api.parameters import Parameters
+from tests.support import json
 
 
-async def test_the_document_describes_detection(client: httpx.AsyncClient) -> None:
+@pytest.fixture
+async def document(lonely: httpx.AsyncClient) -> Any:  # noqa: ANN401
+    return json(await lonely.get("/docs/openapi.json"))
+
+
+async def test_the_document_describes_detection(document: Any) -> None:  # noqa: ANN401
     """Raw and multipart bodies, every parameter and every error."""
-    document = json(await client.get("/docs/openapi.json"))
     operation = document["paths"]["/detect"]["post"]
 
     assert document["openapi"].startswith("3.1")
@@ -26,27 +32,41 @@ async def test_the_document_describes_detection(client: httpx.AsyncClient) -> No
     assert "application/problem+json" in operation["responses"]["422"]["content"]
 
 
-async def test_a_model_in_the_path_is_no_parameter_of_the_query(client: httpx.AsyncClient) -> None:
+async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
+    """With its type, default and meaning, the same in the query, in a form and in JSON."""
+    operation = document["paths"]["/detect"]["post"]
+    content = operation["requestBody"]["content"]
+    query = {parameter["name"]: parameter for parameter in operation["parameters"]}
+
+    for name in Parameters.__struct_fields__:
+        assert query[name]["in"] == "query"
+        assert not query[name]["required"]
+        assert query[name]["schema"]["description"]
+        for kind in ("multipart/form-data", "application/json"):
+            assert content[kind]["schema"]["properties"][name] == query[name]["schema"]
+    assert (query["confidence"]["schema"]["type"], query["confidence"]["schema"]["default"]) == ("number", 0.25)
+    assert (query["max_detections"]["schema"]["type"], query["max_detections"]["schema"]["maximum"]) == ("integer", 300)
+    assert query["classes"]["schema"]["type"] == query["boxes"]["schema"]["type"] == "string"
+
+
+async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any) -> None:  # noqa: ANN401
     """It is described once."""
-    document = json(await client.get("/docs/openapi.json"))
     parameters = document["paths"]["/predict/{model}"]["post"]["parameters"]
 
     assert [parameter["in"] for parameter in parameters if parameter["name"] == "model"] == ["path"]
 
 
-async def test_the_page_needs_nobody_else(client: httpx.AsyncClient) -> None:
-    """Every file that the page names is served here."""
-    page = (await client.get("/docs")).text
-    links = re.findall(r'(?:src|href)="([^"]+)"', page)
-
-    assert len(links) >= 3
-    assert not re.search(r"https?://", page.partition("<body>")[0])
-    for link in links:
-        if not link.startswith("data:"):
-            assert len((await client.get(link)).content) > 10_000
+async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
+    """Without the version prefix and without the files of the page."""
+    assert set(document["paths"]) == {"/detect", "/predict/{model}", "/models", "/health", "/livez", "/readyz"}
+    assert document["info"]["version"] == __version__
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert operation["summary"]
 
 
-@pytest.mark.parametrize("name", ["redoc.js", "__init__.py", "..%2Fsecret"])
-async def test_only_the_files_of_the_page_are_served(client: httpx.AsyncClient, name: str) -> None:
-    """What else lies in that folder is nobody's business."""
-    assert (await client.get(f"/docs-assets/{name}")).status_code == 404
+async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # noqa: ANN401
+    """Every route that asks Triton may answer with 503."""
+    for path in ("/models", "/health", "/readyz"):
+        assert "503" in document["paths"][path]["get"]["responses"]
+    assert "503" not in document["paths"]["/livez"]["get"]["responses"]

@@ -1,27 +1,28 @@
-"""What callers may ask for, and what they are told when they may not."""
+"""Names and values of parameters, and the errors for those that are not valid."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.api.parameters import NAMES, Parameters, parse, split_classes, unknown
+from app.detection.select import Criteria
 from app.errors import GatewayError, InvalidParameter, UnknownModel
-from app.parameters import Parameters, parse
 
 
-def test_nothing_asked_for_is_the_defaults() -> None:
-    """Without parameters everything has its documented default."""
+def test_without_parameters_the_defaults_apply() -> None:
+    """Everything has its documented default."""
     assert parse([]) == Parameters(model=None, confidence=0.25, classes=None, max_detections=100, boxes="normalized")
 
 
 def test_every_parameter_is_read() -> None:
-    """Text becomes the value it says."""
+    """Text is converted to the type of the parameter."""
     pairs = [("model", "yolo11n"), ("confidence", "0.4"), ("classes", "cat"), ("max_detections", "7"), ("boxes", "coco")]
 
     assert parse(pairs) == Parameters(model="yolo11n", confidence=0.4, classes="cat", max_detections=7, boxes="coco")
 
 
-def test_model_name_is_the_model() -> None:
-    """The older name of the parameter still counts."""
+def test_model_name_is_an_alias_of_model() -> None:
+    """The older name of the parameter still works."""
     assert parse([("model_name", "yolox_nano")]).model == "yolox_nano"
 
 
@@ -42,8 +43,8 @@ def test_model_name_is_the_model() -> None:
         ("model", "m" * 64, "m" * 64),
     ],
 )
-def test_values_within_their_range_are_taken(name: str, text: str, value: object) -> None:
-    """Limits are inclusive, and no word is special."""
+def test_values_within_their_range_are_accepted(name: str, text: str, value: object) -> None:
+    """Limits are inclusive, and no word has a special meaning."""
     assert getattr(parse([(name, text)]), name) == value
 
 
@@ -74,23 +75,23 @@ def test_values_within_their_range_are_taken(name: str, text: str, value: object
         ("boxes", ""),
     ],
 )
-def test_values_out_of_range_are_named(name: str, text: str) -> None:
+def test_values_out_of_range_are_refused_by_name(name: str, text: str) -> None:
     """The message begins with the parameter that is not valid."""
     with pytest.raises(InvalidParameter, match=f"^{name}: "):
         parse([(name, text)])
 
 
 @pytest.mark.parametrize("given", ["iou", "", "Confidence", "wanted_classes", "confidence ", "image"])
-def test_unknown_parameter_is_quoted(given: str) -> None:
-    """A misspelt parameter is refused, with the names there are."""
+def test_an_unknown_parameter_is_quoted(given: str) -> None:
+    """A misspelt parameter is refused with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:
         parse([("confidence", "0.5"), (given, "1")])
 
     assert caught.value.detail == f"unknown parameter {given!r}; known are model, confidence, classes, max_detections, boxes"
 
 
-def test_long_name_is_quoted_in_part() -> None:
-    """Nobody gets kilobytes of his own back."""
+def test_a_long_name_is_quoted_in_part() -> None:
+    """The response does not repeat kilobytes of the request."""
     with pytest.raises(InvalidParameter, match=f"^unknown parameter '{'x' * 64}'; known"):
         parse([("x" * 10_000, "1")])
 
@@ -103,8 +104,8 @@ def test_long_name_is_quoted_in_part() -> None:
         ([("model_name", "a"), ("boxes", "coco"), ("model", "b")], "model"),
     ],
 )
-def test_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: str) -> None:
-    """Two values for one parameter contradict each other, also under its older name."""
+def test_a_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: str) -> None:
+    """Two values for one parameter contradict each other, also if one has the older name."""
     with pytest.raises(InvalidParameter, match=f"^{name} is given more than once$"):
         parse(pairs)
 
@@ -112,8 +113,8 @@ def test_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: st
 @pytest.mark.parametrize(
     "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
-def test_name_that_can_be_no_models_is_unknown(model: str) -> None:
-    """A name Triton could not have is refused before Triton is asked, and is not echoed."""
+def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
+    """It is refused before Triton is asked, and is not repeated in the response."""
     with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
         parse([("model", model)])
 
@@ -130,13 +131,35 @@ def test_name_that_can_be_no_models_is_unknown(model: str) -> None:
     ],
 )
 def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] | None) -> None:
-    """Blanks around a name and empty names do not count; without the parameter all classes are wanted."""
-    assert Parameters(classes=classes).wanted_classes == wanted
+    """Blanks around a name and empty names do not count; without the parameter there is no restriction."""
+    assert split_classes(classes) == wanted
+    assert Parameters(classes=classes).criteria.classes == wanted
+
+
+def test_the_criteria_are_those_of_the_parameters() -> None:
+    """What `detection` needs to know of a request, and nothing else."""
+    parameters = parse([("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")])
+
+    assert parameters.criteria == Criteria(0.4, ["cat", "3"], 7)
+    assert Parameters().criteria == Criteria(0.25, None, 100)
+
+
+@pytest.mark.parametrize("classes", ["", ",", " , ,, "])
+def test_an_empty_list_of_classes_is_refused(classes: str) -> None:
+    """It would find nothing, which nobody wants."""
+    with pytest.raises(InvalidParameter, match=r"^classes: expected names or ids, separated by commas$"):
+        parse([("classes", classes)])
+
+
+def test_the_names_include_the_aliases() -> None:
+    """All of them are accepted, and no other."""
+    assert set(NAMES) == {*Parameters.__struct_fields__, "model_name"}
+    assert "known are model, confidence" in unknown("x").detail
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from(Parameters.__struct_fields__), st.text()), st.text()), max_size=4))
-def test_any_text_raises_only_our_errors(pairs: list[tuple[str, str]]) -> None:
-    """Whatever the names and values, they are parameters or a gateway error."""
+def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str]]) -> None:
+    """Whatever the names and values."""
     try:
         parameters = parse(pairs)
     except GatewayError:
@@ -147,7 +170,7 @@ def test_any_text_raises_only_our_errors(pairs: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["classes", "model", "boxes"])
-def test_text_without_end_is_refused(name: str) -> None:
-    """Whatever its meaning, and before anything is done with it."""
+def test_very_long_text_is_refused(name: str) -> None:
+    """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
         parse([(name, "x," * 2049)])

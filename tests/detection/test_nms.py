@@ -1,16 +1,17 @@
-"""Raw heads into boxes, against a loop as in the textbooks."""
+"""Raw heads to boxes, compared with a plain loop as in textbooks."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR, cells, from_yolo, from_yolox
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR, from_yolo, from_yolox
+from app.model.anchors import count_anchors
 
 Array = NDArray[np.float32]
 
 
 def head_of(boxes: object, scores: object) -> Array:
-    """Stack boxes (n, 4) centre and size, and scores (n, classes), as YOLO does."""
+    """Stack boxes (n, 4) centre and size, and scores (n, classes), into a YOLO head."""
     return np.concatenate([np.asarray(boxes, np.float32), np.asarray(scores, np.float32)], axis=1).T
 
 
@@ -22,27 +23,27 @@ def overlap(a: Array, b: Array) -> float:
 
 
 def textbook(head: Array, iou: float) -> list[tuple[list[float], float, int]]:
-    """Take the best box, drop what it covers in its class, and again."""
-    waiting = []
+    """Take the best box, drop the boxes of its class that it covers, and repeat."""
+    remaining = []
     for column in head.T:
         x, y, width, height = column[:4]
         class_ = int(column[4:].argmax())
         if column[4 + class_] > SCORE_FLOOR:
             box = np.array([x - width / 2, y - height / 2, x + width / 2, y + height / 2], np.float32)
-            waiting.append((box, float(column[4 + class_]), class_))
-    waiting.sort(key=lambda candidate: -candidate[1])
+            remaining.append((box, float(column[4 + class_]), class_))
+    remaining.sort(key=lambda candidate: -candidate[1])
     kept = []
-    while waiting:
-        best = waiting.pop(0)
+    while remaining:
+        best = remaining.pop(0)
         kept.append((best[0].tolist(), best[1], best[2]))
-        waiting = [other for other in waiting if other[2] != best[2] or overlap(best[0], other[0]) <= iou]
+        remaining = [other for other in remaining if other[2] != best[2] or overlap(best[0], other[0]) <= iou]
     return kept
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("iou", [0.0, 0.45, 0.7, 1.0])
-def test_suppression_is_the_textbooks(seed: int, iou: float) -> None:
-    """Boxes, scores and classes are those of the plain loop, in its order."""
+def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float) -> None:
+    """Boxes, scores and classes are the same, in the same order."""
     chance = np.random.default_rng(seed)
     boxes = np.concatenate([chance.uniform(100, 500, (80, 2)), chance.uniform(50, 300, (80, 2))], axis=1)
     head = head_of(boxes, chance.uniform(0, 1, (80, 3)) ** 3)
@@ -55,8 +56,8 @@ def test_suppression_is_the_textbooks(seed: int, iou: float) -> None:
     np.testing.assert_allclose(corners, [box for box, _, _ in expected], rtol=1e-6)
 
 
-def test_yolo_head_is_centre_and_size() -> None:
-    """Centre x, centre y, width, height become corners; the best class names the box."""
+def test_yolo_head_holds_centres_and_sizes() -> None:
+    """Centre x, centre y, width and height become corners; each box gets its best class."""
     corners, scores, classes = from_yolo(head_of([[100, 50, 20, 10], [400, 300, 60, 80]], [[0.1, 0.9], [0.5, 0.2]]), 0.7)
 
     np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
@@ -66,7 +67,7 @@ def test_yolo_head_is_centre_and_size() -> None:
 
 
 def test_classes_do_not_suppress_each_other() -> None:
-    """Of two equal boxes both stay when their classes differ, the better when not."""
+    """Of two equal boxes both are kept if their classes differ, else only the better one."""
     same = [[100, 100, 50, 50], [100, 100, 50, 50]]
 
     assert from_yolo(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5)[2].tolist() == [0, 1]
@@ -74,7 +75,7 @@ def test_classes_do_not_suppress_each_other() -> None:
 
 
 def test_overlap_at_the_limit_is_allowed() -> None:
-    """Boxes that overlap by exactly `iou` are two; a little less allowed and they are one."""
+    """Boxes that overlap by exactly `iou` are both kept; with a slightly lower `iou` only the better one is."""
     head = head_of([[50, 50, 100, 100], [75, 50, 50, 100]], [[0.9], [0.8]])
 
     assert len(from_yolo(head, 0.5)[0]) == 2
@@ -82,14 +83,14 @@ def test_overlap_at_the_limit_is_allowed() -> None:
 
 
 def test_boxes_without_area_are_kept() -> None:
-    """Boxes of no size neither divide by zero nor suppress."""
+    """Boxes without a size neither cause a division by zero nor suppress each other."""
     head = head_of([[50, 50, 0, 0], [50, 50, 0, 0]], [[0.9], [0.8]])
 
     assert from_yolo(head, 0.5)[1].tolist() == pytest.approx([0.9, 0.8])
 
 
 def test_scores_at_the_floor_are_dropped() -> None:
-    """Only what is above the floor is a candidate."""
+    """Only boxes with scores above the floor are candidates."""
     below, above = np.float32(SCORE_FLOOR), np.nextafter(np.float32(SCORE_FLOOR), np.float32(1))
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
 
@@ -97,15 +98,15 @@ def test_scores_at_the_floor_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
-def test_nothing_found_is_empty(head: Array) -> None:
-    """No candidates, or no anchors, give three empty arrays of the right shapes."""
+def test_nothing_found_is_three_empty_arrays(head: Array) -> None:
+    """No candidates, or no anchors, give arrays of the right shapes."""
     corners, scores, classes = from_yolo(head, 0.7)
 
     assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 
 
-def test_the_best_are_kept_of_too_many() -> None:
-    """More boxes than anyone can ask for are cut to the best."""
+def test_best_boxes_are_kept_if_there_are_too_many() -> None:
+    """No more than `MAX_DETECTIONS` boxes are returned, those with the highest scores."""
     count = MAX_CANDIDATES + 200
     scores = np.random.default_rng(0).permutation(np.linspace(0.1, 0.9, count, dtype=np.float32))
     boxes = [[20 * i, 50, 10, 10] for i in range(count)]
@@ -116,8 +117,8 @@ def test_the_best_are_kept_of_too_many() -> None:
     assert len(found[0]) == len(found[2]) == MAX_DETECTIONS
 
 
-def test_candidates_are_bounded_before_suppression() -> None:
-    """A box ranked behind the last candidate is not looked at, though nothing covers it."""
+def test_candidates_are_limited_before_suppression() -> None:
+    """A box that ranks behind the last candidate is dropped, although no other box covers it."""
     boxes = [[50, 50, 10, 10]] * MAX_CANDIDATES + [[500, 500, 10, 10]]
     scores = [[0.9]] * MAX_CANDIDATES + [[0.8]]
 
@@ -125,20 +126,9 @@ def test_candidates_are_bounded_before_suppression() -> None:
     assert len(from_yolo(head_of(boxes[1:], scores[1:]), 0.5)[0]) == 2
 
 
-def test_cells_cover_the_frame_row_by_row() -> None:
-    """Anchors run over x, then y, then the strides 8, 16 and 32."""
-    corners, strides = cells((64, 32))
-
-    assert len(corners) == 8 * 4 + 4 * 2 + 2 * 1
-    assert corners[[0, 1, 7, 8, 31, 32, 35, 36, 40, 41]].tolist() == [
-        [0, 0], [1, 0], [7, 0], [0, 1], [7, 3], [0, 0], [3, 0], [0, 1], [0, 0], [1, 0]
-    ]  # fmt: skip
-    assert strides.ravel().tolist() == [8] * 32 + [16] * 8 + [32] * 2
-
-
-def test_yolox_head_counts_in_cells() -> None:
-    """Offsets from the cell's corner and log sizes, both times the stride; the score is objectness times class."""
-    head = np.zeros((len(cells((64, 32))[0]), 7), np.float32)
+def test_yolox_head_is_in_cells() -> None:
+    """Offsets from the cell's corner and log sizes are multiplied by the stride; the score is objectness times class score."""
+    head = np.zeros((count_anchors((64, 32)), 7), np.float32)
     head[9] = [0.5, 0.25, np.log(2), np.log(4), 0.5, 0.1, 0.8]
     head[41] = [0, 0, 0, 0, 1, 0.6, 0.2]
 
@@ -149,9 +139,9 @@ def test_yolox_head_counts_in_cells() -> None:
     assert classes.tolist() == [0, 1]
 
 
-def test_yolox_objectness_alone_is_no_detection() -> None:
-    """A sure object of no sure class stays below the floor."""
-    head = np.zeros((len(cells((32, 32))[0]), 6), np.float32)
+def test_objectness_alone_is_not_a_detection() -> None:
+    """An anchor with high objectness and low class scores stays below the floor."""
+    head = np.zeros((count_anchors((32, 32)), 6), np.float32)
     head[:, 4], head[:, 5] = 1, SCORE_FLOOR / 2
 
     assert from_yolox(head, 0.7, (32, 32))[0].shape == (0, 4)

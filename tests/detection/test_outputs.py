@@ -1,4 +1,4 @@
-"""Tensors into rows, and nonsense into errors."""
+"""Output tensors to candidates in every format, and invalid outputs to errors."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.contract import Contract, Layout, read
-from app.errors import ModelNonsense
-from app.rows import read as read_rows
+from app.detection.outputs import Candidates, decode_outputs
+from app.errors import InvalidModelOutput
+from app.model.spec import ModelSpec, OutputFormat, from_triton_config
 
 Outputs = dict[str, NDArray[Any]]
 
-BASE = read(
+BASE = from_triton_config(
     {
         "name": "m",
         "max_batch_size": 1,
@@ -29,13 +29,19 @@ SCORES = np.array([0.9, 0.5, 0.1], np.float32)
 CLASSES = np.array([2, 0, 1], np.int32)
 
 
-def model(layout: Layout, **changes: Any) -> Contract:  # noqa: ANN401
-    outputs = NAMES if layout is Layout.END_TO_END else ("o",)
-    return msgspec.structs.replace(BASE, layout=layout, outputs=outputs, **changes)
+def spec_of(output_format: OutputFormat, **changes: Any) -> ModelSpec:  # noqa: ANN401
+    names = NAMES if output_format is OutputFormat.END_TO_END else ("o",)
+    return msgspec.structs.replace(BASE, output_format=output_format, output_names=names, **changes)
+
+
+def decode(spec: ModelSpec, outputs: Outputs) -> Candidates:
+    """Decode the outputs for one image."""
+    (found,) = decode_outputs(spec, outputs, images=1)
+    return found
 
 
 def four(**changes: NDArray[Any]) -> Outputs:
-    """Answer as an end-to-end model, three rows of which two count."""
+    """Answer as an end-to-end model, with three rows of which two are valid."""
     parts = {"count": np.array([2], np.int32), "boxes": BOXES, "scores": SCORES, "classes": CLASSES} | changes
     return {name: part[None] for name, part in parts.items()}
 
@@ -44,161 +50,217 @@ def six(*rows: list[float]) -> Outputs:
     return {"o": np.array([rows], np.float32)}
 
 
-def yolo(scores: float = 0.9) -> NDArray[np.float32]:
+def yolo(score: float = 0.9) -> NDArray[np.float32]:
     head = np.zeros((6, ANCHORS), np.float32)
-    head[:, 3] = [10, 20, 4, 8, 0, scores]
+    head[:, 3] = [10, 20, 4, 8, 0, score]
     return head
 
 
-def yolox(scores: float = 0.9) -> NDArray[np.float32]:
+def yolox(score: float = 0.9) -> NDArray[np.float32]:
     head = np.zeros((ANCHORS, 7), np.float32)
-    head[9] = [0.5, 0.5, 0, 0, 1, 0, scores]
+    head[9] = [0.5, 0.5, 0, 0, 1, 0, score]
     return head
+
+
+ANSWERS: dict[OutputFormat, Outputs] = {
+    OutputFormat.END_TO_END: four(),
+    OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
+    OutputFormat.YOLO_HEAD: {"o": yolo()[None]},
+    OutputFormat.YOLOX_HEAD: {"o": yolox()[None]},
+}
+EMPTY_ANSWERS: dict[OutputFormat, Outputs] = {
+    OutputFormat.END_TO_END: four(count=np.array([0])),
+    OutputFormat.SIX_COLUMNS: {"o": np.zeros((1, 2, 6), np.float32)},
+    OutputFormat.YOLO_HEAD: {"o": yolo(0)[None]},
+    OutputFormat.YOLOX_HEAD: {"o": yolox(0)[None]},
+}
+
+
+def stack(*answers: Outputs) -> Outputs:
+    """Put the answers for several images into one batch."""
+    return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_end_to_end_is_cut_at_its_count(count: int) -> None:
+def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
     """Only the first `count` rows are detections."""
-    rows = read_rows(model(Layout.END_TO_END), four(count=np.array([count])))
+    found = decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
-    np.testing.assert_array_equal(rows.boxes, BOXES[:count])
-    np.testing.assert_array_equal(rows.scores, SCORES[:count])
-    np.testing.assert_array_equal(rows.classes, CLASSES[:count])
+    np.testing.assert_array_equal(found.boxes, BOXES[:count])
+    np.testing.assert_array_equal(found.scores, SCORES[:count])
+    np.testing.assert_array_equal(found.class_ids, CLASSES[:count])
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8, np.uint32, np.float32, np.float16])
-def test_classes_may_be_of_any_type(kind: type) -> None:
-    """Ids come out as 32-bit integers."""
-    rows = read_rows(model(Layout.END_TO_END), four(classes=CLASSES.astype(kind)))
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.uint32, np.float32, np.float16])
+def test_class_ids_may_have_any_type(dtype: type) -> None:
+    """They are converted to 32-bit integers."""
+    found = decode(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
 
-    assert rows.classes.tolist() == [2, 0]
-    assert rows.classes.dtype == np.int32
+    assert found.class_ids.tolist() == [2, 0]
+    assert found.class_ids.dtype == np.int32
 
 
 def test_half_floats_are_widened() -> None:
-    """Boxes and scores come out as 32-bit floats."""
-    rows = read_rows(model(Layout.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
+    """Boxes and scores are converted to 32-bit floats."""
+    found = decode(spec_of(OutputFormat.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
 
-    assert [str(part.dtype) for part in rows] == ["float32", "float32", "int32"]
-    np.testing.assert_allclose(rows.scores, [0.9, 0.5], atol=1e-3)
+    assert [str(part.dtype) for part in found] == ["float32", "float32", "int32"]
+    np.testing.assert_allclose(found.scores, [0.9, 0.5], atol=1e-3)
 
 
-def test_rows_behind_the_count_may_be_anything() -> None:
-    """Padding is not looked at."""
+def test_rows_behind_the_count_are_not_checked() -> None:
+    """Padding may contain anything."""
     nan = np.float32(np.nan)
     outputs = four(
         boxes=np.vstack([BOXES[:2], np.full((1, 4), nan)]), scores=np.append(SCORES[:2], nan), classes=np.array([2, 0, -1])
     )
 
-    assert read_rows(model(Layout.END_TO_END), outputs).classes.tolist() == [2, 0]
+    assert decode(spec_of(OutputFormat.END_TO_END), outputs).class_ids.tolist() == [2, 0]
 
 
-def test_six_columns_without_their_padding() -> None:
-    """Rows of a score of zero or less are padding, wherever they are."""
+def test_padding_of_six_columns_is_dropped() -> None:
+    """Rows with a score of zero or less are padding, wherever they are."""
     outputs = six([1, 2, 3, 4, 0.9, 2], [0, 0, 0, 0, 0, 0], [5, 6, 7, 8, 0.5, 7], [0, 0, 0, 0, -1, -1])
 
-    rows = read_rows(model(Layout.SIX_COLUMNS), outputs)
+    found = decode(spec_of(OutputFormat.SIX_COLUMNS), outputs)
 
-    np.testing.assert_array_equal(rows.boxes, BOXES[:2])
-    np.testing.assert_array_equal(rows.scores, SCORES[:2])
-    assert rows.classes.tolist() == [2, 7]
+    np.testing.assert_array_equal(found.boxes, BOXES[:2])
+    np.testing.assert_array_equal(found.scores, SCORES[:2])
+    assert found.class_ids.tolist() == [2, 7]
 
 
 def test_yolo_head_is_decoded() -> None:
-    """Centre and size become corners."""
-    rows = read_rows(model(Layout.YOLO_HEAD), {"o": yolo()[None]})
+    """Centres and sizes become corners."""
+    found = decode(spec_of(OutputFormat.YOLO_HEAD), {"o": yolo()[None]})
 
-    np.testing.assert_array_equal(rows.boxes, [[8, 16, 12, 24]])
-    np.testing.assert_array_equal(rows.scores, SCORES[:1])
-    assert rows.classes.tolist() == [1]
+    np.testing.assert_array_equal(found.boxes, [[8, 16, 12, 24]])
+    np.testing.assert_array_equal(found.scores, SCORES[:1])
+    assert found.class_ids.tolist() == [1]
 
 
 def test_yolox_head_is_decoded() -> None:
-    """Cells of this frame become corners."""
-    rows = read_rows(model(Layout.YOLOX_HEAD), {"o": yolox()[None]})
+    """Cells of this model's input size become corners."""
+    found = decode(spec_of(OutputFormat.YOLOX_HEAD), {"o": yolox()[None]})
 
-    np.testing.assert_array_equal(rows.boxes, [[8, 8, 16, 16]])
-    np.testing.assert_array_equal(rows.scores, SCORES[:1])
-    assert rows.classes.tolist() == [1]
+    np.testing.assert_array_equal(found.boxes, [[8, 8, 16, 16]])
+    np.testing.assert_array_equal(found.scores, SCORES[:1])
+    assert found.class_ids.tolist() == [1]
 
 
-def test_heads_are_suppressed_at_the_models_own_overlap() -> None:
-    """`iou` of the contract decides whether two boxes are one."""
+def test_heads_are_suppressed_at_the_overlap_of_the_spec() -> None:
+    """`iou` of the spec decides whether two boxes are one object."""
     head = np.zeros((5, 2), np.float32)
     head.T[:] = [[50, 50, 100, 100, 0.9], [75, 50, 50, 100, 0.8]]
 
-    assert len(read_rows(model(Layout.YOLO_HEAD, iou=0.5), {"o": head[None]}).boxes) == 2
-    assert len(read_rows(model(Layout.YOLO_HEAD, iou=0.4), {"o": head[None]}).boxes) == 1
-
-
-@pytest.mark.parametrize("layout", Layout)
-def test_empty_answer_is_no_rows(layout: Layout) -> None:
-    """A picture with nothing in it is three empty arrays."""
-    nothing: dict[Layout, Outputs] = {
-        Layout.END_TO_END: four(count=np.array([0])),
-        Layout.SIX_COLUMNS: {"o": np.zeros((1, 0, 6), np.float32)},
-        Layout.YOLO_HEAD: {"o": yolo(0)[None]},
-        Layout.YOLOX_HEAD: {"o": yolox(0)[None]},
-    }
-
-    rows = read_rows(model(layout), nothing[layout])
-
-    assert (rows.boxes.shape, rows.scores.shape, rows.classes.shape) == ((0, 4), (0,), (0,))
-
-
-def test_model_without_batch_dimension() -> None:
-    """Its tensors are taken as they are."""
-    outputs = {name: tensor[0] for name, tensor in four().items()}
-
-    np.testing.assert_array_equal(read_rows(model(Layout.END_TO_END, batched=False), outputs).boxes, BOXES[:2])
-
-
-def test_normalized_boxes_are_scaled_to_the_frame() -> None:
-    """Fractions become pixels, x by the width and y by the height."""
-    rows = read_rows(model(Layout.SIX_COLUMNS, normalized=True), six([0.25, 0.5, 0.5, 1, 0.9, 0]))
-
-    np.testing.assert_array_equal(rows.boxes, [[16, 16, 32, 32]])
-
-
-def test_score_a_little_above_one_is_rounding() -> None:
-    """What half floats round above one is let through."""
-    assert read_rows(model(Layout.SIX_COLUMNS), six([1, 2, 3, 4, 1.0005, 0])).scores.tolist() == pytest.approx([1.0005])
-
-
-@pytest.mark.parametrize("layout", Layout)
-def test_missing_output_is_nonsense(layout: Layout) -> None:
-    """An answer without a tensor names the tensor."""
-    with pytest.raises(ModelNonsense, match=f"m returned no {model(layout).outputs[0]}$"):
-        read_rows(model(layout), {"other": np.zeros((1, 300, 6))})
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3, 6), (2, 3, 6)])
-def test_other_batch_is_nonsense(shape: tuple[int, ...]) -> None:
-    """One picture was asked about, one must be answered."""
-    with pytest.raises(ModelNonsense, match=r"m returned o of shape .* for a batch of one"):
-        read_rows(model(Layout.SIX_COLUMNS), {"o": np.zeros(shape, np.float32)})
+    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.5), {"o": head[None]}).boxes) == 2
+    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.4), {"o": head[None]}).boxes) == 1
 
 
 @pytest.mark.parametrize(
-    ("layout", "shape"),
+    ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
+)
+def test_nothing_found_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
+    """An image without objects has arrays of the right shapes."""
+    found = decode(spec_of(output_format), outputs)
+
+    assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
+    """Its tensors, without a batch dimension, are decoded to the same candidates."""
+    outputs = {name: tensor[0] for name, tensor in ANSWERS[output_format].items()}
+
+    found = decode(spec_of(output_format, has_batch_dimension=False), outputs)
+
+    expected = decode(spec_of(output_format), ANSWERS[output_format])
+    for part, expected_part in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(part, expected_part)
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_each_image_of_a_batch_has_its_own_candidates(output_format: OutputFormat) -> None:
+    """Three images have three results, in their order, each as if the image had been alone."""
+    spec, answer, empty = spec_of(output_format), ANSWERS[output_format], EMPTY_ANSWERS[output_format]
+
+    found = decode_outputs(spec, stack(answer, empty, answer), images=3)
+
+    assert [len(candidates.scores) for candidates in found] == [
+        len(decode(spec, answer).scores),
+        0,
+        len(decode(spec, answer).scores),
+    ]
+    for candidates, alone in zip(found, (answer, empty, answer), strict=True):
+        for part, expected in zip(candidates, decode(spec, alone), strict=True):
+            np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+@pytest.mark.parametrize("returned", [1, 2, 4])
+def test_another_number_of_images_is_refused(output_format: OutputFormat, returned: int) -> None:
+    """An answer for fewer or more images than were in the inference belongs to none of them."""
+    outputs = stack(*[ANSWERS[output_format]] * returned)
+
+    with pytest.raises(InvalidModelOutput, match=r"m returned \w+ of shape .* for a batch of 3"):
+        decode_outputs(spec_of(output_format), outputs, images=3)
+
+
+def test_invalid_image_of_a_batch_is_refused() -> None:
+    """One invalid result makes the whole answer invalid, whichever image it belongs to."""
+    outputs = stack(*[ANSWERS[OutputFormat.SIX_COLUMNS]] * 3)
+    outputs["o"][2, 1, 0] = np.nan
+
+    with pytest.raises(InvalidModelOutput, match="boxes that are not finite"):
+        decode_outputs(spec_of(OutputFormat.SIX_COLUMNS), outputs, images=3)
+
+
+def test_normalized_boxes_are_scaled_to_pixels() -> None:
+    """Fractions are multiplied by the width and height of the input."""
+    found = decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 0.9, 0]))
+
+    np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
+
+
+def test_score_slightly_above_one_is_accepted() -> None:
+    """Half floats may be rounded to slightly above one."""
+    assert decode(spec_of(OutputFormat.SIX_COLUMNS), six([1, 2, 3, 4, 1.0005, 0])).scores.tolist() == pytest.approx([1.0005])
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_missing_output_is_refused(output_format: OutputFormat) -> None:
+    """The message names the tensor that the answer does not have."""
+    spec = spec_of(output_format)
+    with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
+        decode(spec, {"other": np.zeros((1, 300, 6))})
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3, 6), (2, 3, 6)])
+def test_another_batch_than_one_is_refused(shape: tuple[int, ...]) -> None:
+    """An inference of one image must have an answer for one image."""
+    with pytest.raises(InvalidModelOutput, match=r"m returned o of shape .* for a batch of 1"):
+        decode(spec_of(OutputFormat.SIX_COLUMNS), {"o": np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("output_format", "shape"),
     [
-        (Layout.SIX_COLUMNS, (6,)),
-        (Layout.SIX_COLUMNS, (3, 7)),
-        (Layout.SIX_COLUMNS, (1, 3, 6)),
-        (Layout.YOLO_HEAD, (84,)),
-        (Layout.YOLO_HEAD, (1, 84, 42)),
-        (Layout.YOLO_HEAD, (4, 42)),
-        (Layout.YOLO_HEAD, (0, 42)),
-        (Layout.YOLOX_HEAD, (ANCHORS,)),
-        (Layout.YOLOX_HEAD, (ANCHORS + 1, 7)),
-        (Layout.YOLOX_HEAD, (ANCHORS, 5)),
-        (Layout.YOLOX_HEAD, (ANCHORS, 2)),
+        (OutputFormat.SIX_COLUMNS, (6,)),
+        (OutputFormat.SIX_COLUMNS, (3, 7)),
+        (OutputFormat.SIX_COLUMNS, (1, 3, 6)),
+        (OutputFormat.YOLO_HEAD, (84,)),
+        (OutputFormat.YOLO_HEAD, (1, 84, 42)),
+        (OutputFormat.YOLO_HEAD, (4, 42)),
+        (OutputFormat.YOLO_HEAD, (0, 42)),
+        (OutputFormat.YOLOX_HEAD, (ANCHORS,)),
+        (OutputFormat.YOLOX_HEAD, (ANCHORS + 1, 7)),
+        (OutputFormat.YOLOX_HEAD, (ANCHORS, 5)),
+        (OutputFormat.YOLOX_HEAD, (ANCHORS, 2)),
     ],
 )
-def test_other_shape_is_nonsense(layout: Layout, shape: tuple[int, ...]) -> None:
-    """A tensor that is not of the layout's shape is refused with its shape."""
-    with pytest.raises(ModelNonsense, match="shape"):
-        read_rows(model(layout), {"o": np.zeros((1, *shape), np.float32)})
+def test_wrong_shape_is_refused(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
+    """A tensor that does not have the shape of its format is refused, and the message has its shape."""
+    with pytest.raises(InvalidModelOutput, match=r"shape \("):
+        decode(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -213,96 +275,96 @@ def test_other_shape_is_nonsense(layout: Layout, shape: tuple[int, ...]) -> None
         {"classes": CLASSES[:2]},
     ],
 )
-def test_four_tensors_that_do_not_fit_together_are_nonsense(changes: Outputs) -> None:
-    """Boxes, scores and classes are of one length, the count is one number."""
-    with pytest.raises(ModelNonsense, match="shape"):
-        read_rows(model(Layout.END_TO_END), four(**changes))
+def test_four_tensors_that_do_not_fit_together_are_refused(changes: Outputs) -> None:
+    """Boxes, scores and classes must have one length, and the count must be one number."""
+    with pytest.raises(InvalidModelOutput, match="shape"):
+        decode(spec_of(OutputFormat.END_TO_END), four(**changes))
 
 
 @pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
-def test_count_out_of_range_is_nonsense(count: int) -> None:
-    """There cannot be fewer than none nor more than there is room for."""
-    with pytest.raises(ModelNonsense, match=f"a count of {count} for 3 rows"):
-        read_rows(model(Layout.END_TO_END), four(count=np.array([count])))
+def test_count_out_of_range_is_refused(count: int) -> None:
+    """The count cannot be negative or larger than the number of rows."""
+    with pytest.raises(InvalidModelOutput, match=f"a count of {count} for 3 rows"):
+        decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("layout", [Layout.END_TO_END, Layout.SIX_COLUMNS])
-def test_boxes_that_are_no_numbers_are_nonsense(layout: Layout, value: float) -> None:
-    """One corner that is not finite spoils the answer."""
+@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
+def test_boxes_that_are_not_finite_are_refused(output_format: OutputFormat, value: float) -> None:
+    """One corner that is not a finite number makes the answer invalid."""
     outputs = six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, 2, 3, 4], [1, 2, value, 4], [0, 0, 0, 0]]))
 
-    with pytest.raises(ModelNonsense, match="m returned boxes that are not finite"):
-        read_rows(model(layout), outputs)
+    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+        decode(spec_of(output_format), outputs)
 
 
-def test_boxes_too_large_to_scale_are_nonsense() -> None:
-    """Fractions that overflow on their way to pixels are refused, without a warning."""
-    with pytest.raises(ModelNonsense, match="m returned boxes that are not finite"):
-        read_rows(model(Layout.SIX_COLUMNS, normalized=True), six([0, 0, 3e38, 1, 0.9, 0]))
+def test_boxes_that_overflow_when_scaled_are_refused() -> None:
+    """Fractions too large to be converted to pixels are refused, without a warning."""
+    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+        decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
 
 
-def test_boxes_beyond_a_float_are_nonsense() -> None:
-    """A double that no float can hold is refused, without a warning."""
-    with pytest.raises(ModelNonsense, match="m returned boxes that are not finite"):
-        read_rows(model(Layout.END_TO_END), four(boxes=np.full((3, 4), 1e300)))
+def test_boxes_that_overflow_a_float_are_refused() -> None:
+    """A double that no 32-bit float can hold is refused, without a warning."""
+    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+        decode(spec_of(OutputFormat.END_TO_END), four(boxes=np.full((3, 4), 1e300)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1.01, 55.0])
-@pytest.mark.parametrize("layout", [Layout.END_TO_END, Layout.SIX_COLUMNS])
-def test_scores_that_are_no_probability_are_nonsense(layout: Layout, value: float) -> None:
-    """A score that is no number or above one spoils the answer."""
+@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
+def test_scores_that_are_not_probabilities_are_refused(output_format: OutputFormat, value: float) -> None:
+    """A score that is not a number or above one makes the answer invalid."""
     outputs = six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1]))
 
-    with pytest.raises(ModelNonsense, match="m returned scores outside 0 to 1"):
-        read_rows(model(layout), outputs)
+    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
+        decode(spec_of(output_format), outputs)
 
 
-def test_negative_score_is_nonsense() -> None:
-    """Where a count says what is padding, a negative score is none."""
-    with pytest.raises(ModelNonsense, match="m returned scores outside 0 to 1"):
-        read_rows(model(Layout.END_TO_END), four(scores=np.array([0.9, -0.1, 0.1])))
+def test_negative_score_is_refused() -> None:
+    """Where a count tells what is padding, a negative score is not padding but invalid."""
+    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
+        decode(spec_of(OutputFormat.END_TO_END), four(scores=np.array([0.9, -0.1, 0.1])))
 
 
 @pytest.mark.parametrize("head", [yolo(55), yolo(1.01)])
-def test_scores_of_a_head_are_probabilities_too(head: NDArray[np.float32]) -> None:
-    """Logits where scores are due are noticed."""
-    with pytest.raises(ModelNonsense, match="m returned scores outside 0 to 1"):
-        read_rows(model(Layout.YOLO_HEAD), {"o": head[None]})
+def test_scores_of_a_head_must_be_probabilities(head: NDArray[np.float32]) -> None:
+    """Logits in the place of scores are refused."""
+    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
+        decode(spec_of(OutputFormat.YOLO_HEAD), {"o": head[None]})
 
 
 @pytest.mark.parametrize("value", [-1, np.nan, np.inf, 1e20])
-@pytest.mark.parametrize("layout", [Layout.END_TO_END, Layout.SIX_COLUMNS])
-def test_class_that_is_no_id_is_nonsense(layout: Layout, value: float) -> None:
-    """Negative numbers, what is no number, and what no integer holds name no class."""
+@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
+def test_class_that_is_not_an_id_is_refused(output_format: OutputFormat, value: float) -> None:
+    """Negative numbers, values that are not numbers and values that no integer holds are not class ids."""
     outputs = six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1]))
 
-    with pytest.raises(ModelNonsense, match="m returned a negative class id"):
-        read_rows(model(layout), outputs)
+    with pytest.raises(InvalidModelOutput, match="m returned a negative class id"):
+        decode(spec_of(output_format), outputs)
 
 
 @pytest.mark.parametrize("value", [2**31, 2**32 + 5, 2**63 - 1])
-def test_class_beyond_an_integer_is_nonsense(value: int) -> None:
+def test_class_id_beyond_32_bits_is_refused(value: int) -> None:
     """A 64-bit id does not wrap round to another class."""
-    with pytest.raises(ModelNonsense):
-        read_rows(model(Layout.END_TO_END), four(classes=np.array([0, value, 1], np.int64)))
+    with pytest.raises(InvalidModelOutput):
+        decode(spec_of(OutputFormat.END_TO_END), four(classes=np.array([0, value, 1], np.int64)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("layout", "head"), [(Layout.YOLO_HEAD, yolo()), (Layout.YOLOX_HEAD, yolox())])
-def test_head_that_is_not_finite_is_nonsense(layout: Layout, head: NDArray[np.float32], value: float) -> None:
-    """A NaN anywhere in a head is refused before it is decoded, which could drop it unseen."""
-    spoiled = head.copy()
-    spoiled[-1, -1] = value
+@pytest.mark.parametrize(("output_format", "head"), [(OutputFormat.YOLO_HEAD, yolo()), (OutputFormat.YOLOX_HEAD, yolox())])
+def test_head_that_is_not_finite_is_refused(output_format: OutputFormat, head: NDArray[np.float32], value: float) -> None:
+    """A NaN anywhere in a head is refused before decoding, which could drop it unnoticed."""
+    broken = head.copy()
+    broken[-1, -1] = value
 
-    with pytest.raises(ModelNonsense, match="m returned a head that is not finite"):
-        read_rows(model(layout), {"o": spoiled[None]})
+    with pytest.raises(InvalidModelOutput, match="m returned a head that is not finite"):
+        decode(spec_of(output_format), {"o": broken[None]})
 
 
-def test_yolox_size_that_overflows_is_nonsense() -> None:
+def test_yolox_size_that_overflows_is_refused() -> None:
     """A log size whose exponential is infinite is refused, without a warning."""
     head = yolox()
     head[9, 2] = 1000
 
-    with pytest.raises(ModelNonsense, match="m returned boxes that are not finite"):
-        read_rows(model(Layout.YOLOX_HEAD), {"o": head[None]})
+    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+        decode(spec_of(OutputFormat.YOLOX_HEAD), {"o": head[None]})

@@ -1,27 +1,30 @@
-"""Getting the Triton that comes along: in full or not at all."""
+"""Installing the embedded Triton: in full or not at all."""
 
 import ctypes.util
 import errno
 import hashlib
 import os
+import re
 import shutil
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from app import bundle
-from app.bundle import BundleError, _run, install, libpython_folder
+from app.embedded import install as module
+from app.embedded.install import REQUIREMENTS, WHEEL, WHEEL_SHA256, InstallError, install, libpython_folder
+from app.host.packages import PackageError
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB = "triton_python_backend_stub"
+BUNDLED_LIBPYTHON = f"nvidia_pytriton.libs/libpython3-0123abcd.{sys.version_info.minor}.so.1.0"
+OTHER_LIBPYTHON = "nvidia_pytriton.libs/libpython3-0123abcd.99.so.1.0"
 
 
-def wheel() -> bytes:
+def triton_wheel() -> bytes:
     """Make a small wheel that is laid out like NVIDIA's."""
     file = BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -29,63 +32,77 @@ def wheel() -> bytes:
             "pytriton/__init__.py",
             "pytriton/tritonserver/bin/tritonserver",
             "pytriton/tritonserver/backends/python/libtriton_python.so",
-            f"pytriton/tritonserver/python_backend_stubs/3.9/{STUB}",
-            f"pytriton/tritonserver/python_backend_stubs/3.11/{STUB}",
-            f"pytriton/tritonserver/python_backend_stubs/3.12/{STUB}",
+            *(f"pytriton/tritonserver/python_backend_stubs/3.{minor}/{STUB}" for minor in range(9, 15)),
             "nvidia_pytriton.libs/libssl.so",
+            BUNDLED_LIBPYTHON,
+            OTHER_LIBPYTHON,
             "nvidia_pytriton-0.7.0.dist-info/LICENSE",
         ):
             archive.writestr(name, name)
     return file.getvalue()
 
 
-WHEEL = wheel()
+TRITON = triton_wheel()
 
 
-class Helpers:
-    """Stands in for pip and venv; a test may let one of them fail."""
+class Packages:
+    """Takes the place of pip and venv; a test may let one of them fail."""
 
     def __init__(self) -> None:
-        self.commands: list[str] = []
+        self.steps: list[str] = []
         self.failure: BaseException | None = None
         self.fails_at = ""
 
-    def run(self, command: Sequence[str], _: str) -> None:
-        step = "download" if "download" in command else "venv" if "venv" in command else "install"
-        self.commands.append(step)
-        folder = Path(command[command.index("--dest") + 1] if step == "download" else command[-1])
-        if step == "download":
-            (folder / "nvidia_pytriton-0.7.0-py3-none-any.whl").write_bytes(WHEEL)
-        if step == "venv":
-            (folder / "bin").mkdir()
+    def download_wheel(self, requirement: str, folder: Path) -> Path:
+        wheel = folder / "nvidia_pytriton-0.7.0-py3-none-any.whl"
+        wheel.write_bytes(TRITON)
+        self.finish("download", requirement)
+        return wheel
+
+    def make_environment(self, folder: Path, requirements: Path) -> None:
+        (folder / "bin").mkdir()
+        self.finish("environment", str(requirements))
+
+    def finish(self, step: str, what: str) -> None:
+        self.steps.append(f"{step} {what}")
         if step == self.fails_at and self.failure is not None:
             raise self.failure
 
 
+DOWNLOAD, ENVIRONMENT = f"download {WHEEL}", f"environment {REQUIREMENTS}"
+
+
 @pytest.fixture
-def helpers(monkeypatch: pytest.MonkeyPatch) -> Helpers:
-    stand_in = Helpers()
-    monkeypatch.setattr("app.bundle._run", stand_in.run)
-    monkeypatch.setattr("app.bundle.WHEEL_SHA256", hashlib.sha256(WHEEL).hexdigest())
-    return stand_in
+def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
+    packages = Packages()
+    monkeypatch.setattr(module, "download_wheel", packages.download_wheel)
+    monkeypatch.setattr(module, "make_environment", packages.make_environment)
+    monkeypatch.setattr(module, "WHEEL_SHA256", hashlib.sha256(TRITON).hexdigest())
+    return packages
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_server_is_taken_out_of_the_wheel(tmp_path: Path, helpers: Helpers) -> None:
-    """Only what is run is unpacked, with the stub of this Python where the backend looks for it, and the licence."""
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_server_is_unpacked(tmp_path: Path, packages: Packages) -> None:
+    """Only what is needed to run it is there, with the licence, and with the stub of this Python where Triton looks for it."""
     install(tmp_path)
     triton = tmp_path / "server" / "pytriton" / "tritonserver"
 
-    assert helpers.commands == ["download", "venv", "install"]
+    assert packages.steps == [DOWNLOAD, ENVIRONMENT]
     assert files(tmp_path / "server") == {
         "complete",
         "pytriton/tritonserver/bin/tritonserver",
         "pytriton/tritonserver/backends/python/libtriton_python.so",
         f"pytriton/tritonserver/backends/python/{STUB}",
         "nvidia_pytriton.libs/libssl.so",
+        BUNDLED_LIBPYTHON,
+        OTHER_LIBPYTHON,
         "nvidia_pytriton-0.7.0.dist-info/LICENSE",
     }
     assert f"/{VERSION}/" in (triton / "backends" / "python" / STUB).read_text(encoding="utf-8")
@@ -93,151 +110,184 @@ def test_the_server_is_taken_out_of_the_wheel(tmp_path: Path, helpers: Helpers) 
     assert os.access(triton / "bin" / "tritonserver", os.X_OK)
 
 
-def test_what_is_installed_stays(tmp_path: Path, helpers: Helpers) -> None:
-    """The second time there is nothing to do."""
+def test_second_install_does_nothing(tmp_path: Path, packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is installed stays, and nothing is announced."""
     install(tmp_path)
-    helpers.commands.clear()
+    packages.steps.clear()
+    capsys.readouterr()
     install(tmp_path)
 
-    assert helpers.commands == []
+    assert packages.steps == []
+    assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_new_requirements_make_the_environment_anew(tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is not downloaded again for it, and nothing of the old environment remains."""
+def test_new_requirements_renew_the_environment(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is not downloaded again, and nothing of the old environment is left."""
     install(tmp_path)
     (tmp_path / "python" / "old").touch()
-    (tmp_path / "triton.txt").write_text("numpy==1.26.4", encoding="utf-8")
-    monkeypatch.setattr("app.bundle.REQUIREMENTS", tmp_path / "triton.txt")
-    helpers.commands.clear()
+    requirements = tmp_path / "triton.txt"
+    requirements.write_text("numpy==1.26.4", encoding="utf-8")
+    monkeypatch.setattr(module, "REQUIREMENTS", requirements)
+    packages.steps.clear()
     install(tmp_path)
 
-    assert helpers.commands == ["venv", "install"]
+    assert packages.steps == [f"environment {requirements}"]
     assert files(tmp_path / "python") == {"complete"}
 
 
-def test_another_python_gets_its_own_stub(tmp_path: Path, helpers: Helpers) -> None:
-    """A server that was unpacked for another Python is replaced."""
+def test_new_wheel_replaces_the_server(tmp_path: Path, packages: Packages) -> None:
+    """The environment is not created again, and nothing of the old server is left."""
     install(tmp_path)
-    mark = tmp_path / "server" / "complete"
+    (tmp_path / "server" / "complete").write_text(f"{'0' * 64} {VERSION}", encoding="utf-8")
+    (tmp_path / "server" / "old").touch()
+    packages.steps.clear()
+    install(tmp_path)
+
+    assert packages.steps == [DOWNLOAD]
+    assert "old" not in files(tmp_path / "server")
+
+
+@pytest.mark.parametrize(("folder", "step"), [("server", DOWNLOAD), ("python", ENVIRONMENT)])
+def test_another_python_needs_another_install(tmp_path: Path, packages: Packages, folder: str, step: str) -> None:
+    """The stub of the server and the packages of the environment are those of one Python."""
+    install(tmp_path)
+    mark = tmp_path / folder / "complete"
     mark.write_text(mark.read_text(encoding="utf-8").replace(VERSION, "3.10"), encoding="utf-8")
-    helpers.commands.clear()
+    packages.steps.clear()
     install(tmp_path)
 
-    assert helpers.commands == ["download"]
+    assert packages.steps == [step]
 
 
-@pytest.mark.parametrize("step", ["download", "venv", "install"])
-@pytest.mark.parametrize("failure", [KeyboardInterrupt(), BundleError("pip failed")])
-def test_an_interrupted_install_leaves_no_half_folder(tmp_path: Path, helpers: Helpers, step: str, failure: BaseException) -> None:
-    """What is there is whole, and the next install brings the rest."""
-    helpers.fails_at, helpers.failure = step, failure
+@pytest.mark.parametrize("step", ["download", "environment"])
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), PackageError("pip failed")])
+def test_interrupted_install_leaves_no_half_folder(tmp_path: Path, packages: Packages, step: str, failure: BaseException) -> None:
+    """What is there is complete, and the next install adds the rest."""
+    packages.fails_at, packages.failure = step, failure
     with pytest.raises(type(failure)):
         install(tmp_path)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    helpers.failure = None
+    left = names(tmp_path)
+    packages.failure = None
     install(tmp_path)
 
     assert left == ([] if step == "download" else ["server"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["python", "server"]
+    assert names(tmp_path) == ["python", "server"]
 
 
-def test_an_install_that_was_killed_is_made_anew(tmp_path: Path, helpers: Helpers) -> None:
+def test_failed_renewal_keeps_the_old_folder(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that cannot be renewed is not destroyed, and is renewed the next time."""
+    install(tmp_path)
+    (tmp_path / "python" / "old").touch()
+    requirements = tmp_path / "triton.txt"
+    requirements.write_text("numpy==1.26.4", encoding="utf-8")
+    monkeypatch.setattr(module, "REQUIREMENTS", requirements)
+    packages.fails_at, packages.failure = "environment", PackageError("pip failed")
+    with pytest.raises(PackageError):
+        install(tmp_path)
+
+    assert names(tmp_path) == ["python", "server", "triton.txt"]
+    assert "old" in files(tmp_path / "python")
+
+    packages.failure = None
+    install(tmp_path)
+
+    assert "old" not in files(tmp_path / "python")
+
+
+def test_killed_install_is_done_again(tmp_path: Path, packages: Packages) -> None:
     """Half a folder, under either name, does not count and does not stay."""
     for name in ("server", "server.partial", "python", "python.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").touch()
     install(tmp_path)
 
-    assert helpers.commands == ["download", "venv", "install"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["python", "server"]
+    assert packages.steps == [DOWNLOAD, ENVIRONMENT]
+    assert names(tmp_path) == ["python", "server"]
     assert "half" not in files(tmp_path / "server") | files(tmp_path / "python")
 
 
-def test_a_full_disk_is_told_before_the_download(tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is free and what is needed stand in the message, and nothing has been fetched."""
+def test_full_disk_is_an_error_before_the_download(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what is free and what is needed, and nothing has been downloaded."""
     usage = shutil.disk_usage(tmp_path)._replace(free=400_000_000)
-    monkeypatch.setattr("app.bundle.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
 
-    with pytest.raises(BundleError, match=r"has 0\.4 GB free; 1\.5 GB are needed"):
+    with pytest.raises(InstallError, match=r"has 0\.4 GB free; 1\.5 GB are needed"):
         install(tmp_path)
-    assert helpers.commands == []
+    assert packages.steps == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_is_told(tmp_path: Path, helpers: Helpers) -> None:
-    """The system's reason stands in the message, and nothing is left."""
-    helpers.fails_at, helpers.failure = "download", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> None:
+    """The message has the system's reason, and nothing is left."""
+    packages.fails_at, packages.failure = "download", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(BundleError, match="could not be written: No space left on device"):
+    with pytest.raises(InstallError, match="could not be written: No space left on device"):
         install(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "home"])
-def test_a_home_that_cannot_be_made_is_told(tmp_path: Path, helpers: Helpers, name: str) -> None:
-    """A file where the folder, or one above it, should be is an error of ours that names the path."""
+def test_home_that_cannot_be_created_is_an_error(tmp_path: Path, packages: Packages, name: str) -> None:
+    """A file in the place of the folder, or of one above it, is an error that names the path."""
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
 
-    with pytest.raises(BundleError, match=str(tmp_path / "file")):
+    with pytest.raises(InstallError, match=str(tmp_path / "file")):
         install(tmp_path / "file" / name)
-    assert helpers.commands == []
+    assert packages.steps == []
 
 
-def test_another_wheel_is_refused(tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download with another SHA-256 is named with both sums and not unpacked."""
-    monkeypatch.setattr("app.bundle.WHEEL_SHA256", "0" * 64)
+def test_another_wheel_is_refused(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download with another SHA-256 is not unpacked, and the message has both sums."""
+    monkeypatch.setattr(module, "WHEEL_SHA256", "0" * 64)
 
-    with pytest.raises(BundleError) as caught:
+    with pytest.raises(PackageError) as caught:
         install(tmp_path)
-    assert "nvidia_pytriton-0.7.0-py3-none-any.whl is not the pinned file" in str(caught.value)
-    assert hashlib.sha256(WHEEL).hexdigest() in str(caught.value)
+    assert "nvidia_pytriton-0.7.0-py3-none-any.whl is not the expected file" in str(caught.value)
+    assert hashlib.sha256(TRITON).hexdigest() in str(caught.value)
     assert "0" * 64 in str(caught.value)
-    assert helpers.commands == ["download"]
+    assert packages.steps == [DOWNLOAD]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pip_failing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where the wheel cannot be had, pip's own words stand above ours."""
+def test_failure_of_pip_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """If the wheel is not available, pip's own message stands above ours."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
 
-    with pytest.raises(BundleError, match="pip could not get what is needed; the reason is above"):
+    with pytest.raises(PackageError, match="pip download failed; the reason is above"):
         install(tmp_path / "home")
     assert "nvidia-pytriton" in capfd.readouterr().err
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_a_helper_that_fails_is_told() -> None:
-    """An exit code other than 0 is a failure; what was to be done is said."""
-    _run([sys.executable, "-c", ""], "nothing could be done")
-    with pytest.raises(BundleError, match="nothing could be done; the reason is above"):
-        _run([sys.executable, "-c", "raise SystemExit(2)"], "nothing could be done")
-
-
 def without_libpython(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def nowhere(*_: str) -> list[str | None]:
+    """Let neither Python's own configuration nor the loader know a libpython, unless it is in this folder."""
+
+    def config_vars(*_: str) -> list[str | None]:
         return [str(folder), None]
 
-    def unknown(_: str) -> None: ...
+    def find_library(_: str) -> None: ...
 
-    monkeypatch.setattr(sysconfig, "get_config_vars", nowhere)
-    monkeypatch.setattr(ctypes.util, "find_library", unknown)
+    monkeypatch.setattr(sysconfig, "get_config_vars", config_vars)
+    monkeypatch.setattr(ctypes.util, "find_library", find_library)
     monkeypatch.setattr(sys, "base_prefix", str(folder))
 
 
-def test_a_missing_libpython_names_the_package(tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libpython_is_an_error_that_names_the_package(
+    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The stub cannot run without it, so it is looked for before anything is downloaded."""
     without_libpython(monkeypatch, tmp_path)
 
-    with pytest.raises(BundleError, match=rf"libpython{VERSION}\.so\.1\.0 is missing; .*apt-get install libpython{VERSION}"):
+    with pytest.raises(InstallError, match=rf"libpython{VERSION}\.so\.1\.0 is missing; .*apt-get install libpython{VERSION}"):
         install(tmp_path / "home")
-    assert helpers.commands == []
+    assert packages.steps == []
 
 
 @pytest.mark.parametrize("place", ["", "lib"])
 def test_libpython_is_found_where_this_python_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    """A Python of one's own keeps it in its library folder or under its prefix."""
+    """A Python that was built by hand has it in its library folder or under its prefix."""
     without_libpython(monkeypatch, tmp_path)
     (tmp_path / place).mkdir(exist_ok=True)
     (tmp_path / place / f"libpython{VERSION}.so.1.0").touch()
@@ -245,19 +295,54 @@ def test_libpython_is_found_where_this_python_was_built(tmp_path: Path, monkeypa
     assert libpython_folder() == tmp_path / place
 
 
-def test_a_libpython_of_the_system_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libpython_of_the_system_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the loader finds by itself is left to it."""
     without_libpython(monkeypatch, tmp_path)
 
-    def known(name: str) -> str:
+    def find_library(name: str) -> str:
         return f"lib{name}.so.1.0"
 
-    monkeypatch.setattr(ctypes.util, "find_library", known)
+    monkeypatch.setattr(ctypes.util, "find_library", find_library)
 
     assert libpython_folder() is None
 
 
-def test_the_pinned_wheel_is_named_by_its_sum() -> None:
-    """The pin is a version and a whole SHA-256."""
-    assert "==" in bundle.WHEEL
-    assert len(bytes.fromhex(bundle.WHEEL_SHA256)) == 32
+def test_wheel_is_pinned_by_its_sha256() -> None:
+    """The pin is one version and a whole SHA-256."""
+    assert re.fullmatch(r"[a-z-]+==[0-9.]+", WHEEL)
+    assert len(bytes.fromhex(WHEEL_SHA256)) == 32
+
+
+def test_requirements_are_pinned_by_their_hashes() -> None:
+    """Every package of the environment has one version for each Python, and hashes."""
+    text = REQUIREMENTS.read_text(encoding="utf-8")
+    pins = [line for line in text.splitlines() if re.match(r"\w", line)]
+
+    assert {re.split(r"[=\s]", pin)[0] for pin in pins} >= {"numpy", "onnxruntime"}
+    assert all(re.match(r"[\w.-]+==[\w.]+ .*\\$", pin) for pin in pins)
+    assert len(re.findall(r"^\w.*\\\n +--hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)) == len(pins)
+
+
+def test_libpython_of_the_wheel_is_replaced(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub is linked to the wheel's libpython, which may not fit the standard library of this Python; its own does."""
+    without_libpython(monkeypatch, tmp_path)
+    own = tmp_path / f"libpython{VERSION}.so.1.0"
+    own.write_text("own", encoding="utf-8")
+    install(tmp_path / "home")
+    server = tmp_path / "home" / "server"
+
+    assert packages.steps
+    assert (server / BUNDLED_LIBPYTHON).resolve() == own
+    assert (server / OTHER_LIBPYTHON).read_text(encoding="utf-8") == OTHER_LIBPYTHON
+
+
+def test_libpython_of_the_wheel_is_kept_if_only_the_loader_knows_another(
+    tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no path that it could be replaced by."""
+    without_libpython(monkeypatch, tmp_path)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1.0")
+    install(tmp_path / "home")
+
+    assert packages.steps
+    assert (tmp_path / "home" / "server" / BUNDLED_LIBPYTHON).read_text(encoding="utf-8") == BUNDLED_LIBPYTHON

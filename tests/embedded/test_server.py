@@ -1,58 +1,37 @@
-"""The Triton that comes along: started, stopped, and never left behind."""
+"""The process of the embedded Triton: started, stopped, and never left behind."""
 
-import json
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
-from typing import Any, NamedTuple
 
+import msgspec
 import onnx
 import psutil
 import pytest
 
-from app import bundle
 from app.config import Settings
-from app.embedded import (
-    EmbeddedError,
-    Server,
-    _first_inference,
-    is_free,
-    loadable,
-)
-from tests import layouts
-from tests.conftest import ROOT, free_port
+from app.embedded.install import install
+from app.embedded.server import EmbeddedError, Server, loadable_models
+from app.embedded.startup_check import StartupCheckError
+from app.host import processes as host_processes
+from app.host.ports import find_free, is_free
+from tests import processes
+from tests.fakes import models
+from tests.processes import children, wait_for, wait_until_gone
+from tests.support import ROOT
 
-VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 SHM = Path("/dev/shm")  # noqa: S108 - where Triton puts its shared memory
 MODEL = "six_columns"
 STUB = "triton_python_backend_stub"
 
-
-def test_a_port_is_free_until_someone_listens() -> None:
-    """A listening socket takes the port, and gives it back."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert not is_free("127.0.0.1", port)
-
-    assert is_free("127.0.0.1", port)
+Process = subprocess.Popen[bytes]
 
 
-@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
-def test_an_address_of_another_machine_is_an_error(host: str) -> None:
-    """Nobody can listen there, which is not the same as a port in use."""
-    with pytest.raises(OSError, match=r"\w"):
-        is_free(host, free_port())
-
-
-def test_only_what_has_been_pulled_is_loaded(tmp_path: Path) -> None:
+def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
     """A model has a config, of either kind, and a numbered version with a file in it."""
     for path in (
         "both/config.pbtxt",
@@ -72,63 +51,37 @@ def test_only_what_has_been_pulled_is_loaded(tmp_path: Path) -> None:
         (tmp_path / path).touch()
     (tmp_path / "not_pulled" / "1").mkdir()
 
-    assert loadable(tmp_path) == ["both", "embedded", "production"]
-    assert loadable(tmp_path / "nowhere") == []
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def wait_until_gone(processes: Iterable[psutil.Process]) -> None:
-    """Wait for processes to end; one that nobody has collected yet has ended."""
-    wait_for(lambda: all(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in processes))
-
-
-def test_a_child_ends_with_its_parent() -> None:
-    """However the parent ends, what it started does not outlive it."""
-    code = """
-import subprocess, time
-from app.embedded import die_with_parent
-print(subprocess.Popen(["sleep", "60"], preexec_fn=die_with_parent).pid, flush=True)
-time.sleep(60)"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-
-    wait_until_gone([child])
+    assert loadable_models(tmp_path) == ["both", "embedded", "production"]
+    assert loadable_models(tmp_path / "nowhere") == []
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Make a repository of one small model."""
-    model, parameters = layouts.models()[MODEL]
+    """Make a repository with one small model; returns the model's folder."""
+    model, parameters = models.models()[MODEL]
     folder = tmp_path / "repository" / MODEL
     (folder / "1").mkdir(parents=True)
     onnx.save(model, folder / "1" / "model.onnx")
-    (folder / "config.pbtxt").write_text(layouts.config(MODEL, model, parameters), encoding="utf-8")
+    (folder / "config.pbtxt").write_text(models.config(MODEL, model, parameters), encoding="utf-8")
     return folder
 
 
 @pytest.fixture
 def own(tmp_path: Path, tiny: Path) -> Iterator[Settings]:
     """Give the test the installed server under a home and ports of its own; no shared memory may be left."""
-    bundle.install(ROOT / ".triton")
+    install(ROOT / ".triton")
     home = tmp_path / "home"
     home.mkdir()
     for name in ("server", "python"):
         (home / name).symlink_to(ROOT / ".triton" / name)
+    http, grpc, metrics = find_free(3)
     settings = Settings(
         model=MODEL,
         model_repository=str(tiny.parent),
         triton_home=str(home),
-        triton_http_port=free_port(),
-        triton_grpc_port=free_port(),
-        triton_metrics_port=free_port(),
+        triton_http_port=http,
+        triton_grpc_port=grpc,
+        triton_metrics_port=metrics,
     )
     yield settings
     assert shared(settings) == []
@@ -136,7 +89,7 @@ def own(tmp_path: Path, tiny: Path) -> Iterator[Settings]:
 
 @pytest.fixture
 def stand_in(own: Settings) -> Settings:
-    """Put a shell script, which the test writes, into the server's place."""
+    """Put a program, which the test writes, into the server's place."""
     server = Path(own.triton_home, "server")
     server.unlink()
     for folder in ("bin", "backends"):
@@ -144,10 +97,14 @@ def stand_in(own: Settings) -> Settings:
     return own
 
 
+def program_of(settings: Settings) -> Path:
+    return Path(settings.triton_home, "server", "pytriton", "tritonserver", "bin", "tritonserver")
+
+
 def script(settings: Settings, text: str) -> None:
-    program = Path(settings.triton_home, "server", "pytriton", "tritonserver", "bin", "tritonserver")
-    program.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-    program.chmod(0o755)
+    """Write a shell script as the server's program."""
+    program_of(settings).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    program_of(settings).chmod(0o755)
 
 
 @pytest.fixture
@@ -160,22 +117,36 @@ def server(own: Settings) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def no_process_left() -> Iterator[None]:
     """Demand of every test that none of its processes outlives it."""
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    wait_until_gone(set(psutil.Process().children(recursive=True)) - before)
+    with processes.no_process_left():
+        yield
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait a second for the server to become ready, and a moment for it to end."""
+
+    def first_answer(url: str, process: Process, _: float) -> int | None:
+        return host_processes.first_answer(url, process, 1)
+
+    def end_group(process: Process, _: float) -> None:
+        host_processes.end_group(process, 0.2)
+
+    monkeypatch.setattr("app.embedded.server.first_answer", first_answer)
+    monkeypatch.setattr("app.embedded.server.end_group", end_group)
 
 
 def shared(settings: Settings) -> list[Path]:
+    """Return the shared memory of the server and its stubs."""
     return list(SHM.glob(f"nereid_{settings.triton_grpc_port}_*"))
 
 
-def parts() -> list[psutil.Process]:
-    """The servers and stubs that this test started."""
-    return [child for child in psutil.Process().children(recursive=True) if child.name().startswith("triton")]
+def parts() -> set[psutil.Process]:
+    """Return the servers and stubs that this process has started."""
+    return {child for child in children() if child.name().startswith("triton")}
 
 
 @pytest.mark.parametrize("port", ["triton_http_port", "triton_grpc_port", "triton_metrics_port"])
-def test_a_port_in_use_is_named(own: Settings, port: str) -> None:
+def test_port_in_use_is_an_error(own: Settings, port: str) -> None:
     """Nothing is started, and the message says which setting to change."""
     server = Server(own)
     with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedError) as caught:
@@ -186,29 +157,43 @@ def test_a_port_in_use_is_named(own: Settings, port: str) -> None:
     assert not server.log.exists()
 
 
-def test_it_starts_answers_and_stops(own: Settings, server: Server) -> None:
-    """After the start it runs and has answered; after the stop nothing of it is left, and stopping again is no error."""
-    before = set(parts())
-    assert server.poll() is None
+@pytest.mark.parametrize("setting", ["triton_home", "model_repository"])
+def test_path_with_a_space_is_an_error(own: Settings, tmp_path: Path, setting: str) -> None:
+    """Triton's Python backend could not run from there, so nothing is started, and the message names the path."""
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    server = Server(msgspec.structs.replace(own, **{setting: str(folder)}))
+
+    with pytest.raises(EmbeddedError, match=f"a path with a space in it: {folder}"):
+        server.start()
+    assert (server.poll(), server.pid) == (None, 0)
+    assert list(folder.iterdir()) == []
+
+
+def test_server_starts_answers_and_stops(own: Settings, server: Server) -> None:
+    """After the start it has answered; after the stop nothing of it is left, and it may be stopped again."""
+    before = parts()
+    assert (server.poll(), server.pid) == (None, 0)
     server.start()
-    started = set(parts()) - before
+    started = parts() - before
     memory = shared(own)
-    code = server.poll()
+    code, pid = server.poll(), server.pid
     server.stop()
     server.stop()
 
     assert code is None
     assert len(started) >= 2
+    assert pid in {process.pid for process in started}
     assert memory
     wait_until_gone(started)
     assert shared(own) == []
-    assert server.poll() is None
+    assert (server.poll(), server.pid) == (None, 0)
     assert "successfully loaded 'six_columns'" in server.log.read_text(encoding="utf-8")
     assert all(is_free("127.0.0.1", port) for port in (own.triton_http_port, own.triton_grpc_port, own.triton_metrics_port))
 
 
 @pytest.mark.usefixtures("triton")
-def test_it_listens_on_loopback_only(settings: Settings) -> None:
+def test_server_listens_on_loopback_only(settings: Settings) -> None:
     """No port of it is open to the network."""
     listening = [
         connection.laddr
@@ -221,13 +206,12 @@ def test_it_listens_on_loopback_only(settings: Settings) -> None:
     assert {address.removeprefix("::ffff:") for address, _ in listening} == {"127.0.0.1"}
 
 
-def test_a_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server: Server) -> None:
-    """Its end is seen with its code; its stubs and their shared memory go with it, and it can be started again."""
-    before = set(parts())
+def test_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server: Server) -> None:
+    """Its exit code tells of its end; its stubs and their shared memory are removed, and it can be started again."""
+    before = parts()
     server.start()
-    started = set(parts()) - before
-    (main,) = [process for process in started if process.name() == "tritonserver"]
-    main.kill()
+    started = parts() - before
+    psutil.Process(server.pid).kill()
     wait_for(lambda: server.poll() is not None)
     code, left = server.poll(), shared(own)
     server.stop()
@@ -240,11 +224,11 @@ def test_a_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server
     assert server.poll() is None
 
 
-def test_a_killed_stub_leaves_nothing_once_it_is_stopped(own: Settings, server: Server) -> None:
-    """The shared memory of a stub that could not give it back is swept at the end."""
-    before = set(parts())
+def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, server: Server) -> None:
+    """The shared memory of a stub that could not remove it is removed at the end."""
+    before = parts()
     server.start()
-    stubs = [process for process in set(parts()) - before if process.name().startswith(STUB[:15])]
+    stubs = [process for process in parts() - before if process.name().startswith(STUB[:15])]
     for stub in stubs:
         stub.kill()
     wait_until_gone(stubs)
@@ -256,8 +240,8 @@ def test_a_killed_stub_leaves_nothing_once_it_is_stopped(own: Settings, server: 
     assert shared(own) == []
 
 
-def test_stale_files_of_other_ports_are_not_ours(stand_in: Settings) -> None:
-    """Only what bears the server's own port number is swept before a start."""
+def test_leftovers_of_other_ports_are_kept(stand_in: Settings) -> None:
+    """Only files with the server's own port number are removed before a start."""
     script(stand_in, "exit 3")
     port = stand_in.triton_grpc_port
     ours, other = SHM / f"nereid_{port}_stale", SHM / f"nereid_{port}0_stale"
@@ -275,13 +259,13 @@ def test_stale_files_of_other_ports_are_not_ours(stand_in: Settings) -> None:
 @pytest.mark.parametrize(
     ("file", "data"),
     [
-        pytest.param("1/model.onnx", b"no ONNX at all", id="model"),
+        pytest.param("1/model.onnx", b"not ONNX at all", id="model"),
         pytest.param("config.pbtxt", b'name: "six_columns" max_batch_size {', id="config"),
         pytest.param("config.pbtxt", b'name: "six_columns" backend: "tensorrt_plan"', id="backend"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_told(server: Server, tiny: Path, file: str, data: bytes) -> None:
-    """The message names the model and the log, which has Triton's own words; the server is ended."""
+def test_model_that_cannot_be_loaded_is_an_error(server: Server, tiny: Path, file: str, data: bytes) -> None:
+    """The message names the model and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
     with pytest.raises(EmbeddedError) as caught:
@@ -293,8 +277,8 @@ def test_a_model_that_cannot_be_loaded_is_told(server: Server, tiny: Path, file:
     assert server.poll() is None
 
 
-def test_a_default_model_that_is_not_there_is_told(server: Server, tiny: Path) -> None:
-    """A Triton that has other models, or none, is not enough."""
+def test_missing_default_model_is_an_error(server: Server, tiny: Path) -> None:
+    """A Triton with other models, or with none, is not enough."""
     tiny.rename(tiny.with_name("other"))
     shutil.rmtree(tiny.with_name("other") / "1")
 
@@ -302,55 +286,102 @@ def test_a_default_model_that_is_not_there_is_told(server: Server, tiny: Path) -
         server.start()
 
 
-def test_a_server_that_ends_at_once_is_told(stand_in: Settings) -> None:
-    """Its code and its log are named, and the log has what it said."""
-    script(stand_in, "echo out of luck; exit 3")
+def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
+    """The message has its exit code and its log, and the log has its output."""
+    script(stand_in, "echo out of luck; echo really >&2; exit 3")
     server = Server(stand_in)
 
     with pytest.raises(EmbeddedError, match=f"ended with code 3 while it started; its log is {server.log}"):
         server.start()
-    assert server.log.read_text(encoding="utf-8") == "out of luck\n"
+    assert server.log.read_text(encoding="utf-8") == "out of luck\nreally\n"
+    assert server.poll() is None
 
 
-def test_a_server_that_cannot_be_run_is_told(stand_in: Settings) -> None:
-    """A program of another machine's kind is an error of ours."""
-    program = Path(stand_in.triton_home, "server", "pytriton", "tritonserver", "bin", "tritonserver")
-    program.write_bytes(b"\x7fELF for another machine")
-    program.chmod(0o755)
+def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
+    """It may tell why the last server ended."""
+    server = Server(stand_in)
+    for text in ("first", "second", "third"):
+        script(stand_in, f"echo {text}; exit 3")
+        with pytest.raises(EmbeddedError):
+            server.start()
 
-    with pytest.raises(EmbeddedError):
+    assert server.log.read_text(encoding="utf-8") == "third\n"
+    assert server.log.with_name(f"{server.log.name}.1").read_text(encoding="utf-8") == "second\n"
+
+
+def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
+    """A program for another kind of machine cannot be started."""
+    program_of(stand_in).write_bytes(b"\x7fELF for another machine")
+    program_of(stand_in).chmod(0o755)
+
+    with pytest.raises(EmbeddedError, match="Triton cannot be run here"):
         Server(stand_in).start()
 
 
-def test_a_server_that_never_gets_ready_is_ended_by_force(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not waited for without end, and neither it nor what it started may ignore the stop."""
-    monkeypatch.setattr("app.embedded._READY_SECONDS", 1.0)
-    monkeypatch.setattr("app.embedded._STOP_SECONDS", 0.2)
+@pytest.mark.usefixtures("impatience")
+def test_server_that_never_becomes_ready_is_killed(stand_in: Settings) -> None:
+    """It is not waited for endlessly, and neither it nor what it started can ignore the stop."""
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
     server = Server(stand_in)
 
-    with pytest.raises(EmbeddedError, match=f"was not ready after 1 s; .*{server.log}"):
+    with pytest.raises(EmbeddedError, match=f"was not ready after 15 s; .*{server.log}"):
         server.start()
     assert server.poll() is None
 
 
-def test_an_interrupted_start_is_undone(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while Triton starts ends it."""
+def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a Ctrl-C while Triton starts, it does not run."""
+    seen: list[int | None] = []
 
-    def interrupt(_: Server) -> None:
+    def interrupt(_: str, process: Process, __: float) -> int:
+        seen.append(process.poll())
         raise KeyboardInterrupt
 
     script(stand_in, "exec sleep 60")
-    monkeypatch.setattr(Server, "_wait", interrupt)
+    monkeypatch.setattr("app.embedded.server.first_answer", interrupt)
     server = Server(stand_in)
 
     with pytest.raises(KeyboardInterrupt):
         server.start()
+    assert seen == [None]
     assert server.poll() is None
 
 
-def test_the_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
-    """Its own folders come first in the environment, and only what has been pulled is loaded."""
+READY_TRITON = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+port = next(argument for argument in sys.argv if argument.startswith("--http-port="))
+HTTPServer(("127.0.0.1", int(port.partition("=")[2])), Handler).serve_forever()
+"""
+
+
+def test_failed_startup_check_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is ready but whose model does not answer as it must is not a success."""
+    asked: list[tuple[int, str]] = []
+
+    def check_inference(http_port: int, model: str, _: float) -> None:
+        asked.append((http_port, model))
+        raise StartupCheckError("the start-up inference returned nothing")
+
+    program_of(stand_in).write_text(f"#!{sys.executable}\n{READY_TRITON}", encoding="utf-8")
+    program_of(stand_in).chmod(0o755)
+    monkeypatch.setattr("app.embedded.server.check_inference", check_inference)
+    server = Server(stand_in)
+
+    with pytest.raises(EmbeddedError, match="the start-up inference returned nothing"):
+        server.start()
+    assert asked == [(stand_in.triton_http_port, MODEL)]
+    assert server.poll() is None
+
+
+def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
+    """Its own folders come first in the environment, and only models that have been pulled are loaded."""
     script(stand_in, 'echo "$LD_LIBRARY_PATH"; echo "$PATH"; echo "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
     server = Server(stand_in)
@@ -365,107 +396,12 @@ def test_the_server_gets_its_libraries_its_python_and_its_models(stand_in: Setti
     assert f"--grpc-port={stand_in.triton_grpc_port}" in arguments.split()
 
 
-class Asked(NamedTuple):
-    """What the stand-in for Triton's HTTP endpoint was asked."""
-
-    question: dict[str, Any]
-    data: bytes
-
-
-CONFIG = {
-    "name": "tiny",
-    "max_batch_size": 4,
-    "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
-    "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [300, 6]}],
-}
-
-
-@contextmanager
-def triton_like(config: dict[str, Any], output_bytes: int, status: int = 200) -> Iterator[tuple[int, list[Asked]]]:
-    """Answer like Triton's HTTP endpoint does, an output of so many bytes; its port and what it was asked."""
-    asked: list[Asked] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply(200, json.dumps(config).encode(), b"")
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            length = int(self.headers["Inference-Header-Content-Length"])
-            asked.append(Asked(json.loads(body[:length]), body[length:]))
-            output = {"name": "output0", "parameters": {"binary_data_size": output_bytes}}
-            self.reply(status, json.dumps({"outputs": [output]}).encode(), bytes(output_bytes))
-
-        def reply(self, code: int, header: bytes, data: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(header) + len(data)))
-            self.send_header("Inference-Header-Content-Length", str(len(header)))
-            self.end_headers()
-            self.wfile.write(header + data)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield http.server_port, asked
-        finally:
-            http.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize(
-    ("kind", "dims", "size"),
-    [("UINT8", [32, 48, 3], 1), ("FP32", [3, 32, 48], 4), ("FP16", [3, 32, 48], 2)],
-)
-def test_the_first_inference_is_a_blank_picture_of_the_models_kind(kind: str, dims: list[int], size: int) -> None:
-    """Shape, type and number of bytes are those that the model's config asks for."""
-    config = {**CONFIG, "input": [{"name": "image", "data_type": f"TYPE_{kind}", "dims": dims}]}
-    with triton_like(config, 24) as (port, asked):
-        _first_inference(port, "tiny")
-    ((question, data),) = asked
-
-    (tensor,) = question["inputs"]
-    assert (tensor["name"], tensor["datatype"], tensor["shape"]) == ("image", kind, [1, *dims])
-    assert tensor["parameters"]["binary_data_size"] == len(data) == 32 * 48 * 3 * size
-    assert not any(data)
-
-
-def test_an_empty_output_is_no_start() -> None:
-    """A backend that lost its shared memory answers without an error; the missing tensor is named."""
-    with triton_like(CONFIG, 0) as (port, _), pytest.raises(EmbeddedError, match="of tiny returned empty output0"):
-        _first_inference(port, "tiny")
-
-
-def test_a_failing_first_inference_is_no_start() -> None:
-    """Triton's refusal is told with the model's name."""
-    with triton_like(CONFIG, 24, status=500) as (port, _), pytest.raises(EmbeddedError, match="inference of tiny failed") as caught:
-        _first_inference(port, "tiny")
-
-    assert "500" in str(caught.value)
-
-
-def test_a_model_of_no_known_layout_is_no_start() -> None:
-    """A default model that the gateway cannot use is told at once, with its tensors."""
-    config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512]}]}
-    with triton_like(config, 24) as (port, asked), pytest.raises(EmbeddedError, match="features FP32"):
-        _first_inference(port, "tiny")
-
-    assert asked == []
-
-
-def test_a_model_that_takes_files_is_not_asked() -> None:
-    """What such a model makes of a blank picture says nothing."""
-    parameters = {"square": {"string_value": "640"}}
-    file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
-    with triton_like({**CONFIG, "input": [file], "parameters": parameters}, 24) as (port, asked):
-        _first_inference(port, "tiny")
-
-    assert asked == []
-
-
-def test_no_answer_is_no_start() -> None:
-    """A server that is gone by then is told like one that fails."""
-    with pytest.raises(EmbeddedError, match="inference of tiny failed"):
-        _first_inference(free_port(), "tiny")
+def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
+    """The backend is copied at each start, so that an older one is not used any more."""
+    backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime" / "model.py"
+    script(stand_in, "exit 3")
+    for _ in range(2):
+        with pytest.raises(EmbeddedError):
+            Server(stand_in).start()
+        assert backend.read_bytes() == (ROOT / "app" / "embedded" / "onnx_backend.py").read_bytes()
+        backend.write_text("old", encoding="utf-8")

@@ -6,12 +6,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import numpy as np
+from google.protobuf.json_format import ParseDict
+from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
+from tritonclient.utils import np_to_triton_dtype
 
 from app.model.spec import ModelSpec, from_triton_config
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "tiny",
     "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
     "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [2, 6]}],
@@ -24,9 +28,17 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     """Answers every call; tests set the attributes."""
 
     def __init__(self) -> None:
+        self.url = ""
+        """`host:port`, once it is served."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every inference and registration."""
+        self.query_refusal: tuple[grpc.StatusCode, str] | None = None
+        """Status and message for every question about the server and its models."""
         self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
+        self.config = CONFIG
+        """Of every model, but for its name."""
+        self.model_versions = ["1"]
+        self.is_model_ready = True
         self.version = "2.51.0"
         self.may_answer = asyncio.Event()
         """Inferences wait for it."""
@@ -39,7 +51,9 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """Inferences cancelled by the client."""
         self.regions: set[str] = set()
         """Names of the registered regions."""
+        self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
         self.config_reads = 0
+        self.server_reads = 0
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.requests.append(request)
@@ -56,10 +70,13 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         return self.answer
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.registrations.append(request)
         if self.refusal:
             await context.abort(*self.refusal)
         if not self.accepts_regions:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
+        if request.name in self.regions:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"shared memory region '{request.name}' already in manager")
         self.regions.add(request.name)
         return messages.SystemSharedMemoryRegisterResponse()
 
@@ -70,33 +87,55 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.regions.discard(request.name)
         return messages.SystemSharedMemoryUnregisterResponse()
 
-    async def ModelMetadata(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
-        self.config_reads += 1
-        return messages.ModelMetadataResponse(name=request.name, versions=["1"])
-
-    async def ModelConfig(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
-        answer = messages.ModelConfigResponse()
-        answer.config.name = request.name
-        answer.config.input.add(name="image", data_type="TYPE_UINT8", dims=[32, 32, 3])
-        answer.config.output.add(name="output0", data_type="TYPE_FP32", dims=[2, 6])
-        return answer
-
-    async def ServerMetadata(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
+    async def ServerMetadata(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.server_reads += 1
+        await self._refuse_query(context)
         return messages.ServerMetadataResponse(version=self.version)
 
-    async def RepositoryIndex(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
+    async def ModelReady(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self._refuse_query(context)
+        return messages.ModelReadyResponse(ready=self.is_model_ready)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.config_reads += 1
+        await self._refuse_query(context)
+        return messages.ModelMetadataResponse(name=request.name, versions=self.model_versions)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self._refuse_query(context)
+        return ParseDict({"config": {**self.config, "name": request.name}}, messages.ModelConfigResponse())
+
+    async def RepositoryIndex(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self._refuse_query(context)
         index = messages.RepositoryIndexResponse()
         for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
             index.models.add(name=name, version=version, state=state)
         return index
 
+    async def _refuse_query(self, context: Any) -> None:  # noqa: ANN401
+        if self.query_refusal:
+            await context.abort(*self.query_refusal)
+
+
+def infer_response(**outputs: NDArray[Any]) -> messages.ModelInferResponse:
+    """Make the answer to an inference from its output tensors."""
+    response = messages.ModelInferResponse(model_name="tiny", model_version="1")
+    for name, tensor in outputs.items():
+        response.outputs.add(name=name, datatype=np_to_triton_dtype(tensor.dtype), shape=tensor.shape)
+        response.raw_output_contents.append(np.ascontiguousarray(tensor).tobytes())
+    return response
+
 
 @asynccontextmanager
 async def serving(fake: FakeTriton, port: int = 0) -> AsyncIterator[int]:
     """Serve a fake on loopback; yields the port, which the system chooses unless it is given."""
-    server = grpc.aio.server()
+    # As in Triton, messages may have any size.
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)])
     add_GRPCInferenceServiceServicer_to_server(fake, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
+    fake.url = f"127.0.0.1:{port}"
     await server.start()
-    yield port
-    await server.stop(None)
+    try:
+        yield port
+    finally:
+        await server.stop(None)

@@ -1,4 +1,6 @@
-"""A picture's way into the frame, and the boxes' way back."""
+"""The letterbox: an image's way onto the canvas, and the boxes' way back."""
+
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -7,57 +9,73 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.letterbox import Placement, draw, place
+from app.imaging.letterbox import Letterbox, LetterboxTransform
 
 SIDES = st.integers(1, 16384)
-FRAMES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
+CANVAS_SIDES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
+LETTERBOXES = st.builds(
+    Letterbox, st.tuples(CANVAS_SIDES, CANVAS_SIDES), st.sampled_from(["center", "top_left"]), st.booleans(), st.just(114)
+)
+
+
+def letterbox(
+    width: int = 640,
+    height: int = 640,
+    *,
+    placement: Literal["center", "top_left"] = "center",
+    enlarge: bool = True,
+    pad: int = 114,
+) -> Letterbox:
+    return Letterbox((width, height), placement, enlarge, pad)
 
 
 def noise(width: int, height: int) -> NDArray[np.uint8]:
     return np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def drawn(picture: NDArray[np.uint8], placement: Placement, frame: tuple[int, int], pad: int = 114) -> NDArray[np.uint8]:
-    out = np.full((frame[1], frame[0], 3), 7, np.uint8)
-    draw(picture, placement, pad, out)
-    return out
+def draw(pixels: NDArray[np.uint8], transform: LetterboxTransform, box: Letterbox) -> NDArray[np.uint8]:
+    """Draw on two canvases with different contents; return what both must have become."""
+    one, other = (np.full((box.size[1], box.size[0], 3), content, np.uint8) for content in (7, 201))
+    box.draw(pixels, transform, one)
+    box.draw(pixels, transform, other)
+    np.testing.assert_array_equal(one, other)
+    return one
 
 
-@given(
-    st.builds(place, st.tuples(SIDES, SIDES), st.tuples(FRAMES, FRAMES), centred=st.booleans(), enlarge=st.booleans()),
-    st.lists(st.floats(0, 1), min_size=4, max_size=4),
-)
-def test_boxes_come_back_where_they_were(placed: Placement, corners: list[float]) -> None:
-    """A box of the picture, found where the frame shows it, is the same box to half a pixel."""
-    picture = np.array([placed.picture_width, placed.picture_height] * 2)
-    box = np.array(corners) * picture
-    in_frame = np.array([placed.left, placed.top] * 2) + box * np.array([placed.width, placed.height] * 2) / picture
+@given(LETTERBOXES, SIDES, SIDES, st.lists(st.floats(0, 1), min_size=4, max_size=4))
+def test_boxes_come_back_to_where_they_were(box: Letterbox, width: int, height: int, corners: list[float]) -> None:
+    """A box of the image, found where the canvas shows it, is mapped back to within half a pixel."""
+    transform = box.fit(width, height)
+    image = np.array([width, height] * 2)
+    boxes = np.array(corners) * image
+    on_canvas = np.array([transform.left, transform.top] * 2) + boxes * np.array([transform.width, transform.height] * 2) / image
 
-    back = placed.to_picture(in_frame[None].astype(np.float32))
+    back = transform.to_image(on_canvas[None].astype(np.float32))
 
-    np.testing.assert_allclose(back[0], box, atol=0.5)
+    np.testing.assert_allclose(back[0], boxes, atol=0.5)
 
 
-@given(picture=st.tuples(SIDES, SIDES), frame=st.tuples(FRAMES, FRAMES), centred=st.booleans(), enlarge=st.booleans())
-def test_picture_lies_inside_the_frame(*, picture: tuple[int, int], frame: tuple[int, int], centred: bool, enlarge: bool) -> None:
-    """Nothing of the placed picture is outside, and its proportions are kept to the rounding."""
-    placed = place(picture, frame, centred=centred, enlarge=enlarge)
-    right, bottom = frame[0] - placed.left - placed.width, frame[1] - placed.top - placed.height
-    scale = min(frame[0] / picture[0], frame[1] / picture[1], *([] if enlarge else [1.0]))
+@given(LETTERBOXES, SIDES, SIDES)
+def test_image_lies_inside_the_canvas(box: Letterbox, width: int, height: int) -> None:
+    """No part of the image is outside, its aspect ratio is kept to the rounding, and its place is the one asked for."""
+    transform = box.fit(width, height)
+    right, bottom = box.size[0] - transform.left - transform.width, box.size[1] - transform.top - transform.height
+    scale = min(box.size[0] / width, box.size[1] / height, *([] if box.enlarge else [1.0]))
+    rounding = 0.5 if box.placement == "center" else 1
 
-    assert min(placed.left, placed.top, right, bottom) >= 0
-    assert (placed.picture_width, placed.picture_height) == picture
-    assert abs(placed.width - picture[0] * scale) <= (0.5 if centred else 1) or placed.width == 1
-    assert abs(placed.height - picture[1] * scale) <= (0.5 if centred else 1) or placed.height == 1
-    if centred:
-        assert 0 <= right - placed.left <= 1
-        assert 0 <= bottom - placed.top <= 1
+    assert min(transform.left, transform.top, right, bottom) >= 0
+    assert (transform.image_width, transform.image_height) == (width, height)
+    assert abs(transform.width - width * scale) <= rounding or transform.width == 1
+    assert abs(transform.height - height * scale) <= rounding or transform.height == 1
+    if box.placement == "center":
+        assert 0 <= right - transform.left <= 1
+        assert 0 <= bottom - transform.top <= 1
     else:
-        assert (placed.left, placed.top) == (0, 0)
+        assert (transform.left, transform.top) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("picture", "placed"),
+    ("image", "placed"),
     [
         ((640, 640), (0, 0, 640, 640)),
         ((640, 426), (0, 107, 640, 426)),
@@ -73,68 +91,106 @@ def test_picture_lies_inside_the_frame(*, picture: tuple[int, int], frame: tuple
         ((16384, 1), (0, 319, 640, 1)),
     ],
 )
-def test_placement_is_that_of_ultralytics(picture: tuple[int, int], placed: tuple[int, int, int, int]) -> None:
-    """Left, top, width and height in a 640 frame are those its LetterBox computes."""
-    assert place(picture, (640, 640), centred=True, enlarge=True) == Placement(*placed, *picture)
+def test_centred_placement_is_that_of_ultralytics(image: tuple[int, int], placed: tuple[int, int, int, int]) -> None:
+    """Left, top, width and height on a canvas of 640 pixels are those that its LetterBox computes."""
+    assert letterbox().fit(*image) == LetterboxTransform(*placed, *image)
 
 
-def test_frame_need_not_be_square() -> None:
-    """The tighter side of the frame decides the scale."""
-    assert place((1000, 1000), (640, 480), centred=True, enlarge=True) == Placement(80, 0, 480, 480, 1000, 1000)
-    assert place((1000, 1000), (480, 640), centred=False, enlarge=True) == Placement(0, 0, 480, 480, 1000, 1000)
+@pytest.mark.parametrize(
+    ("image", "placed"),
+    [((640, 480), (416, 312)), ((500, 375), (416, 312)), ((427, 640), (277, 416)), ((333, 500), (277, 416)), ((999, 1), (416, 1))],
+)
+def test_top_left_placement_is_that_of_yolox(image: tuple[int, int], placed: tuple[int, int]) -> None:
+    """Width and height on a canvas of 416 pixels are truncated, as its preproc does."""
+    assert letterbox(416, 416, placement="top_left").fit(*image) == LetterboxTransform(0, 0, *placed, *image)
 
 
-def test_small_picture_grows_only_where_it_may() -> None:
-    """`enlarge` decides about pictures smaller than the frame, not about larger ones."""
-    assert place((320, 160), (640, 640), centred=True, enlarge=True) == Placement(0, 160, 640, 320, 320, 160)
-    assert place((320, 160), (640, 640), centred=True, enlarge=False) == Placement(160, 240, 320, 160, 320, 160)
-    assert place((1280, 640), (640, 640), centred=True, enlarge=False) == Placement(0, 160, 640, 320, 1280, 640)
+def test_canvas_need_not_be_square() -> None:
+    """The tighter side of the canvas decides the scale."""
+    assert letterbox(640, 480).fit(1000, 1000) == LetterboxTransform(80, 0, 480, 480, 1000, 1000)
+    assert letterbox(480, 640, placement="top_left").fit(1000, 1000) == LetterboxTransform(0, 0, 480, 480, 1000, 1000)
 
 
-def test_boxes_are_clipped_to_the_picture() -> None:
-    """What reaches into the padding ends at the picture's edge."""
-    placement = Placement(0, 140, 640, 360, 1920, 1080)
+def test_small_image_is_enlarged_only_if_allowed() -> None:
+    """`enlarge` decides about images smaller than the canvas, not about larger ones."""
+    assert letterbox(enlarge=True).fit(320, 160) == LetterboxTransform(0, 160, 640, 320, 320, 160)
+    assert letterbox(enlarge=False).fit(320, 160) == LetterboxTransform(160, 240, 320, 160, 320, 160)
+    assert letterbox(enlarge=False).fit(1280, 640) == LetterboxTransform(0, 160, 640, 320, 1280, 640)
 
-    boxes = placement.to_picture(np.array([[-10, 0, 700, 640], [0, 140, 640, 500]], np.float32))
+
+def test_images_are_decoded_at_four_times_their_size_on_the_canvas() -> None:
+    """Below that size, reduced decoding would show in the boxes."""
+    assert letterbox().fit(4000, 3000).decode_size == (2560, 1920)
+
+
+def test_area_is_the_part_of_the_canvas_that_the_image_covers() -> None:
+    """It is a view: what is written to it is on the canvas."""
+    canvas = np.zeros((16, 30, 3), np.uint8)
+
+    LetterboxTransform(5, 3, 20, 10, 40, 20).area(canvas)[:] = 1
+
+    assert canvas[3:13, 5:25].all()
+    assert canvas.sum() == 20 * 10 * 3
+
+
+def test_boxes_are_clipped_to_the_image() -> None:
+    """A box that reaches into the padding ends at the edge of the image."""
+    transform = LetterboxTransform(0, 140, 640, 360, 1920, 1080)
+
+    boxes = transform.to_image(np.array([[-10, 0, 700, 640], [0, 140, 640, 500]], np.float32))
 
     np.testing.assert_array_equal(boxes, [[0, 0, 1920, 1080], [0, 0, 1920, 1080]])
 
 
-def test_boxes_beyond_measure_are_clipped_without_a_warning() -> None:
-    """A box as large as a float can say is clipped like any other."""
-    placement = Placement(0, 0, 32, 32, 3200, 3200)
+def test_huge_boxes_are_clipped_without_a_warning() -> None:
+    """A box as large as a float can be is clipped like any other."""
+    transform = LetterboxTransform(0, 0, 32, 32, 3200, 3200)
     limit = np.finfo(np.float32).max
 
-    boxes = placement.to_picture(np.array([[-limit, -limit, limit, limit]], np.float32))
+    boxes = transform.to_image(np.array([[-limit, -limit, limit, limit]], np.float32))
 
     np.testing.assert_array_equal(boxes, [[0, 0, 3200, 3200]])
 
 
 def test_no_boxes_stay_no_boxes() -> None:
-    """An empty answer has the right shape."""
-    assert Placement(0, 0, 640, 480, 640, 480).to_picture(np.empty((0, 4), np.float32)).shape == (0, 4)
+    """An empty array keeps its shape."""
+    assert LetterboxTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
 
 
 @pytest.mark.parametrize(("left", "top"), [(0, 0), (5, 3), (10, 0), (0, 6)])
-def test_picture_is_copied_at_its_own_size(left: int, top: int) -> None:
-    """At scale one the pixels are the picture's and all the rest is padding."""
-    picture = noise(20, 10)
+def test_image_of_the_right_size_is_copied(left: int, top: int) -> None:
+    """At scale one the pixels are those of the image, and everything around them is padding."""
+    pixels = noise(20, 10)
     expected = np.full((16, 30, 3), 99, np.uint8)
-    expected[top : top + 10, left : left + 20] = np.asarray(picture)
+    expected[top : top + 10, left : left + 20] = pixels
 
-    out = drawn(picture, Placement(left, top, 20, 10, 20, 10), (30, 16), pad=99)
+    canvas = draw(pixels, LetterboxTransform(left, top, 20, 10, 20, 10), letterbox(30, 16, pad=99))
 
-    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(canvas, expected)
 
 
-def test_reduced_picture_lands_where_the_full_one_would() -> None:
-    """A picture decoded smaller than its true size fills the same rectangle."""
-    placement = place((800, 400), (64, 64), centred=True, enlarge=True)
+def test_image_that_lies_on_the_canvas_already_stays() -> None:
+    """Pixels that were decoded into their area are not touched; only the padding around them is written."""
+    canvas = np.full((16, 30, 3), 7, np.uint8)
+    transform = LetterboxTransform(5, 3, 20, 10, 20, 10)
+    pixels = transform.area(canvas)
+    pixels[:] = noise(20, 10)
+    expected = np.full((16, 30, 3), 99, np.uint8)
+    expected[3:13, 5:25] = noise(20, 10)
 
-    out = drawn(np.full((100, 200, 3), 255, np.uint8), placement, (64, 64), pad=0)
+    letterbox(30, 16, pad=99).draw(pixels, transform, canvas)
 
-    np.testing.assert_array_equal(out[16:48], 255)
-    assert out.sum() == 32 * 64 * 3 * 255
+    np.testing.assert_array_equal(canvas, expected)
+
+
+def test_reduced_image_covers_the_same_area() -> None:
+    """An image that was decoded smaller than its true size fills the same rectangle."""
+    box = letterbox(64, 64, pad=0)
+
+    canvas = draw(np.full((100, 200, 3), 255, np.uint8), box.fit(800, 400), box)
+
+    np.testing.assert_array_equal(canvas[16:48], 255)
+    assert canvas.sum() == 32 * 64 * 3 * 255
 
 
 @pytest.mark.parametrize(
@@ -145,23 +201,25 @@ def test_reduced_picture_lands_where_the_full_one_would() -> None:
     ],
 )
 def test_resizing_is_that_of_opencv(size: tuple[int, int]) -> None:
-    """Shrunk or grown, noise looks as cv2.resize with INTER_LINEAR makes it, to two grey levels."""
-    picture = noise(*size)
-    placement = place(size, (640, 640), centred=False, enlarge=True)
+    """Shrunk or enlarged, noise looks as cv2.resize with INTER_LINEAR makes it, to two grey levels."""
+    pixels = noise(*size)
+    box = letterbox(placement="top_left")
+    transform = box.fit(*size)
 
-    out = drawn(picture, placement, (640, 640))[: placement.height, : placement.width]
+    drawn = transform.area(draw(pixels, transform, box))
 
-    expected = cv2.resize(np.asarray(picture), (placement.width, placement.height), interpolation=cv2.INTER_LINEAR)
-    np.testing.assert_allclose(out.astype(int), expected.astype(int), atol=2)
+    expected = cv2.resize(pixels, (transform.width, transform.height), interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_allclose(drawn.astype(int), expected.astype(int), atol=2)
 
 
 @pytest.mark.parametrize("size", [(1, 100), (100, 1), (2, 130)])
 def test_shrinking_a_sliver_is_that_of_opencv(size: tuple[int, int]) -> None:
-    """A picture so narrow that it keeps its width is still sampled along its length, not averaged."""
-    picture = noise(*size)
-    placement = place(size, (64, 64), centred=False, enlarge=True)
+    """An image so narrow that it keeps its width is still sampled along its length, not averaged."""
+    pixels = noise(*size)
+    box = letterbox(64, 64, placement="top_left")
+    transform = box.fit(*size)
 
-    out = drawn(picture, placement, (64, 64))[: placement.height, : placement.width]
+    drawn = transform.area(draw(pixels, transform, box))
 
-    expected = cv2.resize(np.asarray(picture), (placement.width, placement.height), interpolation=cv2.INTER_LINEAR)
-    np.testing.assert_allclose(out.astype(int), expected.reshape(out.shape).astype(int), atol=2)
+    expected = cv2.resize(pixels, (transform.width, transform.height), interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_allclose(drawn.astype(int), expected.reshape(drawn.shape).astype(int), atol=2)

@@ -1,15 +1,16 @@
-"""What is read out of a Triton config, and what a frame becomes as a tensor."""
+"""What the gateway derives from a model's Triton config, and the configs that it refuses."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from app.contract import Contract, Form, Layout, read
-from app.errors import UnsupportedLayout
+from app.errors import UnsupportedModel
+from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from tests.model.test_triton_config import MALFORMED
 
 Tensor = tuple[str, str, list[int | str]]
 
@@ -40,30 +41,29 @@ def config(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameter
     }
 
 
-def contract(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameters: str) -> Contract:
-    return read(config(*(outputs or (SIX_COLUMNS,)), image=image, batch=batch, **parameters), "1")
+def spec_of(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameters: str) -> ModelSpec:
+    return from_triton_config(config(*(outputs or (SIX_COLUMNS,)), image=image, batch=batch, **parameters), "1")
 
 
-def test_contract_of_a_plain_model() -> None:
+def test_spec_of_a_plain_model() -> None:
     """Without parameters everything has its documented default."""
-    assert contract(SIX_COLUMNS) == Contract(
+    assert spec_of(SIX_COLUMNS) == ModelSpec(
         name="m",
         version="1",
-        backend="onnxruntime",
         device="cpu",
-        input="images",
+        input_name="images",
         dtype=np.float32,
-        form=Form.CHW,
-        batched=True,
-        frame=(640, 640),
-        outputs=("output0",),
-        layout=Layout.SIX_COLUMNS,
-        centred=True,
+        input_format=InputFormat.CHW,
+        has_batch_dimension=True,
+        input_size=(640, 640),
+        output_names=("output0",),
+        output_format=OutputFormat.SIX_COLUMNS,
+        placement="center",
         enlarge=True,
         pad=114,
         channels="RGB",
         scale=255.0,
-        normalized=False,
+        has_normalized_boxes=False,
         iou=0.7,
         labels=(),
         source="",
@@ -72,8 +72,8 @@ def test_contract_of_a_plain_model() -> None:
 
 
 def test_every_parameter_is_read() -> None:
-    """Each parameter of the documented list is taken from its text."""
-    given = contract(
+    """Each of the documented parameters is read from its text."""
+    given = spec_of(
         SIX_COLUMNS,
         image=("images", "TYPE_FP32", [3, -1, -1]),
         labels="person,traffic light",
@@ -90,15 +90,15 @@ def test_every_parameter_is_read() -> None:
     )
 
     assert given.labels == ("person", "traffic light")
-    assert (given.centred, given.enlarge, given.pad) == (False, False, 0)
-    assert (given.channels, given.scale, given.frame) == ("BGR", 1.5, (416, 416))
-    assert (given.normalized, given.iou) == (True, 0.45)
+    assert (given.placement, given.enlarge, given.pad) == ("top_left", False, 0)
+    assert (given.channels, given.scale, given.input_size) == ("BGR", 1.5, (416, 416))
+    assert (given.has_normalized_boxes, given.iou) == (True, 0.45)
     assert (given.source, given.licence) == ("https://example.org/m", "MIT")
 
 
 def test_parameters_of_others_are_ignored() -> None:
-    """A parameter that Triton or a backend reads is none of our business."""
-    assert contract(SIX_COLUMNS, execution_mode="1", optimization="x") == contract(SIX_COLUMNS)
+    """Parameters that Triton or a backend reads make no difference."""
+    assert spec_of(SIX_COLUMNS, execution_mode="1", optimization="x") == spec_of(SIX_COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -124,25 +124,25 @@ def test_parameters_of_others_are_ignored() -> None:
     ],
 )
 def test_invalid_parameter_is_named(name: str, value: str) -> None:
-    """A parameter that is out of range or of the wrong type makes the model unusable, and is named."""
+    """A parameter that is out of range or of the wrong type makes the model unusable, and the message names it."""
     parameter: dict[str, Any] = {name: value}
 
-    with pytest.raises(UnsupportedLayout, match=rf"the config of m has a parameter that is not valid: .*{name}"):
-        contract(SIX_COLUMNS, **parameter)
+    with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{name}"):
+        spec_of(SIX_COLUMNS, **parameter)
 
 
 @pytest.mark.parametrize("config", [{}, {"name": 1}, {"name": "m", "input": 5}, {"name": "m", "input": [{"name": "a"}]}])
-def test_config_of_another_shape_is_unsupported(config: dict[str, Any]) -> None:
-    """What is no ModelConfig is refused, not stumbled over."""
-    with pytest.raises(UnsupportedLayout):
-        read(config, "1")
+def test_malformed_config_is_unsupported(config: dict[str, Any]) -> None:
+    """A config that is not a ModelConfig is refused."""
+    with pytest.raises(UnsupportedModel):
+        from_triton_config(config, "1")
 
 
 def test_numbers_may_be_text() -> None:
-    """Triton's JSON writes 64-bit numbers as strings."""
-    given = contract(("output0", "TYPE_FP32", ["300", "6"]), image=("images", "TYPE_FP32", ["3", "480", "640"]))
+    """Triton's JSON writes 64-bit numbers as strings, which are converted."""
+    given = spec_of(("output0", "TYPE_FP32", ["300", "6"]), image=("images", "TYPE_FP32", ["3", "480", "640"]))
 
-    assert (given.layout, given.frame) == (Layout.SIX_COLUMNS, (640, 480))
+    assert (given.output_format, given.input_size) == (OutputFormat.SIX_COLUMNS, (640, 480))
 
 
 @pytest.mark.parametrize(
@@ -150,37 +150,38 @@ def test_numbers_may_be_text() -> None:
 )
 def test_device_is_that_of_the_instances(kinds: list[str], device: str) -> None:
     """One instance on a GPU makes the model a GPU model."""
-    given = read(config(SIX_COLUMNS) | {"instance_group": [{"kind": kind} for kind in kinds]}, "1")
+    given = from_triton_config(config(SIX_COLUMNS) | {"instance_group": [{"kind": kind} for kind in kinds]}, "1")
 
     assert given.device == device
 
 
-def test_platform_stands_in_for_the_backend() -> None:
-    """Older configs name a platform only."""
-    given = read(config(SIX_COLUMNS) | {"backend": "", "platform": "tensorrt_plan"}, "7")
+def test_version_is_the_given_one() -> None:
+    """The config does not say which version will be asked, and which backend runs the model makes no difference."""
+    given = from_triton_config(config(SIX_COLUMNS) | {"backend": "", "platform": "tensorrt_plan"}, "7")
 
-    assert (given.backend, given.version) == ("tensorrt_plan", "7")
+    assert given == from_triton_config(config(SIX_COLUMNS), "7")
+    assert given.version == "7"
 
 
 @pytest.mark.parametrize(
-    ("dims", "form", "frame"),
+    ("dims", "input_format", "input_size"),
     [
-        ([3, 480, 640], Form.CHW, (640, 480)),
-        ([480, 640, 3], Form.HWC, (640, 480)),
-        ([3, -1, -1], Form.CHW, (640, 640)),
-        ([-1, -1, 3], Form.HWC, (640, 640)),
-        ([3, -1, 320], Form.CHW, (320, 640)),
+        ([3, 480, 640], InputFormat.CHW, (640, 480)),
+        ([480, 640, 3], InputFormat.HWC, (640, 480)),
+        ([3, -1, -1], InputFormat.CHW, (640, 640)),
+        ([-1, -1, 3], InputFormat.HWC, (640, 640)),
+        ([3, -1, 320], InputFormat.CHW, (320, 640)),
     ],
 )
-def test_channels_are_found_first_or_last(dims: list[int | str], form: Form, frame: tuple[int, int]) -> None:
-    """The dimension of 3 tells the form, the other two are height and width."""
-    given = contract(image=("images", "TYPE_FP32", dims))
+def test_channels_are_found_first_or_last(dims: list[int | str], input_format: InputFormat, input_size: tuple[int, int]) -> None:
+    """The dimension of 3 decides the input format; the other two are height and width."""
+    given = spec_of(image=("images", "TYPE_FP32", dims))
 
-    assert (given.form, given.frame, given.batched) == (form, frame, True)
+    assert (given.input_format, given.input_size, given.has_batch_dimension) == (input_format, input_size, True)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "frame"),
+    ("parameters", "input_size"),
     [
         ({}, (640, 640)),
         ({"metadata": "{'imgsz': [320, 320]}"}, (320, 320)),
@@ -192,18 +193,18 @@ def test_channels_are_found_first_or_last(dims: list[int | str], form: Form, fra
         ({"square": "512", "metadata": "{'imgsz': [320, 320]}"}, (512, 512)),
     ],
 )
-def test_dynamic_frame_is_told_by_the_parameters(parameters: dict[str, Any], frame: tuple[int, int]) -> None:
-    """`square` counts before the exporter's `imgsz`, and 640 is the last resort."""
-    assert contract(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).frame == frame
+def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
+    """`square` takes precedence over the exporter's `imgsz`, and 640 is the default."""
+    assert spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).input_size == input_size
 
 
-def test_fixed_frame_counts_before_parameters() -> None:
-    """A shape that says the size is believed."""
-    assert contract(square="512", metadata="{'imgsz': [320, 320]}").frame == (640, 640)
+def test_fixed_input_size_takes_precedence_over_parameters() -> None:
+    """A shape with a size is used, whatever the parameters say."""
+    assert spec_of(square="512", metadata="{'imgsz': [320, 320]}").input_size == (640, 640)
 
 
 @pytest.mark.parametrize(
-    ("batch", "image", "output", "batched"),
+    ("batch", "image", "output", "expected"),
     [
         (8, [3, 640, 640], [300, 6], True),
         (0, [1, 3, 640, 640], [1, 300, 6], True),
@@ -211,82 +212,87 @@ def test_fixed_frame_counts_before_parameters() -> None:
         (0, [3, 640, 640], [300, 6], False),
     ],
 )
-def test_batch_dimension_is_found(batch: int, image: list[int | str], output: list[int | str], *, batched: bool) -> None:
-    """Triton's own batching, a batch dimension written out, or none at all."""
-    given = contract(("o", "TYPE_FP32", output), image=("i", "TYPE_FP32", image), batch=batch)
+def test_batch_dimension_is_found(batch: int, image: list[int | str], output: list[int | str], *, expected: bool) -> None:
+    """It comes from `max_batch_size`, is the first of four dimensions, or does not exist."""
+    given = spec_of(("o", "TYPE_FP32", output), image=("i", "TYPE_FP32", image), batch=batch)
 
-    assert (given.batched, given.frame, given.layout) == (batched, (640, 640), Layout.SIX_COLUMNS)
+    assert (given.has_batch_dimension, given.input_size, given.output_format) == (expected, (640, 640), OutputFormat.SIX_COLUMNS)
 
 
 @pytest.mark.parametrize(("data_type", "dtype"), [("TYPE_UINT8", np.uint8), ("TYPE_FP32", np.float32), ("TYPE_FP16", np.float16)])
-def test_type_of_the_input(data_type: str, dtype: type) -> None:
-    """Bytes, floats and half floats are taken."""
-    assert contract(image=("images", data_type, [3, 640, 640])).dtype is dtype
+def test_type_of_the_input_is_read(data_type: str, dtype: type) -> None:
+    """Bytes, floats and half floats are supported."""
+    assert spec_of(image=("images", data_type, [3, 640, 640])).dtype is dtype
 
 
 @pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize("dims", [[1], [-1]])
 def test_model_that_takes_the_file(dims: list[int | str], batch: int) -> None:
-    """A BYTES input is the file itself, and `square` says how large the model makes it."""
-    given = contract(*END_TO_END, image=("file", "TYPE_STRING", dims), batch=batch, square="640")
+    """A BYTES input takes the encoded file, and `square` is the side of the input that its boxes relate to."""
+    given = spec_of(*END_TO_END, image=("file", "TYPE_STRING", dims), batch=batch, square="640")
 
-    assert (given.form, given.dtype, given.frame, given.batched) == (Form.FILE, None, (640, 640), batch > 0)
+    assert (given.input_format, given.dtype, given.input_size, given.has_batch_dimension) == (
+        InputFormat.FILE,
+        None,
+        (640, 640),
+        batch > 0,
+    )
 
 
-def test_model_that_takes_the_file_must_say_its_frame() -> None:
-    """Without `square` nobody knows what its boxes count."""
-    with pytest.raises(UnsupportedLayout, match="m takes the file itself; its config must say `square`"):
-        contract(*END_TO_END, image=("file", "TYPE_STRING", [1]))
+def test_model_that_takes_the_file_must_have_its_side_in_the_config() -> None:
+    """Without `square`, the unit of its boxes is unknown."""
+    with pytest.raises(UnsupportedModel, match="m takes the encoded file; its config must say `square`"):
+        spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]))
 
 
 @pytest.mark.parametrize(
-    ("output", "layout"),
+    ("output", "output_format"),
     [
-        (SIX_COLUMNS, Layout.SIX_COLUMNS),
-        (("o", "TYPE_FP32", [-1, 6]), Layout.SIX_COLUMNS),
-        (("o", "TYPE_FP16", [100, 6]), Layout.SIX_COLUMNS),
-        (YOLO_HEAD, Layout.YOLO_HEAD),
-        (("o", "TYPE_FP32", [5, 8400]), Layout.YOLO_HEAD),
-        (("o", "TYPE_FP32", [6, 8400]), Layout.YOLO_HEAD),
-        (("o", "TYPE_FP32", [84, -1]), Layout.YOLO_HEAD),
-        (YOLOX_HEAD, Layout.YOLOX_HEAD),
-        (("o", "TYPE_FP32", [8400, 6]), Layout.YOLOX_HEAD),
+        (SIX_COLUMNS, OutputFormat.SIX_COLUMNS),
+        (("o", "TYPE_FP32", [-1, 6]), OutputFormat.SIX_COLUMNS),
+        (("o", "TYPE_FP16", [100, 6]), OutputFormat.SIX_COLUMNS),
+        (YOLO_HEAD, OutputFormat.YOLO_HEAD),
+        (("o", "TYPE_FP32", [5, 8400]), OutputFormat.YOLO_HEAD),
+        (("o", "TYPE_FP32", [6, 8400]), OutputFormat.YOLO_HEAD),
+        (("o", "TYPE_FP32", [84, -1]), OutputFormat.YOLO_HEAD),
+        (YOLOX_HEAD, OutputFormat.YOLOX_HEAD),
+        (("o", "TYPE_FP32", [8400, 6]), OutputFormat.YOLOX_HEAD),
     ],
 )
-def test_single_output_is_told_by_its_shape(output: Tensor, layout: Layout) -> None:
-    """Rows of six, a YOLO head or a YOLOX head, whose anchors are those of the frame."""
-    given = contract(output)
+def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format: OutputFormat) -> None:
+    """It is rows of six columns, a YOLO head, or a YOLOX head, which has as many rows as the input has anchors."""
+    given = spec_of(output)
 
-    assert (given.layout, given.outputs) == (layout, (output[0],))
+    assert (given.output_format, given.output_names) == (output_format, (output[0],))
 
 
 @pytest.mark.parametrize(
     ("image", "anchors"), [([3, 416, 416], 3549), ([3, 480, 640], 6300), ([3, -1, -1], 8400), ([640, 640, 3], 8400)]
 )
-def test_anchors_follow_the_frame(image: list[int | str], anchors: int) -> None:
-    """A YOLOX head has one row per cell of this very frame."""
-    assert contract(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image)).layout is Layout.YOLOX_HEAD
+def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> None:
+    """A YOLOX head has one row per anchor of this model's input."""
+    assert spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image)).output_format is OutputFormat.YOLOX_HEAD
 
 
 def test_head_with_its_batch_written_out() -> None:
-    """The batch dimension is no part of a head's shape."""
-    given = contract(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
+    """The batch dimension is not part of a head's shape."""
+    given = spec_of(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
 
-    assert (given.layout, given.batched) == (Layout.YOLOX_HEAD, True)
+    assert (given.output_format, given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
 
 
 def test_yolox_has_its_own_defaults() -> None:
-    """The published YOLOX models take BGR, 0 to 255, at the top left."""
-    given = contract(YOLOX_HEAD)
+    """The published YOLOX models take BGR from 0 to 255, at the top left."""
+    given = spec_of(YOLOX_HEAD)
 
-    assert (given.channels, given.scale, given.centred) == ("BGR", 1.0, False)
+    assert (given.channels, given.scale, given.placement) == ("BGR", 1.0, "top_left")
 
 
-def test_yolox_defaults_give_way() -> None:
-    """What the config says counts before what YOLOX usually is."""
-    given = contract(YOLOX_HEAD, channels="RGB", scale="255", placement="center")
+def test_yolox_defaults_can_be_overridden() -> None:
+    """The parameters in the config take precedence."""
+    given = spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center")
 
-    assert (given.channels, given.scale, given.centred) == ("RGB", 255.0, True)
+    assert (given.channels, given.scale, given.placement) == ("RGB", 255.0, "center")
 
 
 @pytest.mark.parametrize(
@@ -312,20 +318,20 @@ def test_yolox_defaults_give_way() -> None:
         ),
     ],
 )
-def test_four_tensors_are_told_apart(tensors: tuple[Tensor, ...], order: tuple[str, ...]) -> None:
-    """By shape and type, and by name only where classes are floats, whatever the order and names."""
-    given = contract(*tensors)
+def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[str, ...]) -> None:
+    """Shapes and types decide, whatever the order and names; the names decide only where classes are floats."""
+    given = spec_of(*tensors)
 
-    assert (given.layout, given.outputs) == (Layout.END_TO_END, order)
+    assert (given.output_format, given.output_names) == (OutputFormat.END_TO_END, order)
 
 
 def test_four_tensors_with_their_batch_written_out() -> None:
-    """The batch dimension is no part of the four shapes."""
+    """The batch dimension is not part of the four shapes."""
     outputs = [(name, data_type, [1, *dims]) for name, data_type, dims in END_TO_END]
 
-    given = contract(*outputs, image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
+    given = spec_of(*outputs, image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
 
-    assert given.outputs == ("num_dets", "det_boxes", "det_scores", "det_classes")
+    assert given.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 @pytest.mark.parametrize(
@@ -347,11 +353,11 @@ def test_four_tensors_with_their_batch_written_out() -> None:
     ],
 )
 def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
-    """What no adapter fits is refused, and the message says what there was."""
+    """Outputs that no adapter fits are refused, and the message describes them."""
     described = ", ".join(f"{name} {data_type[5:]} {dims}" for name, data_type, dims in outputs) or "none"
 
-    with pytest.raises(UnsupportedLayout) as caught:
-        read(config(*outputs), "1")
+    with pytest.raises(UnsupportedModel) as caught:
+        from_triton_config(config(*outputs), "1")
 
     assert caught.value.detail == f"no adapter fits m: inputs images FP32 [3, 640, 640]; outputs {described}"
 
@@ -369,9 +375,9 @@ def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
     ],
 )
 def test_unknown_input_is_described(image: Tensor) -> None:
-    """An input that is no picture is refused, and the message says what it was."""
-    with pytest.raises(UnsupportedLayout) as caught:
-        contract(image=image)
+    """An input that is not an image is refused, and the message describes it."""
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_of(image=image)
 
     assert f"inputs images {image[1][5:]} {image[2]};" in caught.value.detail
 
@@ -379,97 +385,83 @@ def test_unknown_input_is_described(image: Tensor) -> None:
 @pytest.mark.parametrize(
     ("images", "described"), [((), "none"), ((IMAGES, IMAGES), "images FP32 [3, 640, 640], images FP32 [3, 640, 640]")]
 )
-def test_there_is_one_input(images: tuple[Tensor, ...], described: str) -> None:
-    """A model of no input or of several is not one of ours."""
-    with pytest.raises(UnsupportedLayout) as caught:
-        read(config(SIX_COLUMNS) | {"input": tensors(*images)}, "1")
+def test_model_must_have_one_input(images: tuple[Tensor, ...], described: str) -> None:
+    """A model without an input, or with several, is refused."""
+    with pytest.raises(UnsupportedModel) as caught:
+        from_triton_config(config(SIX_COLUMNS) | {"input": tensors(*images)}, "1")
 
     assert f"inputs {described};" in caught.value.detail
 
 
-@pytest.mark.parametrize(
-    ("parameters", "labels"),
-    [
-        ({"labels": "cat"}, ("cat",)),
-        ({"labels": "cat,dog"}, ("cat", "dog")),
-        ({"metadata": "{'names': {0: 'cat', 1: 'dog'}}"}, ("cat", "dog")),
-        ({"metadata": "{'names': {1: 'dog', 0: 'cat'}}"}, ("cat", "dog")),
-        ({"metadata": "{'names': {0: 7}}"}, ("7",)),
-        ({"labels": "cat", "metadata": "{'names': {0: 'dog'}}"}, ("cat",)),
-        ({"labels": ""}, ()),
-    ],
-)
-def test_labels_are_found(parameters: dict[str, Any], labels: tuple[str, ...]) -> None:
-    """Our own parameter counts before the exporter's metadata; without either there are none."""
-    assert contract(**parameters).labels == labels
+@pytest.mark.parametrize("metadata", MALFORMED)
+def test_malformed_metadata_leaves_the_defaults(metadata: str) -> None:
+    """A model with metadata that is not what the exporter writes has no labels and the default input size."""
+    given = spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
 
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        "not python",
-        "{",
-        "\0",
-        "[1, 2]",
-        "{[]: 1}",
-        "{'names': ['cat', 'dog']}",
-        "{'names': {0: 'cat', 2: 'dog'}}",
-        "{'names': {'0': 'cat'}}",
-        "{'names': {0: 'cat', 'x': 'dog'}}",
-        "{'names': {0: 'cat', None: 'dog'}}",
-        "{'names': 3, 'imgsz': {}}",
-        "__import__('os').getcwd()",
-        "(" * 300,
-        "1+" * 5000 + "1",
-        "-" * 100_000 + "1",
-    ],
-)
-def test_malformed_metadata_is_ignored(metadata: str) -> None:
-    """Metadata that is not what the exporter writes leaves the defaults."""
-    given = contract(image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
-
-    assert (given.labels, given.frame) == ((), (640, 640))
+    assert (given.labels, given.input_size) == ((), (640, 640))
 
 
 @given(st.text("{}[]()'\",:0123456789 abnmesigz-+\\", max_size=40))
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
-def test_metadata_never_breaks_a_model(metadata: str) -> None:
-    """Whatever the text, the model keeps its layout."""
-    assert contract(metadata=metadata).layout is Layout.SIX_COLUMNS
-
-
-PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
-
-
-def filled(model: Contract, frame: NDArray[np.uint8]) -> NDArray[Any]:
-    """Write a frame into a tensor as the model describes it."""
-    assert model.dtype is not None
-    tensor = np.zeros(model.shape, model.dtype)
-    assert tensor.nbytes == model.input_bytes
-    model.fill(tensor, frame)
-    return tensor
+def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
+    """Whatever the text is, the model keeps its output format."""
+    assert spec_of(metadata=metadata).output_format is OutputFormat.SIX_COLUMNS
 
 
 @pytest.mark.parametrize("batch", [0, 1])
+@pytest.mark.parametrize(("data_type", "item_bytes"), [("TYPE_UINT8", 1), ("TYPE_FP32", 4), ("TYPE_FP16", 2)])
+@pytest.mark.parametrize(("dims", "shape"), [([3, 4, 6], (3, 4, 6)), ([4, 6, 3], (4, 6, 3))])
+def test_shape_and_size_of_the_input_tensor(
+    dims: list[int | str], shape: tuple[int, ...], data_type: str, item_bytes: int, batch: int
+) -> None:
+    """They follow from the config; several images are one behind the other, if the model has a batch dimension."""
+    spec = spec_of(image=("images", data_type, dims), batch=batch)
+
+    assert spec.image_shape == shape
+    assert spec.image_bytes == math.prod(shape) * item_bytes
+    assert [spec.batch_shape(images) for images in (1, 3)] == ([(1, *shape), (3, *shape)] if batch else [shape, shape])
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_shape_and_size_of_a_file(batch: int) -> None:
+    """A file is one element, and one of up to a mebibyte fits a slot."""
+    spec = spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), batch=batch, square="640")
+
+    assert spec.image_shape == (1,)
+    assert spec.image_bytes == 2**20
+    assert spec.batch_shape(3) == ((3, 1) if batch else (1,))
+
+
 @pytest.mark.parametrize("channels", ["RGB", "BGR"])
-@pytest.mark.parametrize(("data_type", "dtype"), [("TYPE_UINT8", np.uint8), ("TYPE_FP32", np.float32), ("TYPE_FP16", np.float16)])
+@pytest.mark.parametrize("data_type", ["TYPE_UINT8", "TYPE_FP32", "TYPE_FP16"])
 @pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
-def test_frame_becomes_the_tensor(dims: list[int | str], data_type: str, dtype: type, channels: str, batch: int) -> None:
-    """Order of axes and channels, type, scale and batch are the contract's; only a frame as it is needs no copy."""
-    model = contract(image=("images", data_type, dims), batch=batch, channels=channels, scale="127.5")
-    expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
-    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
-    values = expected if dtype is np.uint8 else (expected / np.float32(127.5)).astype(dtype)
+def test_only_rgb_bytes_in_rows_are_the_canvas_itself(dims: list[int | str], data_type: str, channels: str) -> None:
+    """A model that takes another order of axes or channels, or another type, needs a copy of the canvas."""
+    spec = spec_of(image=("images", data_type, dims), channels=channels)
 
-    tensor = filled(model, PIXELS)
-
-    np.testing.assert_array_equal(tensor, values[None] if batch else values)
-    assert model.is_frame is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
+    assert spec.takes_canvas is (data_type == "TYPE_UINT8" and dims[0] == 4 and channels == "RGB")
 
 
-def test_scale_of_one_keeps_the_bytes() -> None:
-    """YOLOX's floats are 0 to 255."""
-    model = contract(YOLOX_HEAD)
-    frame = np.random.default_rng(5).integers(0, 256, (*model.frame[::-1], 3), np.uint8)
+def test_model_that_takes_the_file_takes_no_canvas() -> None:
+    """It decodes the image itself."""
+    assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").takes_canvas
 
-    np.testing.assert_array_equal(filled(model, frame)[0, ::-1], frame.transpose(2, 0, 1).astype(np.float32))
+
+@pytest.mark.parametrize(
+    ("output_format", "is_heavy"),
+    [
+        (OutputFormat.END_TO_END, False),
+        (OutputFormat.SIX_COLUMNS, False),
+        (OutputFormat.YOLO_HEAD, True),
+        (OutputFormat.YOLOX_HEAD, True),
+    ],
+)
+def test_only_raw_heads_are_heavy(output_format: OutputFormat, *, is_heavy: bool) -> None:
+    """A raw head needs an NMS, which takes too long for the event loop."""
+    assert output_format.is_heavy is is_heavy
+
+
+def test_formats_have_different_descriptions() -> None:
+    """A person can tell each output format from the others, and each input format."""
+    assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat) == 4
+    assert len({input_format.value for input_format in InputFormat}) == len(InputFormat) == 3

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from PIL import Image
 
-from app import jpeg
-from tests.conftest import PICTURES, SHARED, json
-from tests.reference import QUERY, Reference, Tally, boxes
+from app.imaging import jpeg
+from bench.harness.reference import QUERY, Reference, Tally, boxes
+from tests.support import IMAGES, SHARED, json
 
 BOTH = pytest.mark.parametrize(
-    "pictures",
-    [sorted(PICTURES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))],
+    "images",
+    [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))],
     ids=["sample", "coco"],
 )
 
@@ -22,43 +22,44 @@ BOTH = pytest.mark.parametrize(
 @pytest.mark.parametrize(("model", "least"), [("yolo11n", 0.98), ("yolox_nano", 0.97)])
 @BOTH
 async def test_served_boxes_are_those_of_the_reference(
-    client: httpx.AsyncClient, networks: dict[str, Path], model: str, least: float, pictures: list[Path]
+    client: httpx.AsyncClient, networks: dict[str, Path], model: str, least: float, images: list[Path]
 ) -> None:
-    """Matched by class at IoU 0.9 and confidence 0.25, over all pictures together."""
+    """Matched by class at IoU 0.9 and confidence 0.25, over all images together."""
     if model not in networks:
-        pytest.skip(f"the published {model} is not here: there is no ../shared/models")
-    if not pictures:
-        pytest.skip("there are no pictures in ../shared/images")
+        pytest.skip(f"the published {model} is not available: there is no ../shared/models")
+    if not images:
+        pytest.skip("there are no images in ../shared/images")
     reference = Reference(model, networks[model])
     tally = Tally()
-    for path in pictures:
+    for path in images:
         file = path.read_bytes()
         response = await client.post(f"/predict/{model}", params=QUERY, content=file)
         tally.add(reference.detect(file), boxes(json(response)))
     print(f"{model}: {tally}")  # noqa: T201
 
-    assert tally.expected >= len(pictures) / 2
+    assert tally.expected >= len(images) / 2
     assert tally.f1 >= least
 
 
 @BOTH
 async def test_large_photos_keep_their_boxes(
-    client: httpx.AsyncClient, networks: dict[str, Path], pictures: list[Path], monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, networks: dict[str, Path], images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoding a photo of 6000 pixels at half its size moves boxes no further than IoU 0.95."""
-    if not pictures:
-        pytest.skip("there are no pictures in ../shared/images")
+    if not images:
+        pytest.skip("there are no images in ../shared/images")
     reference, tally = Reference("yolo11n", networks["yolo11n"]), Tally(overlap=0.95)
     decoded: list[int] = []
 
+    decode = jpeg.decode
+
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        pixels = jpeg_decode(*arguments)
+        pixels = decode(*arguments)
         decoded.append(0 if pixels is None else max(pixels.shape))
         return pixels
 
-    jpeg_decode = jpeg.decode
     monkeypatch.setattr(jpeg, "decode", noted)
-    for path in pictures[:8]:
+    for path in images[:8]:
         small = Image.open(path).convert("RGB")
         scale = 6000 / max(small.size)
         large = BytesIO()

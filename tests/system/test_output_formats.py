@@ -1,40 +1,95 @@
-"""Models of every layout that users bring, each a real one in Triton."""
+"""Models of every tensor format that users bring, each a real one in Triton."""
+
+from collections.abc import AsyncIterator
+from io import BytesIO
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
-from tests import layouts
-from tests.conftest import json
+from app.config import Settings
+from app.detection.outputs import decode_outputs
+from app.detection.select import Criteria, select
+from app.embedded.server import Server
+from app.pipeline.buffer import InputBuffer
+from app.pipeline.preprocess import fill_input
+from app.triton.client import TritonClient
+from app.triton.specs import ModelSpecs
+from app.triton.transport import Mode, Transport
+from tests.fakes import models
+from tests.support import NEEDS_BYTES, SCENE, json
 
-# The rectangles lie between pixels of the frame, which is 0.64 of the scene.
+BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"]
+# The rectangles lie between pixels of the canvas, which is 0.64 of the scene.
 NEAR = 2.0
 
 
-@pytest.mark.parametrize(
-    "model", ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "unbatched", "file_in"]
-)
-async def test_each_layout_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
-    """Channels, scale, placement, units and suppression are right for the layout, by its config alone."""
-    response = await client.post(f"/predict/{model}?boxes=pixel", content=layouts.scene("BMP"))
+@pytest.mark.parametrize("model", [*BATCHED, "unbatched", pytest.param("file_in", marks=NEEDS_BYTES)])
+async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
+    """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
+    response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
 
     detections = json(response)["detections"]
     assert [found["class_name"] for found in detections] == ["red", "blue"]
     for found in detections:
         corners = [found[key] for key in ("x1", "y1", "x2", "y2")]
-        assert corners == pytest.approx(layouts.RECTANGLES[found["class_name"]], abs=NEAR)
+        assert corners == pytest.approx(models.RECTANGLES[found["class_name"]], abs=NEAR)
 
 
+@pytest.fixture
+async def triton_client(settings: Settings, triton: Server) -> AsyncIterator[TritonClient]:
+    """A client of the real Triton."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url)
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize("mode", ["shm", "inline"])
+@pytest.mark.parametrize("model", BATCHED)
+async def test_several_images_in_one_inference_keep_their_own_detections(
+    triton_client: TritonClient, model: str, mode: Mode
+) -> None:
+    """A batch is the images one after the other, in one slot or inline; the middle one is turned upside down."""
+    turned = BytesIO()
+    Image.open(BytesIO(SCENE)).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(turned, "BMP")
+    upright = list(models.RECTANGLES.values())
+    upside_down = [(x1, 100 - y2, x2, 100 - y1) for x1, y1, x2, y2 in upright]
+    spec = await ModelSpecs(triton_client).get(model)
+    assert spec.dtype is not None
+    transport = Transport(triton_client, mode)
+    await transport.prepare(3 * spec.image_bytes)
+    transforms = []
+    with InputBuffer(transport) as buffer:
+        batch = buffer.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes)
+        for index, file in enumerate((SCENE, turned.getvalue(), SCENE)):
+            with InputBuffer(Transport(triton_client, "inline")) as single:
+                transforms.append(fill_input(file, spec, 10**6, single))
+                batch[index] = single.tensor
+        assert (buffer.slot is not None) is (mode == "shm")
+        answer = await triton_client.infer(spec, batch, images=3, timeout_seconds=30, slot=buffer.slot)
+    await transport.close()
+
+    candidates = decode_outputs(spec, answer.outputs, images=3)
+    for all_found, transform, expected in zip(candidates, transforms, (upright, upside_down, upright), strict=True):
+        found = select(all_found, Criteria(0.25, None, 10), None)
+        assert found.class_ids.tolist() == [0, 1]
+        np.testing.assert_allclose(transform.to_image(found.boxes), expected, atol=NEAR)
+
+
+@NEEDS_BYTES
 async def test_a_model_that_fails_on_the_file_is_a_bad_gateway(client: httpx.AsyncClient) -> None:
-    """A model that decodes by itself and cannot (this one reads BMP only) is not the caller's fault, and nothing leaks."""
-    response = await client.post("/predict/file_in", content=layouts.scene("PNG"))
+    """It decodes by itself and cannot (this one reads BMP only): not the caller's fault, and its message is not passed on."""
+    response = await client.post("/predict/file_in", content=models.scene("PNG"))
 
     problem = json(response, 502)
-    assert problem["code"] == "model_nonsense"
+    assert problem["code"] == "invalid_model_output"
     assert problem["detail"] == "the model could not be run"
 
 
 async def test_the_header_is_checked_before_a_file_is_passed_on(client: httpx.AsyncClient) -> None:
-    """What is no picture never reaches a model that takes files."""
+    """A file that is not an image never reaches a model that takes files."""
     response = await client.post("/predict/file_in", content=b"GIF, not really")
 
     assert json(response, 415)["code"] == "unsupported_format"

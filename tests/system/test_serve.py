@@ -15,11 +15,12 @@ import httpx
 import psutil
 import pytest
 
-from app import arena
 from app.config import Settings
-from tests.conftest import ROOT, free_port, picture
+from app.host.ports import find_free
+from app.triton import shared_memory
+from tests.support import ROOT, sample_image
 
-CAT = picture("chelsea.jpg")
+CAT = sample_image("chelsea.jpg")
 PATIENCE_SECONDS = 60
 
 
@@ -27,7 +28,7 @@ class Running:
     """A `serve` process and where it listens."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
-        self.port, self.grpc_port = free_port(), free_port()
+        self.port, self.grpc_port, http_port, metrics_port = find_free(4)
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
         environ = {
@@ -35,9 +36,9 @@ class Running:
             "NEREID_PORT": str(self.port),
             "NEREID_MODEL_REPOSITORY": settings.model_repository,
             "NEREID_TRITON_HOME": settings.triton_home,
-            "NEREID_TRITON_HTTP_PORT": str(free_port()),
+            "NEREID_TRITON_HTTP_PORT": str(http_port),
             "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
-            "NEREID_TRITON_METRICS_PORT": str(free_port()),
+            "NEREID_TRITON_METRICS_PORT": str(metrics_port),
             "NEREID_MAX_FILE_SIZE_MB": "1",
         }
         with log.open("wb") as output:
@@ -46,7 +47,7 @@ class Running:
             )
 
     def family(self) -> list[psutil.Process]:
-        """All processes that it started, and itself."""
+        """Return it and all processes that it started."""
         try:
             parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -58,11 +59,11 @@ class Running:
         return next(process for process in self.family() if process.name() == "tritonserver")
 
     def shm(self) -> list[Path]:
-        """What its Triton holds in shared memory."""
-        return list(arena.SHM.glob(f"nereid_{self.grpc_port}_*"))
+        """List what its Triton has in /dev/shm."""
+        return list(shared_memory.SHM.glob(f"nereid_{self.grpc_port}_*"))
 
     def is_ready(self) -> bool:
-        """Ask it."""
+        """Return whether it can detect."""
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.HTTPError:
@@ -70,7 +71,7 @@ class Running:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that only waits to be buried does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -78,7 +79,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    """Wait until something holds; False if it never does."""
+    """Wait up to a minute until something holds."""
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         if holds():
@@ -103,7 +104,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
                 process.kill()
         running.process.wait()
         eventually(lambda: not any(is_alive(process) for process in everyone))
-        arena.sweep()  # what was killed could not clean up; the next worker would
+        shared_memory.sweep()  # killed processes could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
 
@@ -123,7 +124,7 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
         assert {"tritonserver"} < {process.name() for process in family}
         assert running.shm()
         assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
-        arenas = {path for process in family for path in arena.SHM.glob(f"nereid-{process.pid}-*")}
+        arenas = {path for process in family for path in shared_memory.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
         running.process.send_signal(stop)
         code = running.process.wait(PATIENCE_SECONDS)
@@ -136,8 +137,8 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
             httpx.get(running.url)
 
 
-def test_a_second_ctrl_c_does_not_cut_the_cleaning_short(settings: Settings, tmp_path: Path) -> None:
-    """Impatience leaves nothing behind either."""
+def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
+    """However often it is pressed, nothing is left behind."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         for _ in range(3):
@@ -150,7 +151,7 @@ def test_a_second_ctrl_c_does_not_cut_the_cleaning_short(settings: Settings, tmp
 
 
 def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path) -> None:
-    """When it is killed everything ends, with an exit code that says so."""
+    """When it is killed, everything ends, with an exit code that says so."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         next(process for process in family if process.name() == "nereid").kill()
@@ -161,7 +162,7 @@ def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path)
 
 
 def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_path: Path) -> None:
-    """Also when nobody is left to end it."""
+    """Also when no process is left that could end it."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         api = next(process for process in family if process.name() == "nereid")
@@ -172,9 +173,9 @@ def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_
 
 
 def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) -> None:
-    """The API answers 503 meanwhile, and boxes afterwards."""
+    """The API answers 503 meanwhile, and detects again afterwards."""
     with serving(settings, tmp_path) as running:
-        time.sleep(10)  # sooner after its start, its end would be taken for a fault that restarting cannot cure
+        time.sleep(10)  # right after its start, its end would count as a fault that restarting cannot cure
         running.triton().kill()
         during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
         assert during.status_code == 503
@@ -185,7 +186,7 @@ def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) ->
 
 
 def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
-    """SIGKILL gives it no chance to clean up, and still its children end."""
+    """SIGKILL gives it no chance to clean up, and its children end all the same."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         running.process.kill()
@@ -200,8 +201,8 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
-def test_a_taken_port_is_one_clear_line(settings: Settings, running: Running) -> None:
-    """The second server says why it does not start, and the first does not notice."""
+def test_a_port_in_use_is_reported_in_one_line(settings: Settings, running: Running) -> None:
+    """The second server says why it does not start, and the first one goes on."""
     environ = {**os.environ, "NEREID_PORT": str(running.port), "NEREID_TRITON_HOME": settings.triton_home}
     second = subprocess.run(
         [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
@@ -212,24 +213,24 @@ def test_a_taken_port_is_one_clear_line(settings: Settings, running: Running) ->
     assert running.is_ready()
 
 
-def test_many_at_once_get_their_own_answers(running: Running) -> None:
-    """Concurrent requests over two workers are batched in Triton and not mixed up."""
-    pictures = {name: picture(f"{name}.jpg") for name in ("astronaut", "chelsea", "coffee")}
+def test_concurrent_requests_get_their_own_answers(running: Running) -> None:
+    """Requests to several workers are batched in Triton and not mixed up."""
+    images = {name: sample_image(f"{name}.jpg") for name in ("astronaut", "chelsea", "coffee")}
 
     async def ask(client: httpx.AsyncClient, name: str) -> tuple[str, set[str]]:
-        answer = await client.post(f"{running.url}/detect", content=pictures[name], timeout=30)
+        answer = await client.post(f"{running.url}/detect", content=images[name], timeout=30)
         return name, {detection["class_name"] for detection in answer.json()["detections"]}
 
     async def ask_all() -> list[tuple[str, set[str]]]:
         async with httpx.AsyncClient() as client:
-            return await asyncio.gather(*(ask(client, name) for name in list(pictures) * 10))
+            return await asyncio.gather(*(ask(client, name) for name in list(images) * 10))
 
     expected = {"astronaut": "person", "chelsea": "cat", "coffee": "cup"}
     assert all(expected[name] in classes for name, classes in asyncio.run(ask_all()))
 
 
-def test_a_body_announced_too_large_is_refused_unread(running: Running) -> None:
-    """The answer comes although the body never does."""
+def test_a_body_declared_too_large_is_refused_unread(running: Running) -> None:
+    """The response comes although the body never does."""
     head = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 99999999\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(head)
@@ -237,8 +238,8 @@ def test_a_body_announced_too_large_is_refused_unread(running: Running) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_an_endless_body_is_cut(running: Running) -> None:
-    """Chunks without end are refused once they pass the limit."""
+def test_an_endless_body_is_cut_off(running: Running) -> None:
+    """Chunks without end are refused once they exceed the limit."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"\xff" * 65536 + b"\r\n"
@@ -248,7 +249,7 @@ def test_an_endless_body_is_cut(running: Running) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_a_client_that_leaves_half_way_is_no_failure(running: Running) -> None:
+def test_a_client_that_disconnects_early_is_not_a_failure(running: Running) -> None:
     """It is logged as 499, and the server goes on."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(

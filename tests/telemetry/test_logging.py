@@ -1,4 +1,4 @@
-"""What the logs look like, and what gets into them."""
+"""Structured logs on stdout and plain messages on stderr."""
 
 import json
 import re
@@ -9,20 +9,20 @@ from typing import Literal
 import pytest
 import structlog
 
-from app import log
+from app.telemetry import logging
 
 
 @pytest.fixture(autouse=True)
-def others() -> Iterator[None]:
-    """Leave the rest of the session its own logging."""
+def restored_configuration() -> Iterator[None]:
+    """Leave the rest of the session its own configuration."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
 
 
-def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each event is a line of its own with level, time in UTC and everything bound to it."""
-    log.configure("info", "json")
+def test_each_event_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the level, the time in UTC and everything that is bound to it."""
+    logging.configure("info", "json")
 
     logger = structlog.get_logger().bind(request_id="r1")
     logger.info("request", status=200, text="two\nlines")
@@ -35,9 +35,9 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", stamp) for stamp in stamps)
 
 
-def test_text_that_is_no_unicode_is_logged_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    """A lone surrogate, which is what Python makes of bytes that it cannot read."""
-    log.configure("info", "json")
+def test_text_that_is_not_unicode_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lone surrogate, which Python makes of bytes that are not UTF-8, is escaped."""
+    logging.configure("info", "json")
     structlog.get_logger().info("request", path="/\udcff")
 
     assert json.loads(capsys.readouterr().out)["path"] == "/\udcff"
@@ -53,8 +53,8 @@ def test_text_that_is_no_unicode_is_logged_all_the_same(capsys: pytest.CaptureFi
     ],
 )
 def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str], level: str, logged: list[str]) -> None:
-    """The level is the least severe that is written."""
-    log.configure(level, "json")
+    """The configured level is the least severe one that is written."""
+    logging.configure(level, "json")
 
     for name in ("debug", "info", "warning", "error"):
         getattr(structlog.get_logger(), name)(name)
@@ -63,14 +63,14 @@ def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str], leve
 
 
 def fail() -> None:
-    secret = "the caller's " + "picture"
+    secret = "the caller's " + "image"
     raise ValueError(len(secret))
 
 
-@pytest.mark.parametrize("form", ["json", "console"])
-def test_traceback_has_no_local_variables(capsys: pytest.CaptureFixture[str], form: Literal["json", "console"]) -> None:
-    """An exception is logged with where it happened, without what was in memory there."""
-    log.configure("info", form)
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_traceback_has_no_local_variables(capsys: pytest.CaptureFixture[str], log_format: Literal["json", "console"]) -> None:
+    """An exception is logged with the place where it was raised, but not with the values in memory there."""
+    logging.configure("info", log_format)
 
     try:
         fail()
@@ -78,14 +78,14 @@ def test_traceback_has_no_local_variables(capsys: pytest.CaptureFixture[str], fo
         structlog.get_logger().exception("failed")
 
     out = capsys.readouterr().out
-    assert "ValueError: 20" in out
+    assert "ValueError: 18" in out
     assert "in fail" in out
-    assert "the caller's picture" not in out
+    assert "the caller's image" not in out
 
 
-def test_traceback_is_within_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A JSON line stays one line, with the traceback as a member."""
-    log.configure("info", "json")
+def test_traceback_does_not_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An event with an exception stays one line, with the traceback as a member."""
+    logging.configure("info", "json")
 
     try:
         fail()
@@ -95,11 +95,11 @@ def test_traceback_is_within_its_line(capsys: pytest.CaptureFixture[str]) -> Non
     (line,) = capsys.readouterr().out.splitlines()
     event = json.loads(line)
     assert (event["event"], event["level"]) == ("failed", "error")
-    assert event["exception"].endswith("ValueError: 20")
+    assert event["exception"].endswith("ValueError: 18")
 
 
 @pytest.mark.parametrize(
-    ("form", "terminal", "is_json"),
+    ("log_format", "is_terminal", "is_json"),
     [
         ("json", True, True),
         ("json", False, True),
@@ -109,17 +109,17 @@ def test_traceback_is_within_its_line(capsys: pytest.CaptureFixture[str]) -> Non
         ("auto", False, True),
     ],
 )
-def test_form_follows_the_terminal_only_on_auto(
+def test_format_follows_the_terminal_only_with_auto(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    form: Literal["auto", "json", "console"],
+    log_format: Literal["auto", "json", "console"],
     *,
-    terminal: bool,
+    is_terminal: bool,
     is_json: bool,
 ) -> None:
-    """`auto` is for people on a terminal and JSON elsewhere; the other two are what they say."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    log.configure("info", form)
+    """`auto` means console on a terminal and JSON elsewhere; the other two do not depend on it."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    logging.configure("info", log_format)
 
     structlog.get_logger().info("ready", port=4603)
 
@@ -128,8 +128,8 @@ def test_form_follows_the_terminal_only_on_auto(
     assert "ready" in line
 
 
-def test_words_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """`say` leaves stdout to the logs."""
-    log.say("downloading")
+    logging.say("downloading")
 
     assert tuple(capsys.readouterr()) == ("", "nereid: downloading\n")

@@ -1,53 +1,63 @@
-"""The stopwatch, on a clock that is told the time."""
+"""The stopwatch of a request, on a clock that the test sets."""
 
 import pytest
 
-from app.stages import Stages
+from app.telemetry.timing import Timing
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
-    """Start at 10 s; the next readings are 10.5 s, 10.75 s and 12 s."""
-    monkeypatch.setattr("app.stages.perf_counter", iter([10.0, 10.5, 10.75, 12.0]).__next__)
-    return Stages()
+def timing(monkeypatch: pytest.MonkeyPatch) -> Timing:
+    """Start at 10 s; the next readings are 10.5 s, 10.75 s, 12 s and 15 s."""
+    monkeypatch.setattr("app.telemetry.timing.perf_counter", iter([10.0, 10.5, 10.75, 12.0, 15.0]).__next__)
+    return Timing()
 
 
-def test_laps_follow_each_other(stages: Stages) -> None:
+def test_laps_follow_each_other(timing: Timing) -> None:
     """Each lap is the time since the one before it, the first since the start."""
-    stages.lap("read")
-    stages.lap("decode")
+    timing.lap("read")
+    timing.lap("decode")
 
-    assert stages.milliseconds == {"read": 500.0, "decode": 250.0}
-
-
-def test_total_counts_from_the_start(stages: Stages) -> None:
-    """Laps do not move the start, and asking for the total is no lap."""
-    stages.lap("read")
-
-    assert stages.total == 750.0
-
-    stages.lap("decode")
-
-    assert stages.milliseconds["decode"] == 1500.0
+    assert timing.stages == {"read": 500.0, "decode": 250.0}
 
 
-def test_last_lap_of_a_name_counts(stages: Stages) -> None:
-    """A stage booked twice has the later time, in its first place."""
-    stages.lap("read")
-    stages.lap("decode")
-    stages.lap("read")
+def test_total_is_the_time_since_the_start(timing: Timing) -> None:
+    """Laps do not change the total, and reading the total is not a lap."""
+    timing.lap("read")
 
-    assert list(stages.milliseconds.items()) == [("read", 1250.0), ("decode", 250.0)]
+    assert timing.total == 750.0
+
+    timing.lap("decode")
+
+    assert timing.stages["decode"] == 1500.0
 
 
-def test_server_timing_lists_the_stages_and_their_total(stages: Stages) -> None:
+def test_time_before_a_started_lap_belongs_to_no_stage(timing: Timing) -> None:
+    """`start_lap` drops the time since the last lap, but not from the total."""
+    timing.lap("read")
+    timing.start_lap()
+    timing.lap("decode")
+
+    assert timing.stages == {"read": 500.0, "decode": 1250.0}
+    assert timing.total == 5000.0
+
+
+def test_last_lap_of_a_stage_counts(timing: Timing) -> None:
+    """A stage that is recorded twice has the later time, in its first place."""
+    timing.lap("read")
+    timing.lap("decode")
+    timing.lap("read")
+
+    assert list(timing.stages.items()) == [("read", 1250.0), ("decode", 250.0)]
+
+
+def test_server_timing_lists_the_stages_and_their_total(timing: Timing) -> None:
     """The header has one metric for each stage, in order, and `total`."""
-    stages.lap("read")
-    stages.lap("decode")
+    timing.lap("read")
+    timing.lap("decode")
 
-    assert stages.server_timing() == "read;dur=500.00, decode;dur=250.00, total;dur=2000.00"
+    assert timing.server_timing() == "read;dur=500.00, decode;dur=250.00, total;dur=2000.00"
 
 
-def test_server_timing_without_stages_is_the_total(stages: Stages) -> None:
+def test_server_timing_without_stages_is_the_total(timing: Timing) -> None:
     """A request that fails at once still has its time."""
-    assert stages.server_timing() == "total;dur=500.00"
+    assert timing.server_timing() == "total;dur=500.00"

@@ -1,332 +1,368 @@
-"""What the gateway makes of Triton's answers, from a server that gives the ones a real one gives too rarely."""
+"""The calls to Triton, and what the client knows of the server it is connected to."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
-from app import contract
-from app.arena import Arena, Slot
-from app.contract import Contract
-from app.errors import DeadlinePassed, GatewayError, ModelNonsense, ModelNotReady, TritonUnavailable, UnknownModel
-from app.triton import Triton
-from tests.conftest import free_port
+from app.config import Settings
+from app.embedded.server import Server
+from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.triton.client import ServerInfo, TritonClient
+from app.triton.shared_memory import Arena
+from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
+from tests.support import eventually, free_port
 
-MODEL: Contract = contract.read(
-    {
-        "name": "tiny",
-        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 32, 3]}],
-        "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [2, 6]}],
-    },
-    "1",
-)
-PICTURE = np.zeros(MODEL.shape, np.uint8)
+IMAGE = np.zeros(SPEC.image_shape, np.uint8)
+SILENCE = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
 
-
-class Stub(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
-    """A Triton that answers as it is told."""
-
-    def __init__(self) -> None:
-        self.refusal: tuple[grpc.StatusCode, str] | None = None
-        self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
-        self.version = "2.51.0"
-        self.asked: list[messages.ModelInferRequest] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.cancelled = 0
-        self.knows: set[str] = set()
-        self.takes_regions = True
-        self.metadata_asked = 0
-        self.still_read = 0
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.asked.append(request)
-        try:
-            await self.may_answer.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        lent = request.inputs[0].parameters
-        if "shared_memory_region" in lent and lent["shared_memory_region"].string_param not in self.knows:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid'")
-        if self.refusal:
-            await context.abort(*self.refusal)
-        return self.answer
-
-    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if self.refusal:
-            await context.abort(*self.refusal)
-        if not self.takes_regions:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Unable to open shared memory region")
-        self.knows.add(request.name)
-        return messages.SystemSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        if self.still_read:
-            self.still_read -= 1
-            await context.abort(grpc.StatusCode.INTERNAL, f"Cannot unregister {request.name}, it is currently in use.")
-        self.knows.discard(request.name)
-        return messages.SystemSharedMemoryUnregisterResponse()
-
-    async def ModelMetadata(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
-        self.metadata_asked += 1
-        return messages.ModelMetadataResponse(name=request.name, versions=["1"])
-
-    async def ModelConfig(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
-        answer = messages.ModelConfigResponse()
-        answer.config.name = request.name
-        answer.config.input.add(name="image", data_type="TYPE_UINT8", dims=[32, 32, 3])
-        answer.config.output.add(name="output0", data_type="TYPE_FP32", dims=[2, 6])
-        return answer
-
-    async def ServerMetadata(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
-        return messages.ServerMetadataResponse(version=self.version)
-
-    async def RepositoryIndex(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
-        index = messages.RepositoryIndexResponse()
-        for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
-            index.models.add(name=name, version=version, state=state)
-        return index
+Fake = tuple[FakeTriton, TritonClient]
 
 
 @pytest.fixture
-def lent() -> Iterator[Slot]:
-    """The only slot of an arena."""
-    made = Arena(PICTURE.nbytes, 1)
-    slot = made.take()
-    assert slot
-    yield slot
+def arena() -> Iterator[Arena]:
+    made = Arena(IMAGE.nbytes, 2)
+    yield made
     made.close()
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[tuple[Stub, Triton]]:
-    server, told, port = grpc.aio.server(), Stub(), free_port()
-    add_GRPCInferenceServiceServicer_to_server(told, server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    triton = Triton(f"127.0.0.1:{port}")
-    yield told, triton
-    await triton.close()
-    await server.stop(None)
+async def alone() -> AsyncIterator[TritonClient]:
+    """A client to whom nobody answers."""
+    client = TritonClient(f"127.0.0.1:{free_port()}")
+    yield client
+    await client.close()
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "ours"),
+    ("version", "survives"),
+    [("2.51.0", False), ("2.59.0", False), ("2.59.1", True), ("2.60.0dev", True), ("3.0.0", True), ("2", False), ("", False)],
+)
+def test_only_a_new_triton_survives_a_cancelled_inference(version: str, survives: bool) -> None:  # noqa: FBT001
+    """Older ones can crash; a version that cannot be read counts as old."""
+    assert ServerInfo(version).survives_cancel is survives
+
+
+@pytest.mark.parametrize("version", ["2.51.0", "2.59.1", ""])
+async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: str) -> None:
+    """It is asked for, not assumed."""
+    fake, client = fake_triton
+    fake.version = version
+
+    assert await client.read_server() == ServerInfo(version)
+
+
+async def test_the_server_is_read_when_the_channel_connects() -> None:
+    """Before that it is None; it is read once for each connection, without any request."""
+    fake = FakeTriton()
+    async with serving(fake):
+        client = TritonClient(fake.url)
+        before = client.server, fake.server_reads
+
+        assert await eventually(lambda: client.server is not None)
+        assert before == (None, 0)
+        assert (client.server, fake.server_reads) == (ServerInfo("2.51.0"), 1)
+        await client.close()
+
+
+async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton: Fake) -> None:
+    """Only the connection decides what `server` is, so that it does not depend on who asks and when."""
+    fake, client = fake_triton
+    fake.version = "2.59.1"
+    assert await eventually(lambda: client.server == ServerInfo("2.59.1"))
+    fake.version = "2.51.0"
+
+    assert await client.read_server() == ServerInfo("2.51.0")
+    assert client.server == ServerInfo("2.59.1")
+
+
+async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -> None:
+    """Triton may come back with another version, which is read again; nobody has to ask for anything."""
+    fake = FakeTriton()
+    async with serving(fake) as port:
+        client = TritonClient(f"127.0.0.1:{port}")
+        assert client.server is None
+        assert await eventually(lambda: client.server == ServerInfo("2.51.0"))
+    assert await eventually(lambda: client.server is None)
+
+    fake.version = "2.59.1"
+    async with serving(fake, port):
+        assert await eventually(lambda: client.server == ServerInfo("2.59.1"))
+        await client.close()
+
+
+async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_triton: Fake) -> None:
+    """It may still be starting; until it answers, nothing is assumed of it."""
+    fake, client = fake_triton
+    fake.query_refusal = SILENCE
+    assert await eventually(lambda: fake.server_reads > 0)
+    assert client.server is None
+
+    fake.query_refusal = None
+    assert await eventually(lambda: client.server == ServerInfo("2.51.0"))
+
+
+async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) -> None:
+    """Closing ends the wait for a connection."""
+    assert alone.server is None
+    await asyncio.wait_for(alone.close(), 5)
+
+
+async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: Server) -> None:
+    """The embedded one says of itself what its packages say."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url)
+
+    assert await eventually(lambda: client.server is not None)
+    assert client.server == await client.read_server()
+    await client.close()
+
+
+async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -> None:
+    """What is asked besides inferences has no deadline of a caller that could be missed."""
+    fake, client = fake_triton
+    fake.refusal = fake.query_refusal = SILENCE
+
+    for question in (client.read_server(), client.list_models(), client.read_config("tiny"), client.register(arena)):
+        with pytest.raises(TritonUnavailable):
+            await question
+    assert not await client.is_ready("tiny")
+
+
+async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, arena: Arena) -> None:
+    """Every question says so, and unregistering, which is tidying up, says nothing."""
+    for question in (alone.read_server(), alone.list_models(), alone.read_config("tiny"), alone.register(arena)):
+        with pytest.raises(TritonUnavailable):
+            await question
+    with pytest.raises(TritonUnavailable):
+        await alone.infer(SPEC, IMAGE, timeout_seconds=5)
+    assert not await alone.is_ready("tiny")
+    await alone.unregister(arena.name)
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_a_model_is_ready_if_triton_says_so(fake_triton: Fake, is_ready: bool) -> None:  # noqa: FBT001
+    """Nothing else decides it."""
+    fake, client = fake_triton
+    fake.is_model_ready = is_ready
+
+    assert await client.is_ready("tiny") is is_ready
+
+
+async def test_a_model_is_listed_as_ready_if_one_of_its_versions_is(fake_triton: Fake) -> None:
+    """The index has a line for each version; a model that was never loaded has no state."""
+    _, client = fake_triton
+
+    assert await client.list_models() == {"a": "READY", "b": "UNAVAILABLE", "c": ""}
+
+
+@pytest.mark.parametrize(("versions", "newest"), [(["1"], "1"), (["2", "10", "9"], "10"), (["dev", "3"], "3"), ([], "")])
+async def test_a_config_comes_with_the_newest_version(fake_triton: Fake, versions: list[str], newest: str) -> None:
+    """Versions are numbers; the config is Triton's JSON under the names of config.pbtxt."""
+    fake, client = fake_triton
+    fake.model_versions = versions
+    config, version = await client.read_config("tiny")
+
+    assert version == newest
+    assert config["name"] == "tiny"
+    assert config["input"][0]["data_type"] == "TYPE_UINT8"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", DeadlinePassed),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", TritonUnavailable),
-        (grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped", TritonUnavailable),
-        (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions", ModelNotReady),
-        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found", UnknownModel),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlinePassed),
-        (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
-        (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", TritonUnavailable),
-        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", ModelNonsense),
-        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", ModelNonsense),
-        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", ModelNonsense),
+        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), UnknownModel),
+        ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady),
     ],
 )
-async def test_every_refusal_has_its_meaning(
-    stub: tuple[Stub, Triton], status: grpc.StatusCode, text: str, ours: type[GatewayError]
+async def test_a_config_that_cannot_be_read_says_why(
+    fake_triton: Fake, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
 ) -> None:
-    """The status alone is ambiguous, so the text decides; it is never passed on."""
-    told, triton = stub
-    told.refusal = status, text
+    """A missing model and one that is not loaded are told apart."""
+    fake, client = fake_triton
+    fake.query_refusal = refusal
 
-    with pytest.raises(ours) as caught:
-        await triton.infer(MODEL, PICTURE, 5, "id")
-    assert not text or text not in caught.value.detail
-
-
-@pytest.mark.parametrize(
-    ("datatype", "shape", "content"),
-    [("FP32", [2, 6], b""), ("FP32", [2, 6], b"1234"), ("FP32", [-1, 6, 0], b""), ("BYTES", [1], b"1234"), ("NONE", [1], b"1")],
-)
-async def test_a_tensor_that_does_not_hold_together_is_nonsense(
-    stub: tuple[Stub, Triton], datatype: str, shape: list[int], content: bytes
-) -> None:
-    """Above all an empty one, which Triton's Python backend returns under the wrong numpy."""
-    told, triton = stub
-    told.answer.outputs.add(name="output0", datatype=datatype, shape=shape)
-    told.answer.raw_output_contents.append(content)
-
-    with pytest.raises(ModelNonsense, match="output0"):
-        await triton.infer(MODEL, PICTURE, 5, "id")
+    with pytest.raises(expected):
+        await client.read_config("tiny")
 
 
-async def test_what_was_not_returned_is_not_there(stub: tuple[Stub, Triton]) -> None:
-    """Whether it had to be is for others to say."""
-    _, triton = stub
+async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena: Arena) -> None:
+    """The region has the name of the file in /dev/shm, and all of it is mapped."""
+    fake, client = fake_triton
+    await client.register(arena)
 
-    assert (await triton.infer(MODEL, PICTURE, 5, "id")).outputs == {}
+    (request,) = fake.registrations
+    assert (request.name, request.key, request.offset, request.byte_size) == (arena.name, f"/{arena.name}", 0, 2 * IMAGE.nbytes)
+    assert fake.regions == {arena.name}
 
 
-async def test_the_time_that_is_left_goes_along(stub: tuple[Stub, Triton]) -> None:
-    """In microseconds, for Triton's queue, with the id of the request."""
-    told, triton = stub
-    await triton.infer(MODEL, PICTURE, 1.5, "abc")
-    (request,) = told.asked
+async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fake, arena: Arena) -> None:
+    """Names are never used twice, so another request was faster."""
+    fake, client = fake_triton
+    await client.register(arena)
+    await client.register(arena)
+
+    assert len(fake.registrations) == 2
+
+
+async def test_a_refused_registration_is_not_an_unavailable_triton(fake_triton: Fake, arena: Arena) -> None:
+    """Triton answers, but cannot open the file: it runs on another host."""
+    fake, client = fake_triton
+    fake.accepts_regions = False
+
+    with pytest.raises(GatewayError) as caught:
+        await client.register(arena)
+    assert not isinstance(caught.value, TritonUnavailable)
+
+
+async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake) -> None:
+    """A worker that was killed may have left an inference behind that reads it."""
+    fake, client = fake_triton
+    fake.regions, fake.still_read = {"region"}, 3
+    await client.unregister("region")
+
+    assert fake.regions == set()
+
+
+async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake) -> None:
+    """The end of a worker does not wait for an inference that hangs."""
+    fake, client = fake_triton
+    fake.regions, fake.still_read = {"region"}, 1_000_000
+    await asyncio.wait_for(client.unregister("region"), 30)
+
+    assert fake.regions == {"region"}
+    assert fake.still_read < 1_000_000 - 1
+
+
+async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
+    """Nothing has to be done, and nothing is said."""
+    fake, client = fake_triton
+    await client.unregister("region")
+
+    assert fake.regions == set()
+
+
+async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None:
+    """The time in microseconds, for Triton's queue."""
+    fake, client = fake_triton
+    await client.infer(SPEC, IMAGE, timeout_seconds=1.5, request_id="abc")
+    (request,) = fake.requests
 
     assert request.id == "abc"
     assert request.parameters["timeout"].int64_param == pytest.approx(1_500_000, abs=100_000)
-    assert request.raw_input_contents[0] == PICTURE.tobytes()
+    assert request.raw_input_contents[0] == IMAGE.tobytes()
 
 
-async def test_no_time_left_is_no_answer(stub: tuple[Stub, Triton]) -> None:
-    """A request that is late before it is sent is late."""
-    _, triton = stub
+async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
+    """They are one tensor with the batch in front."""
+    fake, client = fake_triton
+    batched = msgspec.structs.replace(SPEC, has_batch_dimension=True)
+    await client.infer(batched, np.zeros((3, 32, 32, 3), np.uint8), images=3, timeout_seconds=5)
+
+    assert list(fake.requests[0].inputs[0].shape) == [3, 32, 32, 3]
+
+
+async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) -> None:
+    """The image then does not travel; whoever took the slot frees it."""
+    fake, client = fake_triton
+    await client.register(arena)
+    slot = arena.take()
+    assert slot
+    await client.infer(SPEC, slot.array(SPEC.image_shape, np.uint8), timeout_seconds=5, slot=slot)
+    (request,) = fake.requests
+
+    assert request.inputs[0].parameters["shared_memory_region"].string_param == arena.name
+    assert not request.raw_input_contents
+    assert slot.offset not in arena.free_offsets
+
+
+async def test_the_outputs_are_those_that_were_returned(fake_triton: Fake) -> None:
+    """Whether one is missing is for others to say."""
+    fake, client = fake_triton
+    assert (await client.infer(SPEC, IMAGE, timeout_seconds=5)).outputs == {}
+    fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    answer = await client.infer(SPEC, IMAGE, timeout_seconds=5)
+
+    assert answer.version == "1"
+    assert answer.outputs["output0"].tolist() == np.ones((2, 6)).tolist()
+
+
+async def test_an_inconsistent_answer_is_an_invalid_output(fake_triton: Fake) -> None:
+    """The bytes of a tensor must fill its shape."""
+    fake, client = fake_triton
+    fake.answer = messages.ModelInferResponse()
+    fake.answer.outputs.add(name="output0", datatype="FP32", shape=[2, 6])
+    fake.answer.raw_output_contents.append(b"1234")
+
+    with pytest.raises(InvalidModelOutput, match="output0"):
+        await client.infer(SPEC, IMAGE, timeout_seconds=5)
+
+
+async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) -> None:
+    """One FP32 image is larger than four megabytes already, and so is a raw head for a large input."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=np.zeros((1, 84, 16_800), np.float32))
+    answer = await client.infer(SPEC, np.zeros(5_000_000, np.uint8), timeout_seconds=5)
+
+    assert answer.outputs["output0"].nbytes > 5_000_000
+
+
+async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> None:
+    """The time is for Triton's queue; the RPC itself is not cut off, because that can crash Triton."""
+    fake, client = fake_triton
+    fake.may_answer.clear()
+    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=0.05))
+    await asyncio.sleep(0.5)
+    assert not asking.done()
+    fake.may_answer.set()
+
+    assert (await asking).version == "1"
+    assert fake.cancelled == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -10])
+async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, seconds: float) -> None:
+    """Triton drops it from its queue after a microsecond; who waits for it is not decided here."""
+    fake, client = fake_triton
+    await client.infer(SPEC, IMAGE, timeout_seconds=seconds)
+
+    assert fake.requests[0].parameters["timeout"].int64_param == 1
+
+
+async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_triton: Fake) -> None:
+    """Triton says so after the time that it was told."""
+    fake, client = fake_triton
+    fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
 
     with pytest.raises(DeadlinePassed):
-        await triton.infer(MODEL, PICTURE, 0, "id")
+        await client.infer(SPEC, IMAGE, timeout_seconds=5)
 
 
-@pytest.mark.parametrize(
-    ("version", "may"), [("2.51.0", False), ("2.59.0", False), ("2.59.1", True), ("2.60.0dev", True), ("3.0.0", True), ("", False)]
-)
-async def test_only_a_new_triton_survives_a_cancel(stub: tuple[Stub, Triton], version: str, may: bool) -> None:  # noqa: FBT001
-    """The version is asked of the server, not assumed."""
-    told, triton = stub
-    told.version = version
+async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
+    """Whether Triton survives that has to be asked before."""
+    fake, client = fake_triton
+    fake.may_answer.clear()
+    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=30))
+    assert await eventually(lambda: bool(fake.requests))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
-    assert await triton.version() == version
-    assert triton.may_cancel is may
-
-
-@pytest.mark.parametrize(
-    ("version", "with_slot", "is_cancelled"), [("2.51.0", False, False), ("2.59.1", False, True), ("2.59.1", True, False)]
-)
-async def test_an_inference_that_was_given_up_on(
-    stub: tuple[Stub, Triton],
-    version: str,
-    with_slot: bool,  # noqa: FBT001
-    is_cancelled: bool,  # noqa: FBT001
-    lent: Slot,
-) -> None:
-    """It is cancelled if Triton survives that and nothing is lent to it; else it goes on, and keeps what it reads."""
-    told, triton = stub
-    told.version = version
-    await triton.version()
-    told.knows.add(lent.arena.name)
-    told.may_answer.clear()
-    slot = lent if with_slot else None
-    with pytest.raises(DeadlinePassed):
-        await triton.infer(MODEL, PICTURE, 0.1, "late", slot)
-    leaving = asyncio.ensure_future(triton.infer(MODEL, PICTURE, 30, "gone", None))
-    await asyncio.sleep(0.1)
-    leaving.cancel()
-    await asyncio.sleep(0.1)
-
-    assert told.cancelled == (2 if is_cancelled else 1 if with_slot else 0)
-    assert (lent.offset in lent.arena.free_offsets) is False
-    told.may_answer.set()
-    await triton.drain()
-    assert (lent.offset in lent.arena.free_offsets) is with_slot
+    assert await eventually(lambda: fake.cancelled == 1)
 
 
-async def test_nothing_more_is_asked_of_a_triton_that_is_lost(stub: tuple[Stub, Triton], lent: Slot) -> None:
-    """Each inference that was given up on holds its pixels; there is an end to that."""
-    told, triton = stub
-    told.may_answer.clear()
-    given_up = await asyncio.gather(*(triton.infer(MODEL, PICTURE, 0.2, "late") for _ in range(64)), return_exceptions=True)
-    assert {type(error) for error in given_up} == {DeadlinePassed}
-
-    with pytest.raises(TritonUnavailable, match="given up"):
-        await triton.infer(MODEL, PICTURE, 5, "id", lent)
-    assert lent.offset in lent.arena.free_offsets
-    told.may_answer.set()
-    await triton.drain()
-    assert await triton.infer(MODEL, PICTURE, 5, "id")
-
-
-@pytest.mark.parametrize("takes_regions", [True, False])
-async def test_a_forgotten_region_is_registered_again_or_done_without(
-    stub: tuple[Stub, Triton],
-    takes_regions: bool,  # noqa: FBT001
-    lent: Slot,
-) -> None:
-    """Within the same request, which gets its answer either way."""
-    told, triton = stub
-    told.takes_regions = takes_regions
-    assert await triton.infer(MODEL, PICTURE, 5, "id", lent)
-
-    first, second = told.asked
-    assert "shared_memory_region" in first.inputs[0].parameters
-    assert ("shared_memory_region" in second.inputs[0].parameters) is takes_regions
-    assert list(second.raw_input_contents) == ([] if takes_regions else [PICTURE.tobytes()])
-    assert lent.arena.is_refused is not takes_regions
-    assert lent.offset in lent.arena.free_offsets
-
-
-async def test_one_refusal_does_not_speak_for_another(stub: tuple[Stub, Triton], lent: Slot) -> None:
-    """Of two requests that register again, one may be refused; the arena is given up all the same."""
-    told, triton = stub
-    lent.arena.is_refused = True
-    assert await triton.infer(MODEL, PICTURE, 5, "id", lent)
-
-    assert "shared_memory_region" in told.asked[1].inputs[0].parameters
-    assert told.knows == {lent.arena.name}
-
-
-async def test_silence_of_triton_is_unavailability(stub: tuple[Stub, Triton]) -> None:
-    """What is asked besides inferences has no deadline of a caller to miss."""
-    told, triton = stub
-    told.refusal = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
+async def test_a_lost_connection_ends_inferences() -> None:
+    """An inference does not wait for a Triton that was killed."""
+    fake = FakeTriton()
+    fake.may_answer.clear()
+    async with serving(fake) as port:
+        client = TritonClient(f"127.0.0.1:{port}")
+        asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=600))
+        assert await eventually(lambda: bool(fake.requests))
     with pytest.raises(TritonUnavailable):
-        await triton.register("region", 4096)
-
-
-async def test_a_region_that_is_forgotten_twice_is_no_missing_model(stub: tuple[Stub, Triton], lent: Slot) -> None:
-    """Two Tritons behind one address, say: whoever asks may ask again."""
-    told, triton = stub
-    told.knows = Forgetful()
-    with pytest.raises(TritonUnavailable):
-        await triton.infer(MODEL, PICTURE, 5, "id", lent)
-
-    assert lent.offset in lent.arena.free_offsets
-
-
-class Forgetful(set[str]):
-    """Never knows what it was told."""
-
-    def add(self, _: str) -> None:
-        """Forget."""
-
-
-async def test_a_region_that_is_still_read_is_unregistered_later(stub: tuple[Stub, Triton]) -> None:
-    """A worker that was killed may have left an inference behind that reads it."""
-    told, triton = stub
-    told.knows, told.still_read = {"region"}, 3
-    await triton.unregister("region")
-
-    assert told.knows == set()
-
-
-async def test_many_ask_for_a_contract_once(stub: tuple[Stub, Triton]) -> None:
-    """Also when it has to be read again; a full queue is no reason to."""
-    told, triton = stub
-    await asyncio.gather(*(triton.contract("tiny") for _ in range(50)))
-    assert told.metadata_asked == 1
-    told.refusal = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
-    with pytest.raises(TritonUnavailable):
-        await triton.infer(MODEL, PICTURE, 5, "id")
-    await triton.contract("tiny")
-    assert told.metadata_asked == 1
-    told.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"
-    with pytest.raises(ModelNonsense):
-        await triton.infer(MODEL, PICTURE, 5, "id")
-    await triton.contract("tiny")
-
-    assert told.metadata_asked == 2
-
-
-async def test_a_model_is_ready_if_one_of_its_versions_is(stub: tuple[Stub, Triton]) -> None:
-    """The index has a line for each version; what was never loaded has no state."""
-    _, triton = stub
-
-    assert await triton.models() == {"a": "READY", "b": "UNAVAILABLE", "c": ""}
+        await asyncio.wait_for(asking, 60)
+    await client.close()

@@ -8,27 +8,28 @@ import sys
 import numpy as np
 import pytest
 
-from app import arena
-from app.arena import SHM, Arena
-from tests.conftest import ROOT
+from app.triton import shared_memory
+from app.triton.shared_memory import SHM, Arena
+from tests.support import ROOT
 
 
-def test_slots_do_not_overlap() -> None:
-    """What is written to one is not seen in another, whatever their size."""
-    made = Arena(5000, 3)
+@pytest.mark.parametrize("slot_bytes", [1, 5000, 4096])
+def test_slots_are_contiguous_and_do_not_overlap(slot_bytes: int) -> None:
+    """One begins where the one before it ends, so that slots in a row are a batch; each byte belongs to one slot."""
+    made = Arena(slot_bytes, 3)
     slots = [made.take() for _ in range(3)]
-    arrays = [slot.array((50, 100), np.uint8) for slot in slots if slot]
+    arrays = [slot.array((slot_bytes,), np.uint8) for slot in slots if slot]
     for value, array in enumerate(arrays):
         array[:] = value
     made.close()
 
     assert [array.min() for array in arrays] == [array.max() for array in arrays] == [0, 1, 2]
-    assert len({slot.offset for slot in slots if slot}) == 3
-    assert all(slot.offset % 4096 == 0 for slot in slots if slot)
+    assert [slot.offset for slot in slots if slot] == [0, slot_bytes, 2 * slot_bytes]
+    assert made.nbytes == 3 * slot_bytes
 
 
-def test_a_slot_is_lent_to_one_at_a_time() -> None:
-    """When all are out there is none, until one is given back."""
+def test_a_slot_is_lent_to_one_request_at_a_time() -> None:
+    """When all are taken there is none, until one is given back."""
     made = Arena(10, 1)
     slot = made.take()
     assert slot
@@ -39,8 +40,21 @@ def test_a_slot_is_lent_to_one_at_a_time() -> None:
     made.close()
 
 
-def test_the_file_is_what_the_slots_show() -> None:
-    """Whoever maps the file of that name reads what was written."""
+def test_the_slot_given_back_last_is_taken_first() -> None:
+    """Few clients then touch few pages."""
+    made = Arena(10, 3)
+    first, second = made.take(), made.take()
+    assert first
+    assert second
+    second.free()
+    first.free()
+
+    assert made.take() == first
+    made.close()
+
+
+def test_the_file_contains_what_is_written_to_the_slots() -> None:
+    """A process that maps the file of that name reads it; other users may not."""
     made = Arena(4096, 2)
     slot = made.take()
     assert slot
@@ -56,7 +70,7 @@ def test_the_file_is_what_the_slots_show() -> None:
 
 
 def test_memory_outlives_the_file() -> None:
-    """A request that is still writing when the worker ends writes into its own memory."""
+    """A thread that is still writing when the worker ends writes into memory that exists."""
     made = Arena(4096, 1)
     slot = made.take()
     assert slot
@@ -69,9 +83,9 @@ def test_memory_outlives_the_file() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
 def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
-    """The space is reserved before the first write; nothing is left of the attempt."""
+    """The memory is reserved before the first write; nothing is left of the attempt."""
     script = (
-        "from app.arena import *\n"
+        "from app.triton.shared_memory import *\n"
         "try: Arena(1 << 20, 32)\n"
         "except OSError as error: print(error.errno, list(SHM.iterdir()))\n"
         "made = Arena(4096, 8); made.take().array((4096,), np.uint8)[:] = 1; made.close(); print('ok')"
@@ -84,26 +98,28 @@ def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
     assert result.stdout == "28 []\nok\n", result.stderr
 
 
-def test_what_killed_workers_left_is_swept() -> None:
-    """The arena of a process that is gone is removed, whatever its number; those of the living are not."""
-    script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+def test_the_arenas_of_killed_workers_are_swept() -> None:
+    """The arena of a process that has ended is removed, whatever its process id; those of living processes are not."""
+    script = (
+        "import os; from app.triton.shared_memory import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+    )
     dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096, 1)
-    reborn = SHM / f"nereid-{os.getpid()}-00000000"
-    (SHM / dead).rename(reborn)
-    swept = arena.sweep()
+    reused = SHM / f"nereid-{os.getpid()}-00000000"  # the process id was given to this process since
+    (SHM / dead).rename(reused)
+    swept = shared_memory.sweep()
 
     try:
-        assert reborn.name in swept
-        assert not reborn.exists()
+        assert reused.name in swept
+        assert not reused.exists()
         assert alive.name not in swept
         assert (SHM / alive.name).exists()
     finally:
         alive.close()
 
 
-def test_what_cannot_be_swept_stops_nobody() -> None:
-    """Anybody can write to /dev/shm, under any name; what is none of ours is left alone."""
+def test_files_that_are_not_arenas_are_left_alone() -> None:
+    """Anybody can write to /dev/shm, under any name; nothing there makes the sweep fail."""
     folder, pipe, link = (SHM / f"nereid-1-{number:08}" for number in range(3))
     other = SHM / "nereid-notes"
     folder.mkdir()
@@ -112,22 +128,23 @@ def test_what_cannot_be_swept_stops_nobody() -> None:
     other.touch()
 
     try:
-        assert not {folder.name, pipe.name, link.name, other.name} & set(arena.sweep())
+        assert not {folder.name, pipe.name, link.name, other.name} & set(shared_memory.sweep())
+        assert all(os.path.lexists(path) for path in (folder, pipe, link, other))
     finally:
         folder.rmdir()
         for path in (pipe, link, other):
             path.unlink()
 
 
-def test_an_arena_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a moment between the two."""
+def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker may sweep between the creation of the file and the lock."""
     lock = fcntl.flock
     swept: list[str] = []
 
     def late(descriptor: int, how: int) -> None:
         if not swept:
             monkeypatch.setattr(fcntl, "flock", lock)
-            swept.extend(arena.sweep())
+            swept.extend(shared_memory.sweep())
         lock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
@@ -139,11 +156,13 @@ def test_an_arena_swept_before_it_was_locked_is_made_again(monkeypatch: pytest.M
     made.close()
 
 
-def test_a_dead_process_that_nobody_has_buried_is_dead() -> None:
-    """In a container without an init it may stay for ever."""
-    script = "import os; from app.arena import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+def test_the_arena_of_a_zombie_is_swept() -> None:
+    """In a container without an init process, a killed worker may stay a zombie for ever."""
+    script = (
+        "import os; from app.triton.shared_memory import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
+    )
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends
 
-        assert name in arena.sweep()
+        assert name in shared_memory.sweep()

@@ -1,200 +1,435 @@
-"""Pixels through shared memory, with a real Triton: refused, restarted, shared and given up on."""
+"""Tensors through shared memory: refused, restarted, shared by several gateways, and inline where it does not work."""
 
 import asyncio
 import gc
-import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
-import psutil
 import pytest
 from PIL import Image
 
-from app import image
-from app.arena import SHM, Arena, Slot
 from app.config import Settings
-from app.detector import Detector, Limits
-from app.embedded import Server
-from app.envelope import Exchange
-from app.errors import DeadlinePassed, TritonUnavailable
+from app.embedded.server import Server
+from app.errors import TritonUnavailable
 from app.main import create_app
-from app.parameters import Parameters
-from app.stages import Stages
-from app.transport import Transport
-from app.triton import Triton
-from tests import layouts
-from tests.conftest import ROOT, free_port, json, started
+from app.triton import transport as transport_module
+from app.triton.client import TritonClient
+from app.triton.shared_memory import SHM, Arena, Slot
+from app.triton.transport import SLOTS, Transport
+from tests.fakes import models
+from tests.fakes.triton import FakeTriton
+from tests.support import NEEDS_BYTES, ROOT, SCENE, captured_log, finds, json, own_arenas, regions, started, until_ready
 
-pytestmark = pytest.mark.usefixtures("triton")
+Fake = tuple[FakeTriton, TritonClient]
 
-SCENE = layouts.scene("BMP")
-
-
-def own() -> list[Path]:
-    """The arenas of this process."""
-    return list(SHM.glob(f"nereid-{os.getpid()}-*"))
+NBYTES = 4096
+OUT_OF_SPACE = OSError(28, "No space left on device")
 
 
-async def transport_in_force(client: httpx.AsyncClient) -> str:
-    """Ask for it."""
-    answer: dict[str, Any] = (await client.get("/health")).json()
-    return str(answer["performance"]["optimizations"]["transport"])
-
-
-async def regions(settings: Settings) -> list[str]:
-    """Name what Triton has mapped of ours."""
-    async with httpx.AsyncClient() as client:
-        known = (await client.get(f"http://127.0.0.1:{settings.triton_http_port}/v2/systemsharedmemory/status")).json()
-    return [region["name"] for region in known]
+async def transport_in_use(client: httpx.AsyncClient) -> str:
+    """Read from /health how tensors travel."""
+    report: dict[str, Any] = (await client.get("/health")).json()
+    return str(report["performance"]["optimizations"]["transport"])
 
 
 async def taken(transport: Transport) -> Slot | None:
     """Take a slot as a request does."""
-    await transport.prepare(4096)
-    return transport.take(4096)
+    await transport.prepare(NBYTES)
+    return transport.take(NBYTES)
 
 
-async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
-    """Whether a picture gets its boxes."""
-    return [d["class_name"] for d in json(await client.post(f"/predict/{model}", content=SCENE))["detections"]] == ["red", "blue"]
+def raise_out_of_space(*_: object) -> None:
+    raise OUT_OF_SPACE
 
 
 @pytest.fixture
-def own_triton(settings: Settings) -> Iterator[tuple[Settings, Server]]:
-    """A Triton that the test may kill."""
-    own = msgspec.structs.replace(
-        settings, triton_http_port=free_port(), triton_grpc_port=free_port(), triton_metrics_port=free_port(), model="six_columns"
-    )
-    server = Server(own)
-    server.start()
-    yield own, server
-    server.stop()
+async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
+    """A transport to the fake Triton, in the mode `auto`."""
+    _, client = fake_triton
+    made = Transport(client, "auto")
+    yield made
+    await made.close()
 
 
-@pytest.mark.parametrize(("mode", "in_force"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
-async def test_the_transport_in_force_is_told(settings: Settings, mode: Any, in_force: str) -> None:  # noqa: ANN401
-    """Boxes are the same, /health says how the pixels went, and nothing is left of it."""
-    before = own()
+@pytest.fixture
+async def real_transport(settings: Settings, triton: Server) -> AsyncIterator[Transport]:
+    """A transport of its own to the real Triton."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url)
+    made = Transport(client, "auto")
+    yield made
+    await made.close()
+    await client.close()
+
+
+async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
+    """An arena is created for the first tensor of its size."""
+    assert not transport.is_prepared(NBYTES)
+    assert transport.in_use == "inline"
+    assert transport.take(NBYTES) is None
+
+
+async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
+    """Their arena exists, is registered, and is used from then on."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+
+    assert slot
+    assert (SHM / slot.arena.name).stat().st_size == SLOTS * NBYTES
+    assert fake.regions == {slot.arena.name}
+    assert transport.is_prepared(NBYTES)
+    assert transport.in_use == "shm"
+
+
+async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
+    """Those that come while it is prepared wait for it."""
+    fake, _ = fake_triton
+    before = own_arenas()
+    await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
+    await transport.prepare(NBYTES)
+
+    assert len(own_arenas()) == len(before) + 1
+    assert len(fake.registrations) == 1
+
+
+async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transport) -> None:
+    """A slot is as large as the tensors of its model."""
+    fake, _ = fake_triton
+    await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
+    small, large = transport.take(NBYTES), transport.take(2 * NBYTES)
+
+    assert small
+    assert large
+    assert {small.arena.name, large.arena.name} == fake.regions
+    assert large.arena.nbytes == 2 * small.arena.nbytes
+
+
+async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
+    """Until one is given back."""
+    monkeypatch.setattr(transport_module, "SLOTS", 1)
+    slot = await taken(transport)
+    assert slot
+    assert await taken(transport) is None
+    slot.free()
+
+    assert await taken(transport) == slot
+
+
+async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
+    """Whoever wants tensors inside requests gets no shared memory at all."""
+    fake, client = fake_triton
+    before = own_arenas()
+    transport = Transport(client, "inline")
+    assert transport.is_prepared(NBYTES)
+    assert await taken(transport) is None
+
+    assert own_arenas() == before
+    assert not fake.registrations
+    assert transport.in_use == "inline"
+
+
+async def test_a_refusal_is_logged_once_and_retried_after_a_while(
+    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Triton on another host stays there; one that changes its mind is used again."""
+    fake, _ = fake_triton
+    log = captured_log(monkeypatch, transport_module)
+    now = 1000.0
+    monkeypatch.setattr(transport_module, "monotonic", lambda: now)
+    fake.accepts_regions = False
+    for _ in range(3):
+        assert await taken(transport) is None
+    assert transport.is_prepared(NBYTES)
+    assert len(fake.registrations) == 1
+    now += 30
+    assert not transport.is_prepared(NBYTES)
+    assert await taken(transport) is None
+    assert len(fake.registrations) == 2
+    assert [call.method_name for call in log] == ["warning", "debug"]
+    assert "Unable to open" in log[0].kwargs["reason"]
+    fake.accepts_regions = True
+    now += 30
+
+    assert await taken(transport)
+    assert transport.in_use == "shm"
+
+
+async def test_a_triton_that_does_not_answer_has_not_refused(fake_triton: Fake, transport: Transport) -> None:
+    """The next request tries again at once, and nothing is left of the attempt."""
+    fake, _ = fake_triton
+    before = own_arenas()
+    fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    assert await taken(transport) is None
+    assert own_arenas() == before
+    assert not transport.is_prepared(NBYTES)
+    fake.refusal = None
+
+    assert await taken(transport)
+
+
+async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake, transport: Transport) -> None:
+    """Triton was restarted; the arena stays in use."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+    assert slot
+    fake.regions.clear()
+
+    assert await transport.register_again(slot.arena)
+    assert fake.regions == {slot.arena.name}
+    assert transport.in_use == "shm"
+    assert await taken(transport)
+
+
+async def test_a_region_that_is_refused_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
+    """Requests in progress do without it at once, the next one to prepare removes the arena."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+    assert slot
+    fake.regions.clear()
+    fake.accepts_regions = False
+
+    assert not await transport.register_again(slot.arena)
+    assert transport.in_use == "inline"
+    assert not transport.is_prepared(NBYTES)
+    assert transport.take(NBYTES) is None
+    assert (SHM / slot.arena.name).exists()
+    await transport.prepare(NBYTES)
+    assert not (SHM / slot.arena.name).exists()
+    assert transport.is_prepared(NBYTES)
+    assert transport.take(NBYTES) is None
+
+
+async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake, transport: Transport) -> None:
+    """It has not refused anything; the request in question fails, the arena stays."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+    assert slot
+    fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    with pytest.raises(TritonUnavailable):
+        await transport.register_again(slot.arena)
+
+    assert transport.in_use == "shm"
+    assert await taken(transport)
+
+
+async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton: Fake, transport: Transport) -> None:
+    """Of two requests that register again, one may be refused: the other goes on, but the arena is given up."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+    assert slot
+    fake.regions.clear()
+    fake.accepts_regions = False
+    assert not await transport.register_again(slot.arena)
+    fake.accepts_regions = True
+    assert await transport.register_again(slot.arena)
+    assert transport.in_use == "inline"
+    await transport.prepare(NBYTES)
+
+    assert not (SHM / slot.arena.name).exists()
+    assert fake.regions == set()
+
+
+async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
+    """What one Triton has mapped says nothing of another: an arena itself does not know of any."""
+    fake, client = fake_triton
+    other = Transport(client, "auto")
+    first, second = await taken(transport), await taken(other)
+    assert first
+    assert second
+    fake.regions.clear()
+    fake.accepts_regions = False
+    await transport.register_again(first.arena)
+
+    assert (transport.in_use, other.in_use) == ("inline", "shm")
+    assert not await other.register_again(first.arena)
+    assert other.in_use == "shm"
+    await other.close()
+
+
+async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
+    """Nothing is in use any more afterwards."""
+    fake, client = fake_triton
+    before = own_arenas()
+    transport = Transport(client, "auto")
+    await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
+    assert len(fake.regions) == 2
+    await transport.close()
+
+    assert own_arenas() == before
+    assert fake.regions == set()
+    assert transport.in_use == "inline"
+
+
+async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a full /dev/shm nor too few slots make the tensor travel inline."""
+    _, client = fake_triton
+    monkeypatch.setattr(transport_module, "SLOTS", 1)
+    transport = Transport(client, "shm")
+    assert await taken(transport)
+    with pytest.raises(TritonUnavailable, match="required by the settings"):
+        await taken(transport)
+    monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
+    await transport.prepare(2 * NBYTES)
+    with pytest.raises(TritonUnavailable, match="required by the settings"):
+        transport.take(2 * NBYTES)
+    await transport.close()
+
+
+async def test_the_sweep_is_logged_if_it_found_something(
+    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton is told of every arena that is gone."""
+    fake, _ = fake_triton
+    log = captured_log(monkeypatch, transport_module)
+    fake.regions = {"nereid-1-0", "nereid-1-1", "nereid-2-0"}
+    for found in (["nereid-1-0", "nereid-1-1"], []):
+        monkeypatch.setattr("app.triton.shared_memory.sweep", lambda found=found: found)
+        await transport.sweep()
+
+    assert fake.regions == {"nereid-2-0"}
+    assert [call.kwargs for call in log] == [{"arenas": ["nereid-1-0", "nereid-1-1"]}]
+
+
+@pytest.mark.parametrize(("mode", "in_use"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
+@pytest.mark.usefixtures("triton")
+async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any, in_use: str) -> None:  # noqa: ANN401
+    """Boxes are the same, /health says how the tensors travelled, and nothing is left of it."""
+    before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert await finds(client)
         assert await finds(client, "half_four_tensors")
-        assert await transport_in_force(client) == in_force
+        assert await transport_in_use(client) == in_use
 
-    assert own() == before
+    assert own_arenas() == before
 
 
+@NEEDS_BYTES
 @pytest.mark.parametrize("more", [0, 1 << 20], ids=["fits", "larger than a slot"])
-async def test_a_file_goes_through_shared_memory_if_it_fits(settings: Settings, more: int) -> None:
-    """A larger one travels inside the request, even where shared memory is insisted on."""
+@pytest.mark.usefixtures("triton")
+async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Settings, more: int) -> None:
+    """A larger one travels inside the request, even where shared memory is required."""
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         found = json(await client.post("/predict/file_in", content=SCENE + bytes(more)))["detections"]
         assert [d["class_name"] for d in found] == ["red", "blue"]
-        assert await transport_in_force(client) == "shm"
+        assert await transport_in_use(client) == "shm"
 
 
-async def test_no_room_in_dev_shm_is_no_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pixels then travel inside the request; whoever insists on shared memory is told."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("app.transport.Arena", full)
+@pytest.mark.usefixtures("triton")
+async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors then travel inside the request; whoever requires shared memory gets an error."""
+    monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)
-        assert await transport_in_force(client) == "inline"
+        assert await transport_in_use(client) == "inline"
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         assert json(await client.post("/predict/six_columns", content=SCENE), 503)["code"] == "triton_unavailable"
 
 
-async def test_a_triton_elsewhere_gets_the_pixels_inline(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("triton")
+async def test_a_triton_on_another_host_gets_the_tensors_inline(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot find the file, says so, and the file is removed again."""
-    before = own()
-    real = Triton.register
-
-    async def elsewhere(self: Triton, region: str, nbytes: int) -> None:
-        await real(self, f"{region}-of-another-host", nbytes)
-
-    monkeypatch.setattr(Triton, "register", elsewhere)
+    before = own_arenas()
+    monkeypatch.setattr(TritonClient, "register", register_elsewhere)
     async with started(create_app(settings)) as client:
         assert await finds(client)
-        assert await transport_in_force(client) == "inline"
-        assert own() == before
+        assert await transport_in_use(client) == "inline"
+        assert own_arenas() == before
 
 
-async def test_a_triton_that_was_down_has_refused_nothing(own_triton: tuple[Settings, Server]) -> None:
-    """Once it is there, shared memory is used at once, also by those who insist on it."""
+class ArenaElsewhere:
+    """An arena whose file Triton cannot find, as if it ran on another host."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.name = f"{arena.name}-of-another-host"
+        self.nbytes = arena.nbytes
+
+
+REGISTER = TritonClient.register
+
+
+async def register_elsewhere(client: TritonClient, arena: Any) -> None:  # noqa: ANN401
+    await REGISTER(client, ArenaElsewhere(arena))  # type: ignore[arg-type]
+
+
+async def test_a_triton_that_was_down_has_not_refused(own_triton: tuple[Settings, Server]) -> None:
+    """Once it runs, shared memory is used at once, also where it is required."""
     settings, server = own_triton
     server.stop()
-    triton = Triton(settings.triton_url)
-    transport = Transport(triton, "shm")
+    client = TritonClient(settings.triton_url)
+    transport = Transport(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
-    assert transport.in_force == "inline"
+    assert transport.in_use == "inline"
     server.start()
-    for _ in range(50):  # the connection needs its moment
-        if await triton.is_ready("six_columns"):
+    for _ in range(50):  # the connection takes a moment
+        if await client.is_ready("six_columns"):
             break
         await asyncio.sleep(0.1)
 
     assert await taken(transport)
     await transport.close()
-    await triton.close()
+    await client.close()
 
 
-async def test_more_requests_than_slots_are_answered_all_the_same(
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those without a slot carry their pixels themselves; no two get each other's."""
-    monkeypatch.setattr("app.transport._SLOTS", 2)
+@pytest.mark.usefixtures("triton")
+async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_transport: Transport) -> None:
+    """Two requests may register it at the same time."""
+    slot = await taken(real_transport)
+    assert slot
+    assert all(await asyncio.gather(*(real_transport.register_again(slot.arena) for _ in range(3))))
+
+    assert slot.arena.name in await regions(settings)
+
+
+@pytest.mark.usefixtures("triton")
+async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without a slot carry their tensors themselves; no two get each other's boxes."""
+    monkeypatch.setattr(transport_module, "SLOTS", 2)
     empty = BytesIO()
-    Image.new("RGB", layouts.SIZE, "white").save(empty, "BMP")
+    Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
 
-    async def found(client: httpx.AsyncClient, picture: bytes) -> int:
-        return len(json(await client.post("/predict/six_columns", content=picture))["detections"])
+    async def count(client: httpx.AsyncClient, image: bytes) -> int:
+        return len(json(await client.post("/predict/six_columns", content=image))["detections"])
 
     async with started(create_app(settings)) as client:
-        counts = await asyncio.gather(*(found(client, picture) for _ in range(20) for picture in (SCENE, empty.getvalue())))
+        counts = await asyncio.gather(*(count(client, image) for _ in range(20) for image in (SCENE, empty.getvalue())))
 
     assert counts == [2, 0] * 20
 
 
+@pytest.mark.usefixtures("triton")
 async def test_two_gateways_share_a_triton(settings: Settings) -> None:
     """Each has its own regions; one that ends takes nothing from the other."""
+    gc.collect()
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(started(create_app(settings)))
         async with started(create_app(settings)) as second:
             answers = await asyncio.gather(*(finds(client) for client in (first, second) * 10))
         assert all(answers)
         kept = await regions(settings)
-        assert set(kept) == {path.name for path in own()}
+        assert set(kept) == {path.name for path in own_arenas()}
         assert await finds(first)
         assert await regions(settings) == kept
 
 
-async def test_a_restarted_triton_is_not_noticed(own_triton: tuple[Settings, Server]) -> None:
-    """It has forgotten every region; the first request registers again and gets its boxes."""
+async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Settings, Server]) -> None:
+    """It has forgotten every region; the first request registers it again and gets its boxes."""
     settings, server = own_triton
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         assert await finds(client)
         server.stop()
         server.start()
-        for _ in range(50):  # the connection, not the region, needs its moment
-            if (await client.get("/readyz")).status_code == 200:
-                break
-            await asyncio.sleep(0.1)
+        await until_ready(client)
 
         assert all(await asyncio.gather(*(finds(client) for _ in range(8))))
-        assert await transport_in_force(client) == "shm"
+        assert await transport_in_use(client) == "shm"
 
 
 @pytest.mark.parametrize("mode", ["auto", "shm"])
@@ -203,70 +438,57 @@ async def test_a_restarted_triton_may_refuse_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
     mode: Any,  # noqa: ANN401
 ) -> None:
-    """The request under way gets its boxes all the same; those after it as the setting says."""
+    """The request in progress gets its boxes all the same; those after it as the setting says."""
     settings, server = own_triton
-    real, before = Triton.register, own()
+    before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert await finds(client)
         server.stop()
         server.start()
-        monkeypatch.setattr(Triton, "register", lambda self, region, nbytes, *_: real(self, f"{region}-elsewhere", nbytes))
-        for _ in range(50):  # the connection needs its moment
-            if (await client.get("/readyz")).status_code == 200:
-                break
-            await asyncio.sleep(0.1)
+        monkeypatch.setattr(TritonClient, "register", register_elsewhere)
+        await until_ready(client)
 
         assert await finds(client)
         after = await client.post("/predict/six_columns", content=SCENE)
         assert after.status_code == (200 if mode == "auto" else 503)
-        assert await transport_in_force(client) == "inline"
-        assert own() == before
+        assert await transport_in_use(client) == "inline"
+        assert own_arenas() == before
         assert await regions(settings) == []
 
 
-async def test_an_arena_that_is_made_while_the_gateway_ends_is_removed_too(
+@pytest.mark.usefixtures("triton")
+async def test_an_arena_that_is_created_while_the_worker_ends_is_removed(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it any more, but it is still being registered."""
-    before = own()
-    real = Triton.register
+    """No request waits for it any more, but it is still being registered."""
+    before = own_arenas()
 
-    async def slow(self: Triton, region: str, nbytes: int) -> None:
+    async def register_slowly(client: TritonClient, arena: Arena) -> None:
         await asyncio.sleep(0.5)
-        await real(self, region, nbytes)
+        await REGISTER(client, arena)
 
-    monkeypatch.setattr(Triton, "register", slow)
-    triton = Triton(settings.triton_url)
-    transport = Transport(triton, "auto")
-    waiting = asyncio.ensure_future(transport.prepare(4096))
+    monkeypatch.setattr(TritonClient, "register", register_slowly)
+    client = TritonClient(settings.triton_url)
+    transport = Transport(client, "auto")
+    waiting = asyncio.ensure_future(transport.prepare(NBYTES))
     await asyncio.sleep(0.2)
     waiting.cancel()
-    (made,) = set(own()) - set(before)
+    (made,) = set(own_arenas()) - set(before)
     await transport.close()
-    await triton.close()
+    await client.close()
 
     assert not made.exists()
     assert made.name not in await regions(settings)
 
 
-@pytest.fixture
-async def transport(settings: Settings) -> AsyncIterator[Transport]:
-    """A transport of the test's own."""
-    gateway = Triton(settings.triton_url)
-    made = Transport(gateway, "auto")
-    yield made
-    await made.close()
-    await gateway.close()
-
-
-async def test_a_killed_worker_leaves_nothing(transport: Transport, settings: Settings) -> None:
-    """Its file is removed here, and Triton forgets the region, when the next worker starts."""
+async def test_a_killed_worker_leaves_nothing(real_transport: Transport, settings: Settings) -> None:
+    """When the next worker starts, the file is removed here, and Triton forgets the region."""
     script = """
 import asyncio, os, sys
-from app.transport import Transport
-from app.triton import Triton
+from app.triton.client import TritonClient
+from app.triton.transport import Transport
 async def main():
-    transport = Transport(Triton(sys.argv[1]), "shm")
+    transport = Transport(TritonClient(sys.argv[1]), "shm")
     await transport.prepare(4096)
     slot = transport.take(4096)
     print(slot.arena.name, flush=True)
@@ -277,115 +499,8 @@ asyncio.run(main())
     worker = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
     name = worker.stdout.strip()
     assert (SHM / name).exists()
-    await transport.sweep()
+    assert name in await regions(settings)
+    await real_transport.sweep()
 
     assert not (SHM / name).exists()
     assert name not in await regions(settings)
-
-
-async def test_a_slot_comes_back_only_when_its_rpc_has_ended(
-    own_triton: tuple[Settings, Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that gave up leaves its pixels where Triton may still read them."""
-    settings, server = own_triton
-    arenas: list[Arena] = []
-    real = Arena.__init__
-
-    def noted(self: Arena, *arguments: Any) -> None:  # noqa: ANN401
-        real(self, *arguments)
-        arenas.append(self)
-
-    monkeypatch.setattr(Arena, "__init__", noted)
-    hasty = msgspec.structs.replace(settings, timeout_seconds=0.5, transport="shm")
-    process = psutil.Process(server.pid)
-    async with started(create_app(hasty)) as client:
-        assert await finds(client)
-        (made,) = arenas
-        slots = len(made.free_offsets)
-        process.send_signal(signal.SIGSTOP)
-        try:
-            assert await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
-            assert json(await client.post("/predict/six_columns", content=SCENE), 504)["code"] == "deadline_passed"
-            assert len(made.free_offsets) == slots - 1
-        finally:
-            process.send_signal(signal.SIGCONT)
-
-        assert await eventually(lambda: len(made.free_offsets) == slots)
-
-
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_slot_comes_back_only_when_its_thread_has_ended(
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    transport: Transport,
-    how: str,
-) -> None:
-    """A decoder cannot be stopped, so what it writes to is not lent again before."""
-    may_end = threading.Event()
-    real = image.decode
-
-    def slow(*arguments: Any) -> Any:  # noqa: ANN401
-        may_end.wait(10)
-        return real(*arguments)
-
-    monkeypatch.setattr(image, "decode", slow)
-    triton = Triton(settings.triton_url)
-    detector = Detector(triton, transport, "six_columns", frozenset(), Limits(1, 10**7, 0.5 if how == "deadline" else 30))
-    model = await detector.ready("six_columns")
-    slot = transport.take(model.input_bytes)
-    assert slot
-    slot.free()
-    slots = len(slot.arena.free_offsets)
-    asking = asyncio.ensure_future(detector.detect(SCENE, Parameters(), Stages(), "id"))
-    assert await eventually(lambda: len(slot.arena.free_offsets) == slots - 1)
-    if how == "cancel":
-        asking.cancel()
-    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-        await asking
-    assert len(slot.arena.free_offsets) == slots - 1
-    may_end.set()
-
-    assert await eventually(lambda: len(slot.arena.free_offsets) == slots)
-    detector.close()
-    await triton.close()
-
-
-async def eventually(holds: Callable[[], bool]) -> bool:
-    """Wait up to ten seconds until something holds."""
-    for _ in range(100):
-        if holds():
-            return True
-        await asyncio.sleep(0.1)
-    return False
-
-
-@pytest.mark.parametrize(("model", "code"), [("six_columns", "broken_picture"), ("absent", "unknown_model")])
-async def test_a_refused_picture_is_let_go_at_once(settings: Settings, model: str, code: str) -> None:
-    """No ring of references keeps the body until the garbage collector comes by."""
-    async with started(create_app(settings)) as client:
-        assert await finds(client)
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            for _ in range(3):  # the test's own client holds on to the last
-                assert (await client.post(f"/predict/{model}", content=SCENE[:500])).json()["code"] == code
-            gc.collect()
-            kept = [thing for thing in gc.garbage if isinstance(thing, Exchange)]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-
-    assert not kept
-
-
-async def test_a_broken_picture_gives_its_slot_back(
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """More of them than there are slots, and shared memory is still to be had."""
-    monkeypatch.setattr("app.transport._SLOTS", 2)
-    async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
-        for _ in range(5):
-            json(await client.post("/predict/six_columns", content=SCENE[:500]), 422)
-
-        assert await finds(client)

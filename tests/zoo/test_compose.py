@@ -1,4 +1,4 @@
-"""The composed models: checked, and equal to the published network with a textbook post-processing."""
+"""Composed models are valid, and find what the published network finds with a textbook post-processing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper, parser
 from PIL import Image, ImageDraw
 
-from app import catalogue
-from app.catalogue import Recipe
-from app.compose import composed
-from app.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR
-from app.pull import fetch
-from tests import layouts
-from tests.conftest import PICTURES, REPOSITORY, SHARED, SHARED_YOLOX
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR
+from app.zoo import registry
+from app.zoo.compose import IR_VERSION, OPSET, compose_model
+from app.zoo.registry import Recipe
+from tests.fakes import models
+from tests.support import IMAGES, REPOSITORY, SHARED
 
-SEEN = sorted([*PICTURES.glob("*.jpg"), *(SHARED / "images").glob("*.jpg")])
+PHOTOS = sorted([*IMAGES.glob("*.jpg"), *(SHARED / "images").glob("*.jpg")])
 SQUARE = 256
 ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
@@ -33,7 +32,7 @@ Floats = NDArray[np.float32]
 
 class Detections(NamedTuple):
     boxes: Floats
-    """(n, 4) x1 y1 x2 y2 in pixels of the square."""
+    """(n, 4) x1 y1 x2 y2 in pixels of the input."""
     scores: Floats
     classes: NDArray[np.int32]
 
@@ -58,22 +57,22 @@ def outputs(runner: onnxruntime.InferenceSession, batch: NDArray[np.uint8]) -> l
 
 
 def detect(runner: onnxruntime.InferenceSession, batch: NDArray[np.uint8]) -> list[Detections]:
-    """Run a composed model; the valid rows of each picture."""
+    """Run a composed model, and return the valid rows of each image."""
     rows = zip(*outputs(runner, batch), strict=True)
     return [Detections(boxes[:count], scores[:count], classes[:count]) for (count,), boxes, scores, classes in rows]
 
 
-def framed(path: Path, square: int) -> NDArray[np.uint8]:
-    """Put a picture into the top left of a grey square."""
-    frame = Image.new("RGB", (square, square), (114, 114, 114))
-    with Image.open(path) as picture:
-        picture.thumbnail((square, square))
-        frame.paste(picture)
-    return np.asarray(frame)
+def on_canvas(path: Path, square: int) -> NDArray[np.uint8]:
+    """Put an image into the top left of a grey square."""
+    canvas = Image.new("RGB", (square, square), (114, 114, 114))
+    with Image.open(path) as image:
+        image.thumbnail((square, square))
+        canvas.paste(image)
+    return np.asarray(canvas)
 
 
 def overlap(one: Floats, others: Floats) -> Floats:
-    """Intersection over union of a box (4,) with boxes (n, 4)."""
+    """Return the intersection over union of a box (4,) with boxes (n, 4)."""
     sides = np.minimum(one[2:], others[:, 2:]) - np.maximum(one[:2], others[:, :2])
     shared = np.clip(sides, 0, None).prod(axis=1)
     union = (one[2:] - one[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1) - shared
@@ -82,7 +81,7 @@ def overlap(one: Floats, others: Floats) -> Floats:
 
 
 def textbook(head: Floats, recipe: Recipe) -> Detections:
-    """Decode the head of one picture, then suppress class by class, as every tutorial does it."""
+    """Decode the head of one image, then suppress class by class, as in every tutorial."""
     if recipe.head == "yolo":
         centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
     else:
@@ -95,16 +94,18 @@ def textbook(head: Floats, recipe: Recipe) -> Detections:
     best, label = scores.max(axis=1), scores.argmax(axis=1)
     kept: list[int] = []
     for class_id in np.unique(label):
-        waiting = [i for i in np.argsort(-best) if label[i] == class_id and best[i] > SCORE_FLOOR]
-        while waiting:
-            first = waiting.pop(0)
+        remaining = [i for i in np.argsort(-best) if label[i] == class_id and best[i] > SCORE_FLOOR]
+        while remaining:
+            first = remaining.pop(0)
             kept.append(first)
-            waiting = [i for i, iou in zip(waiting, overlap(corners[first], corners[waiting]), strict=True) if iou <= recipe.iou]
+            remaining = [
+                i for i, iou in zip(remaining, overlap(corners[first], corners[remaining]), strict=True) if iou <= recipe.iou
+            ]
     return Detections(corners[kept], best[kept], label[kept].astype(np.int32))
 
 
 def assert_same(found: Detections, expected: Detections) -> None:
-    """Demand the same objects, whatever the order of equals."""
+    """Demand the same objects, whatever the order of those with equal scores."""
     assert sorted(found.classes) == sorted(expected.classes)
     for box, score, label in zip(*found, strict=True):
         same_class = np.flatnonzero(expected.classes == label)
@@ -117,7 +118,7 @@ def assert_same(found: Detections, expected: Detections) -> None:
 def network(
     head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images", gives: str = "", opset: int = 17
 ) -> onnx.ModelProto:
-    """Make a network whose answer is always `head`, whatever it is shown."""
+    """Make a network that returns `head` for any image."""
     model = parser.parse_model(f"""
     <ir_version: 8, opset_import: ["": {opset}]>
     network ({takes}) => (float{list(head.shape)} output0 {gives}) {{
@@ -145,35 +146,33 @@ def yolo_head(objects: Sequence[tuple[float, float, float, float, int, float]], 
 
 
 def answer(head: Floats, recipe: Recipe = YOLO) -> Detections:
-    """Compose a model around a network that gives this head, and run it."""
+    """Compose a model from a network that returns this head, and run it."""
     blank = np.zeros((1, recipe.square, recipe.square, 3), np.uint8)
-    return detect(session(composed(network(head), recipe)), blank)[0]
+    return detect(session(compose_model(network(head), recipe)), blank)[0]
 
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano"])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    """Get a published network, and compose the model around it."""
-    entry = catalogue.load(REPOSITORY / "models.toml")[request.param]
-    if request.param == "yolox_nano":
-        if not SHARED_YOLOX.is_file():
-            pytest.skip(f"the published YOLOX-Nano is not at {SHARED_YOLOX}")
-        file = SHARED_YOLOX
-    else:
-        file = fetch(entry, tmp_path_factory.mktemp("published"))
-    model = composed(onnx.load(file), entry.recipe)
-    return Subject(entry.recipe, session(onnx.load(file)), model, session(model))
+def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subject:
+    """Take a published network, and compose the model from it."""
+    if request.param not in networks:
+        pytest.skip(f"the published network of {request.param} is not available here")
+    network = onnx.load(networks[request.param])
+    recipe = registry.load(REPOSITORY / "models.toml")[request.param].recipe
+    published = session(network)
+    model = compose_model(network, recipe)
+    return Subject(recipe, published, model, session(model))
 
 
-def test_a_composed_model_passes_the_full_check(subject: Subject) -> None:
-    """What is written to the file is valid ONNX of opset 17, types and shapes included."""
+def test_composed_model_passes_the_full_check(subject: Subject) -> None:
+    """It is valid ONNX of opset 17, types and shapes included."""
     onnx.checker.check_model(subject.model, full_check=True)
 
-    assert {(opset.domain, opset.version) for opset in subject.model.opset_import} == {("", 17)}
-    assert subject.model.ir_version == 8
+    assert {(opset.domain, opset.version) for opset in subject.model.opset_import} == {("", OPSET)} == {("", 17)}
+    assert subject.model.ir_version == IR_VERSION == 8
 
 
-def test_a_composed_model_has_the_tensors_of_the_contract(subject: Subject) -> None:
-    """Picture in, at most 300 rows out, and the batch is free."""
+def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
+    """An image goes in, at most 300 rows come out, and the batch dimension is variable."""
     side = subject.recipe.square
     tensors = {
         value.name: (
@@ -192,26 +191,26 @@ def test_a_composed_model_has_the_tensors_of_the_contract(subject: Subject) -> N
     }
 
 
-@pytest.mark.parametrize("path", SEEN, ids=lambda path: path.stem)
-def test_a_composed_model_finds_what_the_published_network_finds(subject: Subject, path: Path) -> None:
-    """On a real picture it equals the plain network, fed in numpy, with a textbook suppression."""
-    frame = framed(path, subject.recipe.square)
-    planes = frame.transpose(2, 0, 1)[None].astype(np.float32)
+@pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
+def test_composed_model_finds_what_the_published_network_finds(subject: Subject, path: Path) -> None:
+    """On a real photo it finds the same as the plain network, fed by numpy, with a textbook suppression."""
+    canvas = on_canvas(path, subject.recipe.square)
+    planes = canvas.transpose(2, 0, 1)[None].astype(np.float32)
     if subject.recipe.channels == "BGR":
         planes = np.ascontiguousarray(planes[:, ::-1])
     name = subject.published.get_inputs()[0].name
     (head,) = subject.published.run(None, {name: planes / np.float32(subject.recipe.scale)})
-    (found,) = detect(subject.session, frame[None])
+    (found,) = detect(subject.session, canvas[None])
 
     assert len(found.scores) > 0
     assert_same(found, textbook(head[0], subject.recipe))
 
 
-def test_a_batch_is_as_good_as_one_by_one(subject: Subject) -> None:
-    """Pictures that share a batch do not see each other."""
-    batch = np.stack([framed(path, subject.recipe.square) for path in SEEN[:3]])
+def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
+    """The detections in a batch are those of the single images."""
+    batch = np.stack([on_canvas(path, subject.recipe.square) for path in PHOTOS[:3]])
     together = detect(subject.session, batch)
-    alone = [detect(subject.session, picture[None])[0] for picture in batch]
+    alone = [detect(subject.session, image[None])[0] for image in batch]
 
     assert len(together) == 3
     for found, expected in zip(together, alone, strict=True):
@@ -221,35 +220,35 @@ def test_a_batch_is_as_good_as_one_by_one(subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("yolo_head", Recipe(square=layouts.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5)),
-        ("yolox_head", Recipe(square=layouts.SIDE, channels="BGR", scale=1.0, head="yolox", iou=0.5)),
+        ("yolo_head", Recipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5)),
+        ("yolox_head", Recipe(square=models.SIDE, channels="BGR", scale=1.0, head="yolox", iou=0.5)),
     ],
 )
 def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: Recipe) -> None:
-    """A network that tells red from blue by their values is shown them as it was trained."""
-    frame = Image.new("RGB", (recipe.square, recipe.square), "white")
-    ImageDraw.Draw(frame).rectangle((10, 20, 49, 59), fill="red")
-    ImageDraw.Draw(frame).rectangle((70, 30, 99, 119), fill="blue")
-    (found,) = detect(session(composed(layouts.models()[name][0], recipe)), np.asarray(frame)[None])
+    """A network that tells red from blue by their values gets them as it was trained."""
+    canvas = Image.new("RGB", (recipe.square, recipe.square), "white")
+    ImageDraw.Draw(canvas).rectangle((10, 20, 49, 59), fill="red")
+    ImageDraw.Draw(canvas).rectangle((70, 30, 99, 119), fill="blue")
+    (found,) = detect(session(compose_model(models.models()[name][0], recipe)), np.asarray(canvas)[None])
 
     assert found.classes.tolist() == [0, 1]
     assert found.boxes == pytest.approx(np.array([[10, 20, 50, 60], [70, 30, 100, 120]]), abs=0.01)
     assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
-def test_nothing_found_is_a_count_of_zero_and_empty_rows() -> None:
-    """A picture without objects has no rows, and the rows that are there hold zeros."""
-    model = session(composed(network(yolo_head([])), YOLO))
+def test_image_without_objects_has_a_count_of_zero() -> None:
+    """All its rows are zero."""
+    model = session(compose_model(network(yolo_head([])), YOLO))
     tensors = outputs(model, np.zeros((2, SQUARE, SQUARE, 3), np.uint8))
 
     assert [tensor.shape for tensor in tensors] == [(2, 1), (2, 300, 4), (2, 300), (2, 300)]
     assert not any(tensor.any() for tensor in tensors)
 
 
-def test_rows_fall_by_score_and_the_rest_is_zero() -> None:
-    """The best comes first wherever its anchor is, and nothing stands past the last row."""
+def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
+    """The best row comes first, wherever its anchor is, and rows past the count are zero."""
     head = yolo_head([(50, 50, 20, 20, 0, 0.4), (150, 50, 20, 20, 1, 0.9), (50, 150, 20, 20, 2, 0.6)])
-    model = session(composed(network(head), YOLO))
+    model = session(compose_model(network(head), YOLO))
     count, boxes, scores, classes = (tensor[0] for tensor in outputs(model, np.zeros((1, SQUARE, SQUARE, 3), np.uint8)))
 
     assert count == 3
@@ -270,17 +269,17 @@ def test_rows_fall_by_score_and_the_rest_is_zero() -> None:
         pytest.param((150, 50, 20, 20, 1, SCORE_FLOOR + 0.001), [1, 1], id="above the floor"),
     ],
 )
-def test_what_covers_a_better_one_of_its_class_is_dropped(
+def test_box_that_covers_a_better_one_of_its_class_is_dropped(
     second: tuple[float, float, float, float, int, float], classes: list[int]
 ) -> None:
-    """Suppression is per class, above the overlap of the recipe; the floor itself is too low."""
+    """Suppression is per class, above the overlap of the recipe; a score at the floor is too low."""
     found = answer(yolo_head([(50, 50, 20, 20, 1, 0.9), second]))
 
     assert found.classes.tolist() == classes
 
 
 def test_an_anchor_stands_for_its_best_class_only() -> None:
-    """One anchor that two classes claim is one object."""
+    """An anchor with high scores for two classes is one object."""
     head = yolo_head([(50, 50, 20, 20, 1, 0.9)])
     head[0, 4 + 2, 0] = 0.8
     found = answer(head)
@@ -288,7 +287,7 @@ def test_an_anchor_stands_for_its_best_class_only() -> None:
     assert found.classes.tolist() == [1]
 
 
-def test_more_objects_than_rows_are_cut_to_the_best() -> None:
+def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
     """Of 400 objects the best 300 are kept."""
     objects = [(6 + 12 * (i % 20), 6 + 12 * (i // 20), 10.0, 10.0, i % 3, 0.1 + 0.002 * i) for i in range(400)]
     found = answer(yolo_head(objects))
@@ -298,11 +297,11 @@ def test_more_objects_than_rows_are_cut_to_the_best() -> None:
     assert len(np.unique(found.boxes, axis=0)) == MAX_DETECTIONS
 
 
-def test_only_the_best_candidates_are_compared() -> None:
-    """The suppression's cost is bounded: an object behind too many better candidates is not seen."""
+def test_candidates_are_limited_before_suppression() -> None:
+    """An object that ranks behind too many better candidates is dropped, although no other box covers it."""
     crowd = [(50.0, 50.0, 20.0, 20.0, 0, 0.9)] * (MAX_CANDIDATES - 1)
-    last, too_late = (150.0, 50.0, 20.0, 20.0, 0, 0.5), (150.0, 150.0, 20.0, 20.0, 0, 0.4)
-    found = answer(yolo_head([*crowd, last, too_late]))
+    last, too_low = (150.0, 50.0, 20.0, 20.0, 0, 0.5), (150.0, 150.0, 20.0, 20.0, 0, 0.4)
+    found = answer(yolo_head([*crowd, last, too_low]))
 
     assert found.scores == pytest.approx(np.array([0.9, 0.5]))
 
@@ -315,8 +314,8 @@ def test_only_the_best_candidates_are_compared() -> None:
         pytest.param(1024 + 256 + 8, [-32, 0, 96, 96], id="stride 32, cell 0 1"),
     ],
 )
-def test_a_yolox_head_is_decoded(anchor: int, box: list[float]) -> None:
-    """Offsets and log sizes are in cells of the anchor's stride; the score is objectness times class."""
+def test_yolox_head_is_decoded(anchor: int, box: list[float]) -> None:
+    """Offsets and log sizes are in cells of the anchor's stride; the score is objectness times class score."""
     head = np.zeros((1, ANCHORS, 5 + 2), np.float32)
     head[0, anchor] = 1, 0.5, np.log(4), np.log(3), 0.9, 0.1, 0.5
     found = answer(head, YOLOX)
@@ -328,21 +327,21 @@ def test_a_yolox_head_is_decoded(anchor: int, box: list[float]) -> None:
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 20])
 def test_networks_of_other_opsets_are_converted(opset: int) -> None:
-    """Whatever the exporter's opset, the model is of 17 and finds the same."""
-    model = composed(network(yolo_head([(50, 50, 20, 20, 1, 0.9)]), opset=opset), YOLO)
+    """Whatever the opset of the network is, the model has opset 17 and finds the same."""
+    model = compose_model(network(yolo_head([(50, 50, 20, 20, 1, 0.9)]), opset=opset), YOLO)
     (found,) = detect(session(model), np.zeros((1, SQUARE, SQUARE, 3), np.uint8))
 
     assert {entry.version for entry in model.opset_import} == {17}
     assert found.boxes.tolist() == [[40, 40, 60, 60]]
 
 
-def test_the_smallest_square_of_a_recipe_can_be_composed() -> None:
-    """A recipe that the catalogue accepts makes a model, though it may have fewer anchors than rows."""
+def test_smallest_valid_recipe_can_be_compose_model() -> None:
+    """A recipe that the registry accepts makes a model, although it may have fewer anchors than candidates."""
     side = msgspec.json.schema(Recipe)["$defs"]["Recipe"]["properties"]["square"]["minimum"]
     recipe = Recipe(square=side, channels="RGB", scale=255.0, head="yolo", iou=0.5)
     head = np.zeros((1, 6, sum((side // stride) ** 2 for stride in (8, 16, 32))), np.float32)
     head[0, :, 0] = 16, 16, 8, 8, 0.9, 0
-    model = composed(network(head, f"float[1, 3, {side}, {side}] images"), recipe)
+    model = compose_model(network(head, f"float[1, 3, {side}, {side}] images"), recipe)
 
     (found,) = detect(session(model), np.zeros((1, side, side, 3), np.uint8))
     assert found.boxes.tolist() == [[12, 12, 20, 20]]
@@ -352,7 +351,7 @@ def test_the_smallest_square_of_a_recipe_can_be_composed() -> None:
     ("takes", "message"),
     [
         pytest.param("float[1, 3, 256, 256] images, float[1] other", "one input and one output, found 2 and 1", id="two"),
-        pytest.param("float[1, 3] images", "input", id="no picture"),
+        pytest.param("float[1, 3] images", "input", id="not an image"),
         pytest.param("float[1, 1, 256, 256] images", "input", id="grey"),
         pytest.param("float[1, 256, 256, 3] images", "input", id="channels last"),
         pytest.param("float[1, 3, 320, 320] images", "input", id="another square"),
@@ -360,36 +359,36 @@ def test_the_smallest_square_of_a_recipe_can_be_composed() -> None:
         pytest.param("uint8[1, 3, 256, 256] images", "input", id="bytes"),
     ],
 )
-def test_a_network_with_another_input_is_refused(takes: str, message: str) -> None:
-    """What the recipe cannot feed is named, in place of a model that fails later."""
+def test_network_with_another_input_is_refused(takes: str, message: str) -> None:
+    """An input that the recipe does not fit is named, instead of composing a model that fails later."""
     with pytest.raises(ValueError, match=message):
-        composed(network(yolo_head([]), takes), YOLO)
+        compose_model(network(yolo_head([]), takes), YOLO)
 
 
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        pytest.param((1, ANCHORS), "is no yolo head", id="two dimensions"),
-        pytest.param((1, 7, ANCHORS, 1), "is no yolo head", id="four dimensions"),
-        pytest.param((1, 4, ANCHORS), "is no yolo head", id="no class"),
-        pytest.param((1, ANCHORS, 7), "is no yolo head", id="transposed"),
-        pytest.param((1, 300, 6), "is no yolo head", id="with its own suppression"),
-        pytest.param((1, 7, 2100), "is no yolo head", id="anchors of another square"),
+        pytest.param((1, ANCHORS), "is not a yolo head", id="two dimensions"),
+        pytest.param((1, 7, ANCHORS, 1), "is not a yolo head", id="four dimensions"),
+        pytest.param((1, 4, ANCHORS), "is not a yolo head", id="no class"),
+        pytest.param((1, ANCHORS, 7), "is not a yolo head", id="transposed"),
+        pytest.param((1, 300, 6), "is not a yolo head", id="with its own suppression"),
+        pytest.param((1, 7, 2100), "is not a yolo head", id="anchors of another square"),
     ],
 )
-def test_a_network_with_another_head_is_refused(shape: tuple[int, ...], message: str) -> None:
-    """An output that is not the recipe's head is named, with its shape."""
+def test_network_with_another_head_is_refused(shape: tuple[int, ...], message: str) -> None:
+    """An output that is not the recipe's head is refused, and the message has its shape."""
     with pytest.raises(ValueError, match=message):
-        composed(network(np.zeros(shape, np.float32)), YOLO)
+        compose_model(network(np.zeros(shape, np.float32)), YOLO)
 
 
-def test_a_yolo_network_is_no_yolox_network() -> None:
-    """The wrong head in the recipe is noticed."""
-    with pytest.raises(ValueError, match="is no yolox head"):
-        composed(network(yolo_head([])), YOLOX)
+def test_yolo_network_is_not_a_yolox_network() -> None:
+    """A recipe with the wrong head is refused."""
+    with pytest.raises(ValueError, match="is not a yolox head"):
+        compose_model(network(yolo_head([])), YOLOX)
 
 
-def test_a_network_with_two_outputs_is_refused() -> None:
-    """There is no telling which output is the head."""
+def test_network_with_two_outputs_is_refused() -> None:
+    """Nothing tells which output is the head."""
     with pytest.raises(ValueError, match="one input and one output, found 1 and 2"):
-        composed(network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO)
+        compose_model(network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO)

@@ -1,0 +1,35 @@
+"""Sends encoded images to a model of Triton through shared memory, with Nereid's own client and nothing around it."""
+
+import numpy as np
+
+from app.pipeline.buffer import InputBuffer
+from app.triton.client import TritonClient
+from app.triton.messages import bytes_element_size, write_bytes_element
+from app.triton.specs import ModelSpecs
+from app.triton.transport import Transport
+
+_MODEL = "null_file"
+_SECONDS = 10.0
+
+
+class TritonForwarder:
+    """One worker's connection to Triton."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to the gRPC endpoint `host:port`."""
+        self._client = TritonClient(address)
+        self._specs = ModelSpecs(self._client)
+        self._transport = Transport(self._client, "shm")
+
+    async def forward(self, body: bytes) -> None:
+        """Run one inference."""
+        spec = await self._specs.get(_MODEL)
+        await self._transport.prepare(spec.image_bytes)
+        with InputBuffer(self._transport) as buffer:
+            write_bytes_element(body, buffer.allocate((bytes_element_size(body),), np.uint8, spec.image_bytes))
+            await self._client.infer(spec, buffer.tensor, timeout_seconds=_SECONDS, request_id="bench", slot=buffer.slot)
+
+    async def close(self) -> None:
+        """Remove the shared memory, here and in Triton."""
+        await self._transport.close()
+        await self._client.close()

@@ -1,0 +1,1 @@
+"""Ways to do the steps of a request, for `bench stages`: each runs in a process of its own. Never know each other."""

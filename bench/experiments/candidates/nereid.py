@@ -1,0 +1,99 @@
+"""Nereid's own functions, with the tensor inside the request or in shared memory."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
+from app.config import Settings
+from app.imaging.decode import decode
+from app.imaging.header import ImageHeader, read_header
+from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.main import create_app
+from app.pipeline.detector import Detections, Detector
+from app.resilience.deadline import Deadline
+from app.triton.client import TritonClient
+from bench.experiments.candidates.asgi import Host
+from bench.experiments.candidates.registry import Step
+
+_SIDE = 640
+_MAX_PIXELS = 50_000_000
+_MODEL = "null"
+_SECONDS = 10.0
+
+Canvas = NDArray[np.uint8]
+
+
+def inline_steps() -> dict[str, Step]:
+    """Draw on a new canvas for each image; it travels inside the request."""
+    return {**_imaging(lambda: np.empty((_SIDE, _SIDE, 3), np.uint8)), **_serving("inline"), "encode": _encode}
+
+
+def shared_steps() -> dict[str, Step]:
+    """Draw on a canvas that is used again, as slots of shared memory are; the request only names it."""
+    canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
+    return {**_imaging(lambda: canvas), **_serving("shm"), "encode": _encode}
+
+
+def _imaging(take_canvas: Callable[[], Canvas]) -> dict[str, Step]:
+    letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=114)
+
+    def decode_step(header: ImageHeader) -> tuple[Canvas, LetterboxTransform, Canvas]:
+        canvas = take_canvas()
+        transform = letterbox.fit(header.width, header.height)
+        return decode(header, transform.decode_size, transform.area(canvas)), transform, canvas
+
+    def letterbox_step(decoded: tuple[Canvas, LetterboxTransform, Canvas]) -> Canvas:
+        pixels, transform, canvas = decoded
+        letterbox.draw(pixels, transform, canvas)
+        return canvas
+
+    return {"header": lambda data: read_header(data, _MAX_PIXELS), "decode": decode_step, "letterbox": letterbox_step}
+
+
+def _serving(transport: str) -> dict[str, Step]:
+    """Return the steps of Triton's client and of the web application; none without a Triton."""
+    address = os.environ.get("BENCH_TRITON")
+    if not address:
+        return {}
+    values = {"triton_urls": address, "model": _MODEL, "transport": transport, "log_format": "json"}
+    application: Any = create_app(msgspec.convert(values, Settings))
+    host = Host(application)
+    client: TritonClient = application.app.state.triton
+    detector: Detector = application.app.state.detector
+    spec = host.loop.run_until_complete(detector.ready(_MODEL, Deadline.after(_SECONDS)))
+    nothing = np.empty(0, np.float32)
+    found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")
+
+    async def detect(_data: bytes, **_arguments: Any) -> Detections:  # noqa: ANN401
+        return found
+
+    async def infer(tensor: Canvas) -> Any:  # noqa: ANN401
+        slot = detector.transport.take(spec.image_bytes)
+        try:
+            return await client.infer(spec, tensor, timeout_seconds=_SECONDS, request_id="bench", slot=slot)
+        finally:
+            if slot is not None:
+                slot.free()
+
+    detector.detect = detect  # type: ignore[method-assign, assignment]
+    return {"client": lambda tensor: host.loop.run_until_complete(infer(tensor)), "framework": host.exchange}
+
+
+def _encode(_: Any) -> bytes:  # noqa: ANN401
+    """Encode an answer with five detections."""
+    detection = Detection(x1=0.1, y1=0.2, x2=0.3, y2=0.4, confidence=0.5, class_=1, class_id=1, class_name="bicycle")
+    answer = DetectResponse(
+        detections=[detection] * 5,
+        num_detections=5,
+        status="success",
+        image=ImageSize(640, 480),
+        model=ModelUsed(_MODEL, "1", "triton", "cpu"),
+        total_time_ms=1.0,
+        request_id="0123456789abcdef",
+    )
+    return msgspec.json.encode(answer)

@@ -1,0 +1,92 @@
+"""What this machine could do at most, and how far Nereid is from it."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from app.host.ports import find_free
+from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
+from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
+from bench.harness.contest import Load, measure_alone
+from bench.harness.entrants import NEREID, Lineup
+from bench.harness.errors import ContestantError
+from bench.harness.meters import Meters, family
+from bench.harness.processes import running
+from bench.harness.triton import fixture_triton
+from bench.load.closed import drive_closed
+from bench.load.driver import run as drive
+from bench.load.images import unlabelled_samples
+
+_WARM_UP_SECONDS = 1
+
+
+class Cost(NamedTuple):
+    """Throughput and CPU time of something."""
+
+    rate: float
+    """Per second."""
+    cpu_ms: float
+    """Each."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure decoding and letterbox without a server, HTTP with nothing behind it, and Nereid with the null model."""
+    cores = len(os.sched_getaffinity(0))
+    with image_files(options.images) as files:
+        fresh = _bare("nereid", files, options.seconds, cores)
+        reused = _bare("nereid_shm", files, options.seconds, cores)
+    load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
+    served: dict[str, Cost] = {}
+    with TemporaryDirectory(prefix="nereid-bench-") as logs:
+        http = measure_http(Path(logs), load, options.workers)
+        with fixture_triton() as triton:
+            forwarded = measure_http(Path(logs), load, options.workers, triton.settings.triton_url)
+            lineup = Lineup(triton, options.workers, Path(logs))
+            for name in NEREID:
+                try:
+                    one = measure_alone(lineup, name, "null", load)
+                except ContestantError as error:
+                    print(f"{name} is left out: {error}", file=sys.stderr)
+                else:
+                    served[name] = Cost(one.outcome.rate, one.figures["cpu gateway"])
+    print(f"{cores} cores; the client and Triton have to share them with the server, the bare loops do not")
+    print(f"decode and letterbox alone    {reused.rate:7.0f} images/s, {reused.cpu_ms:.2f} ms CPU each (onto a reused canvas)")
+    print(f"  onto a new canvas each time {fresh.rate:7.0f} images/s, {fresh.cpu_ms:.2f} ms CPU each")
+    print(f"HTTP alone, bodies read       {http.rate:7.0f} requests/s, {http.cpu_ms:.2f} ms CPU each, {options.clients} clients")
+    print(f"  and forwarded to Triton     {forwarded.rate:7.0f} requests/s, {forwarded.cpu_ms:.2f} ms CPU each")
+    for name, cost in served.items():
+        limit, what = (forwarded, "HTTP and Triton") if name == "nereid_file" else (reused, "decode and letterbox")
+        throughput = f"{cost.rate:7.0f} requests/s = {cost.rate / limit.rate:.0%} of {what} alone"
+        print(f"{name:29} {throughput}; {cost.cpu_ms:.2f} ms CPU = {cost.cpu_ms / limit.cpu_ms:.2f} x")
+    return 0
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("limit", help="what the machine could do at most, and how far Nereid is from it")
+    add_seconds(command, 8.0)
+    add_clients(command)
+    add_workers(command)
+    add_images(command)
+    command.set_defaults(run=run)
+
+
+def measure_http(logs: Path, load: Load, workers: int, triton: str = "") -> Cost:
+    """Measure the least that a server can do; with a Triton (host:port of gRPC), each body is forwarded to it."""
+    (port,) = find_free(1)
+    command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
+    with running(command, {"BENCH_TRITON": triton}, port, "/", logs / "http_only.log") as server:
+        url = f"{server.url}/detect"
+        drive(drive_closed(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
+        meters = Meters(lambda: {"gateway": family(server.process)}, "", "")
+        measured = meters.read(drive(drive_closed(url, load.samples, clients=load.clients, seconds=load.seconds)))
+    return Cost(measured.outcome.rate, measured.cpu_ms["gateway"])
+
+
+def _bare(candidate: str, files: Path, seconds: float, cores: int) -> Cost:
+    """Run decode and letterbox of a candidate of `stages` on all cores."""
+    spent: list[Spent] = spend(candidate, files, seconds, processes=cores, steps=IMAGE_STEPS)
+    return Cost(sum(one.images / one.seconds for one in spent), sum(one.total for one in spent) / cores)

@@ -1,0 +1,200 @@
+"""The ways to load a server that already runs: quick, full, sustained, sweep, open."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psutil
+
+from bench.experiments.options import Commands, count, describe, positive
+from bench.experiments.progress import with_bar
+from bench.experiments.search import find_best
+from bench.harness.errors import ContestantError
+from bench.harness.meters import Meters, children, listeners
+from bench.load.closed import drive_closed
+from bench.load.constant import drive_constant
+from bench.load.driver import Progress, run
+from bench.load.images import given_samples
+from bench.load.outcome import Outcome
+from bench.report.records import UNKNOWN_MODEL, Run, make_record, save_record
+from bench.report.text import overview, sheet
+
+QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
+WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
+"""Load before the first measurement: the first requests after a start are slower."""
+SWEEP = (1, 10, 50, 100, 256)
+"""Numbers of clients that `sweep` measures."""
+MOST_CLIENTS = 256
+"""The largest number of clients that `sustained` tries."""
+
+
+class Session:
+    """A server, what is sent to it, and the runs so far."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Prepare; nothing is sent yet.
+
+        Raises:
+            ValueError: There is no image to send.
+        """
+        self.options = options
+        self.runs: list[Run] = []
+        self._model: str = options.model or ""
+        self._url = _endpoint(options.url, options.model)
+        self._samples = given_samples(options.image)
+
+    def closed(self, clients: int, seconds: float) -> Run:
+        """Load the server with clients that wait for their answers."""
+        limit = self.options.requests
+
+        def drive(progress: Progress) -> Outcome:
+            return run(drive_closed(self._url, self._samples, clients=clients, seconds=seconds, requests=limit, progress=progress))
+
+        return self._measure(drive, seconds, clients=clients)
+
+    def constant(self, rate: float, seconds: float) -> Run:
+        """Load the server at a constant rate, however fast it answers."""
+        if self.options.requests:
+            seconds = min(seconds, self.options.requests / rate)
+
+        def drive(progress: Progress) -> Outcome:
+            return run(drive_constant(self._url, self._samples, rate=rate, seconds=seconds, progress=progress))
+
+        return self._measure(drive, seconds, rate=rate)
+
+    def finish(self, *, is_search: bool = False) -> int:
+        """Save the runs if that was asked for; return 1 if a request failed or, in a search, was answered wrongly."""
+        options = self.options
+        if options.json:
+            settings = describe(options) | {"images": str(len(self._samples))}
+            save_record(options.json, make_record(settings, self.runs))
+            print(f"\nwritten: {options.json}")
+        return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
+
+    def _measure(
+        self, drive: Callable[[Progress], Outcome], seconds: float, *, clients: int | None = None, rate: float | None = None
+    ) -> Run:
+        if not self.runs:
+            warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
+            outcome = run(drive_closed(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
+            self._model = outcome.model or self._model
+        meters = Meters(self._find_processes, self.options.triton, self._model)
+        label = f"{clients} clients" if clients else f"{rate:g}/s"
+        measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
+        self._model = measured.outcome.model or self._model
+        note = measured.triton_note or ("" if measured.triton else "the answers do not name the model; name it with --model")
+        self.runs.append(
+            Run(
+                contestant=self.options.label,
+                mode=self.options.name,
+                model=self._model or UNKNOWN_MODEL,
+                clients=clients,
+                rate=rate,
+                outcome=measured.outcome,
+                cpu_ms=measured.cpu_ms,
+                triton=measured.triton,
+                triton_note=note,
+            )
+        )
+        return self.runs[-1]
+
+    def _find_processes(self) -> dict[str, list[psutil.Process]]:
+        tritons = listeners(self.options.triton)
+        stubs = [child for process in tritons for child in children(process)]
+        return {"gateway": listeners(self._url), "triton": tritons, "stubs": stubs}
+
+
+def quick(session: Session) -> int:
+    """Load the server with 16 clients for 30 seconds."""
+    print(sheet(session.closed(QUICK_CLIENTS, QUICK_SECONDS)))
+    return session.finish()
+
+
+def full(session: Session) -> int:
+    """Load the server with as many clients and for as long as the options say."""
+    print(sheet(session.closed(session.options.clients, session.options.duration)))
+    return session.finish()
+
+
+def sweep(session: Session) -> int:
+    """Measure one number of clients after the other."""
+    for clients in SWEEP:
+        session.closed(clients, session.options.duration)
+    print(overview(session.runs))
+    return session.finish(is_search=True)
+
+
+def constant(session: Session) -> int:
+    """Load the server at a constant rate."""
+    print(sheet(session.constant(session.options.rate, session.options.duration)))
+    return session.finish()
+
+
+def sustained(session: Session) -> int:
+    """Find the number of clients with the best throughput whose p99 stays below the limit and none of whose requests fails."""
+    limit = session.options.p99
+    tried: dict[int, Run] = {}
+
+    def holds(clients: int) -> bool:
+        tried[clients] = session.closed(clients, session.options.duration)
+        return not tried[clients].outcome.failed and tried[clients].outcome.percentile(99) <= limit
+
+    best = find_best(holds, lambda clients: tried[clients].outcome.rate, MOST_CLIENTS)
+    print(overview(run for _, run in sorted(tried.items())))
+    if best is None:
+        print(f"\np99 is above {limit:g} ms, or requests fail, even with the fewest clients")
+    else:
+        print(f"\nbest within p99 <= {limit:g} ms: {best} clients\n\n{sheet(tried[best])}")
+    return session.finish(is_search=True)
+
+
+def add_to(commands: Commands) -> None:
+    """Add these experiments to the command line."""
+    entries: dict[str, tuple[Callable[[Session], int], str]] = {
+        "quick": (quick, "16 clients for 30 seconds"),
+        "full": (full, "--clients for --duration"),
+        "sustained": (sustained, "the number of clients with the best throughput whose p99 holds"),
+        "sweep": (sweep, f"{', '.join(map(str, SWEEP))} clients"),
+        "open": (constant, "a constant rate; latency from when a request was due"),
+    }
+    for name, (function, description) in entries.items():
+        command = commands.add_parser(name, help=f"{description} (a server must run)")
+        command.add_argument("--url", default="http://127.0.0.1:4603", help="of the server; with a path, if it is not Nereid")
+        command.add_argument(
+            "--image", type=Path, metavar="FILE|DIR", help="to send; by default 24 images, 320 pixels to 12 megapixels"
+        )
+        command.add_argument("--requests", type=count, help="end after so many")
+        command.add_argument("--model", help="to ask; by default the server's")
+        command.add_argument("--triton", default="http://127.0.0.1:4600", help="HTTP endpoint of the Triton behind it")
+        command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+        command.add_argument("--label", default="nereid", help="what the results call the server")
+        if name == "full":
+            command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="that ask at the same time")
+        if name == "open":
+            command.add_argument("--rate", type=positive, required=True, help="requests per second")
+        if name == "sustained":
+            command.add_argument("--p99", type=positive, default=500.0, help="milliseconds that 99 of 100 answers may take")
+        if name != "quick":
+            seconds = {"sustained": 5.0, "sweep": 10.0}.get(name, 60.0)
+            command.add_argument("--duration", type=positive, default=seconds, help="seconds, of each run")
+        command.set_defaults(run=partial(_run, function), name=name)
+
+
+def _run(function: Callable[[Session], int], options: argparse.Namespace) -> int:
+    """Run an experiment; what the caller can correct is reported as one line."""
+    try:
+        return function(Session(options))
+    except ConnectionRefusedError as error:
+        raise ContestantError(f"no server listens at {options.url}; start one: ./just serve") from error
+    except (OSError, ValueError) as error:
+        raise ContestantError(str(error)) from error
+
+
+def _endpoint(url: str, model: str | None) -> str:
+    """Add the route to a URL that has none."""
+    parts = urlsplit(url)
+    if parts.path not in {"", "/"}:
+        return url
+    return urlunsplit(parts._replace(path=f"/predict/{model}" if model else "/detect"))

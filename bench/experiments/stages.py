@@ -1,0 +1,167 @@
+"""CPU time of a request by step, one process per candidate, medians of several runs in turn."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from bench.experiments.candidates.registry import CANDIDATES, NEREID
+from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
+from bench.harness.entrants import BEFORE
+from bench.harness.errors import ContestantError
+from bench.harness.processes import ROOT, environment_of, require_checkout
+from bench.harness.reference_environment import reference_python
+from bench.harness.triton import fixture_triton
+from bench.load.images import unlabelled_samples
+from bench.report.contest_text import spread
+
+IMAGE_STEPS = ("header", "decode", "letterbox")
+"""The steps of Nereid's candidates that need no Triton."""
+
+_END_SECONDS = 60
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What one process of a candidate has done."""
+
+    seconds: float
+    milliseconds: dict[str, float]
+    """CPU time per image, by step."""
+    images: int = 0
+    """How many images that were."""
+
+    @property
+    def total(self) -> float:
+        """CPU milliseconds per image."""
+        return sum(self.milliseconds.values())
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the steps of every candidate."""
+    before = require_checkout(options.before) if options.before else None
+    spent: dict[str, list[Spent]] = {}
+    left_out: dict[str, str] = {}
+    with image_files(options.images) as files, fixture_triton() as triton:
+        for _ in range(options.runs):
+            for name in turns(has_before=before is not None):
+                if name in left_out:
+                    continue
+                checkout = before if before and name.endswith(BEFORE) else ROOT
+                try:
+                    found = spend(name, files, options.seconds, triton=triton.settings.triton_url, checkout=checkout)
+                except ContestantError as error:
+                    left_out[name] = str(error)
+                else:
+                    spent.setdefault(name, []).extend(found)
+    print(f"CPU milliseconds per image, medians of {options.runs} runs of {options.seconds:g} s, each in a process of its own")
+    for line in (*describe(spent), *(f"{name} is left out: {reason}" for name, reason in left_out.items())):
+        print(line)
+    return 0
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("stages", help="CPU time of a request by step, Nereid's and others'")
+    command.add_argument("--runs", type=count, default=5, help="of each candidate, in turn")
+    add_seconds(command, 2.0)
+    add_images(command)
+    add_before(command)
+    command.set_defaults(run=run)
+
+
+def turns(*, has_before: bool) -> list[str]:
+    """Return the candidates in the order of one round; twins of another checkout stand right behind Nereid's."""
+    return [twin for name in CANDIDATES for twin in ((name, f"{name}{BEFORE}") if has_before and name in NEREID else (name,))]
+
+
+def describe(spent: dict[str, list[Spent]]) -> Iterator[str]:
+    """Describe each candidate by the medians of its steps, then those with a twin by the ratios to it."""
+    width = max(map(len, spent), default=0)
+    for name, runs in spent.items():
+        steps = {step: median(one.milliseconds[step] for one in runs) for step in runs[0].milliseconds}
+        parts = ", ".join(f"{step} {value:.3f}" for step, value in steps.items())
+        yield f"{name:{width}} {median(one.total for one in runs):6.2f} = {parts}"
+    for name, runs in spent.items():
+        twins = spent.get(f"{name}{BEFORE}", [])
+        if twins:
+            ratios = ", ".join(f"{step} {spread(values)}" for step, values in _ratios(runs, twins).items())
+            yield f"{name} against {name}{BEFORE}, median of the runs' ratios (least..most): {ratios}"
+
+
+def _ratios(runs: Sequence[Spent], twins: Sequence[Spent]) -> dict[str, list[float]]:
+    """Divide run by run: the total, and every step that both have."""
+    pairs = list(zip(runs, twins, strict=False))
+    ratios = {"total": [one.total / twin.total for one, twin in pairs]}
+    for step in runs[0].milliseconds:
+        ratios[step] = [one.milliseconds[step] / twin.milliseconds[step] for one, twin in pairs if twin.milliseconds.get(step)]
+    return {step: values for step, values in ratios.items() if values}
+
+
+@contextmanager
+def image_files(folder: Path | None) -> Iterator[Path]:
+    """Write the COCO-sized images into a folder of their own."""
+    with TemporaryDirectory(prefix="nereid-bench-") as target:
+        for number, sample in enumerate(unlabelled_samples(folder)):
+            Path(target, f"{number:04}").write_bytes(sample.body)
+        yield Path(target)
+
+
+def spend(  # noqa: PLR0913 - what a run consists of
+    name: str,
+    files: Path,
+    seconds: float,
+    *,
+    processes: int = 1,
+    steps: Sequence[str] = (),
+    triton: str = "",
+    checkout: Path = ROOT,
+) -> list[Spent]:
+    """Run a candidate in several processes at the same time.
+
+    Args:
+        name: Of the candidate; its twin of another checkout ends with `@before`.
+        files: A folder of images.
+        seconds: How long.
+        processes: How many.
+        steps: Only these; empty: all.
+        triton: `host:port` of gRPC, for the steps that need a Triton; empty: without those steps.
+        checkout: Where the candidate's code is.
+
+    Raises:
+        ContestantError: One failed; the message is the last line it printed.
+    """
+    candidate = name.removesuffix(BEFORE)
+    python = str(reference_python()) if candidate == "reference" else sys.executable
+    command = [python, "-m", _module(checkout), candidate, str(files), str(seconds), *steps]
+    found = []
+    with ExitStack() as stack:
+        children = []
+        for _ in range(processes):
+            child = subprocess.Popen(
+                command,
+                cwd=checkout,
+                env={**environment_of(checkout), "OMP_NUM_THREADS": "1", "BENCH_TRITON": triton},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(child.kill)
+            children.append(child)
+        for child in children:
+            output, errors = child.communicate(timeout=seconds + _END_SECONDS)
+            if child.returncode:
+                raise ContestantError((errors.splitlines() or ["it ended without a message"])[-1])
+            found.append(msgspec.json.decode(output.splitlines()[-1], type=Spent))
+    return found
+
+
+def _module(checkout: Path) -> str:
+    """Return the module to run. In checkouts that have no experiments yet, it is another one with the same command line."""
+    is_old = not (checkout / "bench" / "experiments").is_dir() and (checkout / "bench" / "candidates.py").is_file()
+    return "bench.candidates" if is_old else "bench.experiments.candidates"

@@ -1,0 +1,162 @@
+"""Nereid beside other ways to do the same: same Triton, images, client and number of workers, in interleaved rounds."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from bench.experiments.memory import show_memory
+from bench.experiments.options import (
+    Commands,
+    add_before,
+    add_clients,
+    add_images,
+    add_rounds,
+    add_seconds,
+    add_workers,
+    describe,
+)
+from bench.experiments.progress import say
+from bench.harness.contest import Load, hold_contest
+from bench.harness.entrants import BATCH1, NAMES, NEREID, Lineup, add_twins
+from bench.harness.processes import require_checkout
+from bench.harness.reference_environment import install_reference
+from bench.harness.triton import Triton, fixture_triton
+from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
+from bench.models.repository import YOLO
+from bench.report.contest_text import contest_text
+from bench.report.records import Contest, make_record, save_record
+
+MODELS = ("null", "sim_gpu", YOLO)
+CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")
+"""What can be compared.
+
+`load`: all entrants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels.
+`batching`: the simulated GPU against the same without batches, 64 clients. `in_process`: yolo11n through Triton against
+ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: what each worker holds over 10,000 requests.
+"""
+
+_DEFAULTS = {"null": ("load",), "sim_gpu": ("load", "batching"), YOLO: ("load", "in_process")}
+_BATCHING_CLIENTS = 64
+_IN_PROCESS_CLIENTS = (1, 6)
+_MEMORY_NAMES = ("reference_uint8", *NEREID)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A contest to be held."""
+
+    kind: str
+    """One of `CONTESTS`."""
+    title: str
+    entrants: list[tuple[str, str]]
+    """Name, and model of `MODELS` or a variant of one."""
+    clients: int
+
+
+def run(options: argparse.Namespace) -> int:
+    """Hold the contests that the options ask for, and print each."""
+    before = require_checkout(options.before) if options.before else None
+    if options.install:
+        install_reference()
+    plans = list(make_plans(options.contests or _DEFAULTS[options.model], options.model, options.clients, options.only, before))
+    contests: list[Contest] = []
+    try:
+        with fixture_triton(with_yolo=any(model == YOLO for plan in plans for _, model in plan.entrants)) as triton:
+            for plan in plans:
+                contests += _hold(plan, triton, before, options)
+    except KeyboardInterrupt:
+        print("stopped; what was complete is above", file=sys.stderr)
+        raise
+    finally:
+        if options.json is not None and contests:
+            save_record(options.json, make_record(describe(options), contests=contests))
+    return 0
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("versus", help="Nereid beside other stacks, on the same Triton, in interleaved rounds")
+    command.add_argument("--model", choices=MODELS, default="null", help="that Triton runs")
+    command.add_argument(
+        "--contests", nargs="+", choices=CONTESTS, default=[], help="what to compare; by default what suits the model"
+    )
+    command.add_argument("--only", nargs="+", choices=NAMES, default=[], help="entrants; by default all")
+    add_rounds(command, 5)
+    add_seconds(command, 8.0)
+    add_clients(command)
+    add_workers(command)
+    add_images(command)
+    add_before(command)
+    command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+    command.add_argument("--install", action="store_true", help="install the reference's environment first, if it is missing")
+    command.set_defaults(run=run)
+
+
+def make_plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str], before: Path | None = None) -> Iterator[Plan]:
+    """Plan contests.
+
+    Args:
+        kinds: Of `CONTESTS`.
+        model: Of `MODELS`.
+        clients: That ask at the same time, where the kind leaves that open.
+        only: Entrants; empty: all.
+        before: Another checkout, whose entrants run beside Nereid's; None: there is none.
+    """
+    for plan in _plans(kinds, model, clients, only):
+        if before is None:
+            yield plan
+        else:
+            entrants = [(twin, asked) for name, asked in plan.entrants for twin in add_twins([name])]
+            yield msgspec.structs.replace(plan, entrants=entrants)
+
+
+def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) -> Iterator[Plan]:
+    names = only or NAMES
+    everyone = [(name, model) for name in names if name != "in_process" or model == YOLO]
+    for kind in kinds:
+        match kind:
+            case "load":
+                yield Plan(kind=kind, title=f"{model}, {clients} clients", entrants=everyone, clients=clients)
+            case "one":
+                yield Plan(kind=kind, title=f"{model}, one client", entrants=everyone, clients=1)
+            case "photo":
+                yield Plan(kind=kind, title=f"{model}, one client, 12 megapixels", entrants=everyone, clients=1)
+            case "batching":
+                nereid = next((name for name in reversed(NEREID) if name in names), "nereid_file")
+                title = f"batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU"
+                pair = [(BATCH1, "sim_gpu_batch1"), (nereid, "sim_gpu")]
+                yield Plan(kind=kind, title=title, entrants=pair, clients=_BATCHING_CLIENTS)
+            case "in_process":
+                some = [(name, YOLO) for name in ("in_process", "nereid_inline", "nereid_shm") if name in names]
+                for count in _IN_PROCESS_CLIENTS:
+                    title = f"ONNX Runtime in the process against Triton, {count} client{'s' if count > 1 else ''}"
+                    yield Plan(kind=kind, title=title, entrants=some, clients=count)
+            case "memory":
+                some = [(name, asked) for name, asked in everyone if only or name in _MEMORY_NAMES]
+                yield Plan(kind=kind, title=f"{model}, memory", entrants=some, clients=clients)
+
+
+def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Namespace) -> list[Contest]:
+    """Hold and print one contest; nothing is returned of a kind that is only printed."""
+    load = Load(_samples(plan, options.images), plan.clients, options.seconds)
+    with TemporaryDirectory(prefix="nereid-bench-") as logs:
+        lineup = Lineup(triton, options.workers, Path(logs), before=before)
+        if plan.kind == "memory":
+            show_memory(plan.entrants, lineup, load)
+            return []
+        contest = hold_contest(plan.title, plan.entrants, lineup, load, options.rounds, say)
+    say()
+    print(f"\n{contest_text(contest)}", flush=True)
+    return [contest]
+
+
+def _samples(plan: Plan, folder: Path | None) -> Sequence[Sample]:
+    """Choose images; for the real model, without a folder, those whose contents are known."""
+    is_real = all(model == YOLO for _, model in plan.entrants)
+    if plan.kind == "photo":
+        photo = large_sample()
+        return [photo if is_real else photo._replace(expected=frozenset())]
+    return coco_samples(folder) if is_real else unlabelled_samples(folder)

@@ -1,0 +1,91 @@
+"""Triton's own counters of one model, over HTTP."""
+
+import json
+from http.client import HTTPException
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+
+from app.host.processes import LOOPBACK
+from bench.report.records import TritonUse
+
+_SECONDS = 5
+
+
+class CountersError(Exception):
+    """Triton's counters cannot be read; the message is one line."""
+
+
+class Counters(NamedTuple):
+    """What a model has done since it was loaded. Times are nanoseconds, summed over requests."""
+
+    inferences: int
+    executions: int
+    successes: int
+    """Requests that were answered."""
+    compute_ns: int
+    waits: int
+    """Requests that have waited in the queue."""
+    queue_ns: int
+    batches: dict[str, int]
+    """Executions by batch size."""
+
+    def since(self, before: "Counters") -> TritonUse:
+        """Return what the model has done after `before`."""
+        successes, waits = self.successes - before.successes, self.waits - before.waits
+        batches = {size: count - before.batches.get(size, 0) for size, count in self.batches.items()}
+        return TritonUse(
+            inferences=self.inferences - before.inferences,
+            executions=self.executions - before.executions,
+            queue_ms=(self.queue_ns - before.queue_ns) / waits / 1e6 if waits else 0.0,
+            compute_ms=(self.compute_ns - before.compute_ns) / successes / 1e6 if successes else 0.0,
+            batches={size: count for size, count in batches.items() if count},
+        )
+
+
+def read_counters(triton: str, model: str) -> Counters:
+    """Ask Triton for the counters of a model, all versions together.
+
+    Args:
+        triton: URL of its HTTP endpoint, on this machine.
+        model: Name of the model.
+
+    Raises:
+        CountersError: Triton does not answer, or does not know the model.
+    """
+    try:
+        with LOOPBACK.open(f"{triton}/v2/models/{model}/stats", timeout=_SECONDS) as answer:
+            return _add_up(json.load(answer)["model_stats"])
+    except HTTPError as error:
+        with error:
+            reason = error.read().decode("utf-8", "replace").strip()[:100]
+        raise CountersError(f"Triton at {triton}: {error.code} {reason}") from error
+    except (OSError, HTTPException) as error:
+        raise CountersError(f"Triton at {triton}: {error}") from error
+    except (LookupError, ValueError, TypeError) as error:
+        raise CountersError(f"Triton at {triton}: its answer contains no statistics of {model}") from error
+
+
+def _add_up(versions: list[dict[str, Any]]) -> Counters:
+    def total(*path: str) -> int:
+        """Add up a number over the versions; Triton leaves out what is zero."""
+        count = 0
+        for stats in versions:
+            value: Any = stats
+            for name in path:
+                value = value.get(name, {})
+            count += int(value or 0)
+        return count
+
+    batches: dict[str, int] = {}
+    for entry in (entry for stats in versions for entry in stats.get("batch_stats", [])):
+        size = str(entry["batch_size"])
+        batches[size] = batches.get(size, 0) + int(entry["compute_infer"]["count"])
+    return Counters(
+        inferences=total("inference_count"),
+        executions=total("execution_count"),
+        successes=total("inference_stats", "success", "count"),
+        compute_ns=sum(total("inference_stats", part, "ns") for part in ("compute_input", "compute_infer", "compute_output")),
+        waits=total("inference_stats", "queue", "count"),
+        queue_ns=total("inference_stats", "queue", "ns"),
+        batches=batches,
+    )

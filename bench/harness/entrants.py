@@ -1,0 +1,187 @@
+"""The servers that can take part in a contest, and how each is started."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from app.host.ports import find_free
+from bench.harness.errors import ContestantError
+from bench.harness.processes import ROOT, Running, running
+from bench.harness.reference_environment import reference_python
+from bench.harness.triton import Triton
+from bench.models.repository import read_labels
+from bench.report.records import Comparison
+
+NEREID = {
+    "nereid_inline": "pixels in the gRPC message",
+    "nereid_shm": "pixels in shared memory",
+    "nereid_file": "the encoded file in shared memory, nothing decoded",
+}
+"""Nereid's entrants, with a note on each."""
+OTHERS = {
+    "reference": "FastAPI, uvicorn, stock Pillow, one blocking gRPC client per worker",
+    "reference_uint8": "the reference, sending bytes instead of floats to Nereid's model: a quarter of its traffic",
+    "broken": "the reference with a new client per request",
+    "in_process": "FastAPI with one ONNX Runtime session, one worker",
+}
+"""The other entrants, run in the reference's environment, with a note on each."""
+NAMES = (*OTHERS, *NEREID)
+BATCH1 = "batch1"
+"""Nereid in front of a model that takes one image at a time."""
+BEFORE = "@before"
+"""Ends the name of an entrant that runs from another checkout: `nereid_shm@before` is the twin of `nereid_shm`."""
+
+_BASES = ("reference", "reference_uint8", "in_process", BATCH1)
+
+
+class Entrant(msgspec.Struct, frozen=True, kw_only=True):
+    """One server in a contest."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    port: int
+    probe: str
+    """A path that answers 200 when it is ready."""
+    model: str
+    """Name of the model it uses."""
+    asks_triton: bool
+    """Whether that model runs in Triton."""
+    workers: int
+    note: str
+    checkout: Path = ROOT
+    """The checkout of this project that it runs from."""
+
+
+class Lineup:
+    """Makes and starts entrants for one Triton."""
+
+    def __init__(
+        self,
+        triton: Triton,
+        workers: int,
+        logs: Path,
+        *,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        before: Path | None = None,
+    ) -> None:
+        """Prepare for entrants.
+
+        Args:
+            triton: The Triton they ask.
+            workers: Processes of each.
+            logs: The folder for what they print.
+            settings: More environment variables for Nereid.
+            before: The checkout that `@before` entrants run from.
+        """
+        self.triton = triton
+        self.workers = workers
+        self._logs = logs
+        self._settings = settings
+        self._before = before
+
+    def entrant(self, name: str, model: str) -> Entrant:
+        """Describe an entrant that uses a model, or the variant of the model that suits it.
+
+        Raises:
+            ContestantError: It cannot take part; the message says why.
+        """
+        (port,) = find_free(1)
+        if name in OTHERS:
+            return self._uvicorn(name, model, port)
+        return self._nereid(name, model, port)
+
+    def start(self, entrant: Entrant) -> AbstractContextManager[Running]:
+        """Run an entrant until the block ends.
+
+        Raises:
+            ContestantError: As `running` says.
+        """
+        log = self._logs / f"{entrant.port}.log"
+        return running(entrant.command, entrant.environment, entrant.port, entrant.probe, log, entrant.checkout)
+
+    def _uvicorn(self, name: str, model: str, port: int) -> Entrant:
+        is_local, takes_bytes = name == "in_process", name == "reference_uint8"
+        asked = model if is_local or takes_bytes else f"{model}_fp32"
+        workers = 1 if is_local else self.workers
+        # As recommended by the guide that describes this kind of server.
+        options = {
+            "port": port,
+            "workers": workers,
+            "loop": "uvloop",
+            "http": "httptools",
+            "limit-concurrency": 512,
+            "backlog": 8192,
+            "timeout-keep-alive": 120,
+        }
+        module = f"bench.contestants.{name.removesuffix('_uint8')}"
+        flags = [f"--{option}={value}" for option, value in options.items()]
+        return Entrant(
+            name=name,
+            command=[str(reference_python()), "-m", "uvicorn", f"{module}:app", *flags],
+            environment={
+                "BENCH_TRITON": self.triton.settings.triton_url,
+                "BENCH_MODEL": str(self.triton.repository / model / "1" / "model.onnx") if is_local else asked,
+                "BENCH_LABELS": read_labels(self.triton.repository, asked),
+                "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
+                "GRPC_ENABLE_FORK_SUPPORT": "1",
+                "GRPC_POLL_STRATEGY": "epoll1",
+            },
+            port=port,
+            probe="/health",
+            model=asked,
+            asks_triton=not is_local,
+            workers=workers,
+            note=OTHERS[name],
+        )
+
+    def _nereid(self, name: str, model: str, port: int) -> Entrant:
+        kind, is_before = name.removesuffix(BEFORE), name.endswith(BEFORE)
+        if is_before and self._before is None:
+            raise ContestantError("there is no other checkout; name one with --before")
+        takes_file = kind == "nereid_file" or (kind == BATCH1 and model.startswith("sim_gpu"))
+        asked = f"{model}_file" if takes_file else model
+        if not (self.triton.repository / asked).is_dir():
+            raise ContestantError(f"there is no {asked}, a model that takes the encoded file")
+        checkout = self._before if is_before and self._before else ROOT
+        note = NEREID.get(kind, "Nereid, the model taking one image at a time")
+        transport = {"NEREID_TRANSPORT": kind.removeprefix("nereid_")} if kind in {"nereid_inline", "nereid_shm"} else {}
+        return Entrant(
+            name=name,
+            command=[sys.executable, "-m", "app", "api"],
+            environment={
+                "NEREID_PORT": str(port),
+                "NEREID_WORKERS": str(self.workers),
+                "NEREID_TRITON_URLS": self.triton.settings.triton_url,
+                "NEREID_MODEL": asked,
+                "NEREID_LOG_FORMAT": "json",
+                **transport,
+                **self._settings,
+            },
+            port=port,
+            probe="/readyz",
+            model=asked,
+            asks_triton=True,
+            workers=self.workers,
+            note=f"{note}; from {checkout}" if is_before else note,
+            checkout=checkout,
+        )
+
+
+def add_twins(names: Sequence[str]) -> list[str]:
+    """Add to each of Nereid's entrants its twin from the other checkout, right behind it."""
+    return [entrant for name in names for entrant in ((name, f"{name}{BEFORE}") if name in NEREID else (name,))]
+
+
+def comparisons(names: Sequence[str]) -> list[Comparison]:
+    """Return what to compare: every entrant with the bases before it, and Nereid's entrants with their twins."""
+    bases = [name for name in names if name in _BASES]
+    found = [
+        Comparison(base, [(name, base) for name in names if name not in bases[: place + 1]]) for place, base in enumerate(bases)
+    ]
+    found.append(Comparison(f"their {BEFORE} twins", [(name, f"{name}{BEFORE}") for name in names if f"{name}{BEFORE}" in names]))
+    return [comparison for comparison in found if comparison.pairs]

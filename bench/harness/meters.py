@@ -1,0 +1,115 @@
+"""What processes cost: CPU time and memory, from /proc."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+from bench.harness.counters import Counters, CountersError, read_counters
+from bench.load.outcome import Outcome
+from bench.report.records import Measurement
+
+MIB = 2**20
+
+Processes = Mapping[str, list[psutil.Process]]
+"""Processes by kind: `gateway`, `triton` and `stubs`, as far as they run on this machine."""
+
+
+class Memory(NamedTuple):
+    """Memory of one process, bytes."""
+
+    resident: int
+    """Including what it shares with others."""
+    unshared: int
+    """What would become free if it ended."""
+
+
+class Meters:
+    """Meters CPU time and Triton's counters from its creation on."""
+
+    def __init__(self, find: Callable[[], Processes], triton: str, model: str) -> None:
+        """Start metering.
+
+        Args:
+            find: Finds the processes; called again at the end.
+            triton: URL of Triton's HTTP endpoint.
+            model: Whose counters to read; empty: none.
+        """
+        self._find = find
+        self._triton = triton
+        self._model = model
+        self._before = _cpu_by_process(find())
+        self._counters, self._note = self._read_counters()
+
+    def read(self, outcome: Outcome) -> Measurement:
+        """Return what a load has cost that began after the creation and has just ended."""
+        seconds = {
+            kind: sum(spent - self._before.get(kind, {}).get(pid, 0.0) for pid, spent in processes.items())
+            for kind, processes in _cpu_by_process(self._find()).items()
+        }
+        seconds["client"] = outcome.driver_cpu * outcome.seconds
+        cpu_ms = {kind: spent * 1e3 / outcome.requests for kind, spent in seconds.items() if outcome.requests}
+        counters, note = self._read_counters()
+        use = counters.since(self._counters) if counters and self._counters else None
+        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use, triton_note=self._note or note)
+
+    def _read_counters(self) -> tuple[Counters | None, str]:
+        """Read the counters; return None and the reason if that is not possible."""
+        if not self._model:
+            return None, ""
+        try:
+            return read_counters(self._triton, self._model), ""
+        except CountersError as error:
+            return None, str(error)
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """Return a process and everything it has started; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    """Return everything that a process has started."""
+    return family(process)[1:]
+
+
+def listeners(url: str) -> list[psutil.Process]:
+    """Find the processes of this machine that listen on the port of a URL."""
+    port = urlsplit(url).port or 80
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp")):
+                found.append(process)
+    return found
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used; 0 if it has ended."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:
+    """Return the memory of a server's workers: the largest of its processes."""
+    found = []
+    for member in family(process):
+        with suppress(psutil.Error):
+            memory = member.memory_full_info()
+            found.append(Memory(memory.rss, memory.uss))
+    return sorted(found, reverse=True)[:workers]
+
+
+def busiest(process: psutil.Process) -> int:
+    """Return the id of the busiest process of a server: one of its workers, once there was load."""
+    return int(max(family(process), key=cpu_seconds).pid)
+
+
+def _cpu_by_process(processes: Processes) -> dict[str, dict[int, float]]:
+    return {kind: {process.pid: cpu_seconds(process) for process in found} for kind, found in processes.items() if found}

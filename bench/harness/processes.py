@@ -1,0 +1,96 @@
+"""Servers as child processes: started, waited for, and stopped with everything they have started."""
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from app.config import PREFIX
+from app.host.processes import die_with_parent, end_group, first_answer
+from bench.harness.errors import ContestantError
+
+ROOT = Path(__file__).parents[2]
+"""This checkout."""
+
+_READY_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_OK, _NOT_READY = 200, 503
+
+
+class Running(NamedTuple):
+    """A server that runs."""
+
+    url: str
+    process: psutil.Process
+    """The one that was started; it may have children."""
+
+
+@contextmanager
+def running(  # noqa: PLR0913, PLR0917 - what a server consists of
+    command: Sequence[str], environment: Mapping[str, str], port: int, probe: str, log: Path, checkout: Path = ROOT
+) -> Iterator[Running]:
+    """Run a server until the block ends.
+
+    Args:
+        command: Its command line.
+        environment: Added to that of this process, of which variables of Nereid are left out.
+        port: The port it listens on, on loopback.
+        probe: A path that answers 200 when it is ready, 503 before.
+        log: Gets what it prints.
+        checkout: The checkout of this project that it runs from.
+
+    Raises:
+        ContestantError: It ended or did not become ready; the message contains the end of its log.
+    """
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=checkout,
+            env={**environment_of(checkout), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C reaches only us; we stop it
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        status = first_answer(f"{url}{probe}", child, _READY_SECONDS, retry=(_NOT_READY,))
+        if status != _OK:
+            raise ContestantError(f"{_describe(status, child)}: {_last_lines(log)}")
+        yield Running(url, psutil.Process(child.pid))
+    finally:
+        end_group(child, _STOP_SECONDS)
+
+
+def environment_of(checkout: Path) -> dict[str, str]:
+    """Return this process's environment for a program of a checkout: its modules first, and no settings of Nereid."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return inherited | {"PYTHONPATH": str(checkout)}
+
+
+def require_checkout(folder: Path) -> Path:
+    """Return the absolute path of a checkout of this project.
+
+    Raises:
+        ContestantError: The folder is none.
+    """
+    folder = folder.resolve()
+    if not (folder / "app" / "__main__.py").is_file():
+        raise ContestantError(f"{folder} is not a checkout of this project: it has no app/__main__.py")
+    return folder
+
+
+def _describe(status: int | None, child: "subprocess.Popen[bytes]") -> str:
+    if status is not None:
+        return f"answered with status {status}"
+    return "was not ready in time" if child.poll() is None else f"ended with code {child.poll()}"
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
+    return " | ".join(lines) or "it printed nothing"

@@ -1,0 +1,88 @@
+"""The embedded Triton for a measurement: ports, logs and models of its own, beside one that may be in use."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from app import config
+from app.config import Settings
+from app.embedded.install import install
+from app.embedded.server import Server, loadable_models
+from app.host.ports import find_free
+from bench.harness.errors import ContestantError
+from bench.models.repository import YOLO, write_models
+
+
+class Triton(NamedTuple):
+    """An embedded Triton that runs."""
+
+    settings: Settings
+    process: psutil.Process
+
+    @property
+    def repository(self) -> Path:
+        """Its model repository."""
+        return Path(self.settings.model_repository)
+
+    @property
+    def url(self) -> str:
+        """Of its HTTP endpoint."""
+        return f"http://127.0.0.1:{self.settings.triton_http_port}"
+
+
+@contextmanager
+def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
+    """Run an embedded Triton until the block ends.
+
+    Args:
+        repository: Its model repository.
+        model: One that must be ready.
+
+    Raises:
+        InstallError, PackageError: It is not installed and cannot be.
+        EmbeddedError: It does not start.
+    """
+    base = config.load()
+    installed = Path(base.triton_home).resolve()
+    install(installed)
+    http, grpc, metrics = find_free(3)
+    with TemporaryDirectory(prefix="nereid-bench-") as home:
+        for part in ("server", "python"):
+            Path(home, part).symlink_to(installed / part)
+        settings = msgspec.structs.replace(
+            base,
+            model=model,
+            model_repository=str(repository),
+            triton_home=home,
+            triton_http_port=http,
+            triton_grpc_port=grpc,
+            triton_metrics_port=metrics,
+        )
+        server = Server(settings)
+        try:
+            server.start()
+            yield Triton(settings, psutil.Process(server.pid))
+        finally:
+            server.stop()
+
+
+@contextmanager
+def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
+    """Run an embedded Triton with the fixtures of `bench.models` and, if asked, `yolo11n` in both layouts.
+
+    Raises:
+        ContestantError: `yolo11n` has not been pulled.
+        InstallError, PackageError, EmbeddedError: As `embedded_triton` says.
+    """
+    pulled = Path(config.load().model_repository)
+    if with_yolo and YOLO not in loadable_models(pulled):
+        raise ContestantError(f"{YOLO} has not been pulled; run: ./just pull {YOLO}")
+    with TemporaryDirectory(prefix="nereid-bench-") as folder:
+        write_models(Path(folder), pulled if with_yolo else None)
+        with embedded_triton(Path(folder), "null") as triton:
+            yield triton

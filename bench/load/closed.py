@@ -1,0 +1,67 @@
+"""Closed load: a fixed number of clients, each of which waits for its answer before it asks again."""
+
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+from bench.load.connection import Connection
+from bench.load.driver import PATIENCE_SECONDS, Driver, Progress
+from bench.load.images import Sample
+from bench.load.outcome import Outcome
+
+
+async def drive_closed(  # noqa: PLR0913 - what a load consists of
+    url: str,
+    samples: Sequence[Sample],
+    *,
+    clients: int,
+    seconds: float,
+    requests: int | None = None,
+    progress: Progress | None = None,
+    patience: float = PATIENCE_SECONDS,
+) -> Outcome:
+    """Let each client ask again as soon as it is answered.
+
+    Args:
+        url: To post to; on this machine.
+        samples: Sent in turn.
+        clients: Number of connections.
+        seconds: How long to send.
+        requests: How many to send at most; None: no limit.
+        progress: Called now and then.
+        patience: Seconds to wait for an answer.
+
+    Raises:
+        ValueError: As `Driver` says.
+        OSError: The server does not accept connections.
+    """
+    return await _ClosedDriver(url, samples, clients, seconds, patience, requests).measure(progress)
+
+
+class _ClosedDriver(Driver):
+    def __init__(  # noqa: PLR0913, PLR0917 - as above
+        self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, requests: int | None
+    ) -> None:
+        super().__init__(url, samples, clients, seconds, patience)
+        self._limit = sys.maxsize if requests is None else requests
+
+    def begin(self) -> None:
+        for connection in list(self.connections):
+            self.free(connection)
+
+    def free(self, connection: Connection) -> None:
+        now = perf_counter()
+        if self._may_ask(now):
+            self.issued += 1
+            self.send(connection, self.issued - 1, now)
+
+    def is_done(self, now: float) -> bool:
+        return self.issued == self.tally.ended and not self._may_ask(now)
+
+    def connection_refused(self) -> None:
+        if self._may_ask(perf_counter()):
+            self.issued += 1
+            self.tally.refused()
+
+    def _may_ask(self, now: float) -> bool:
+        return self.issued < self._limit and now - self.started < self.seconds

@@ -1,0 +1,115 @@
+"""One HTTP/1.1 connection of the load driver: prebuilt requests out, as little as possible read of what comes back."""
+
+import asyncio
+from typing import Protocol
+
+from bench.load.target import Target
+
+
+class Owner(Protocol):
+    """Who decides what a connection sends."""
+
+    def opened(self, connection: "Connection") -> None:
+        """Take note of a new connection."""
+
+    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
+        """Take note of an answer.
+
+        Args:
+            number: Of the request.
+            since: As it was given to `Connection.send`.
+            status: Three digits.
+            body: Of the answer.
+            timing: Value of its Server-Timing header; may be empty.
+        """
+
+    def free(self, connection: "Connection") -> None:
+        """Give a connection without a request something to do."""
+
+    def lost(self, connection: "Connection", number: int | None, since: float) -> None:
+        """Take note of a closed connection, and of the request that it had not answered."""
+
+
+class Connection(asyncio.Protocol):
+    """One client. It is idle until it is told to send a request."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.number: int | None = None
+        """Of the request that is in progress."""
+        self.since = 0.0
+        """When its latency began."""
+        self._owner = owner
+        self._buffer = b""
+        self._needed = 0  # bytes of the whole answer; known once its head was read
+        self._body_start = 0
+        self._timing = b""
+        self._is_last = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Report to the owner."""
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._owner.opened(self)
+
+    def send(self, message: bytes, number: int, since: float) -> None:
+        """Send a request; its latency began at `since`."""
+        self.number = number
+        self.since = since
+        self.transport.write(message)
+
+    def data_received(self, data: bytes) -> None:
+        """Collect an answer."""
+        self._buffer = buffer = self._buffer + data if self._buffer else data
+        if self.number is None:  # there was no request
+            self.transport.abort()
+            return
+        if not self._needed and not self._read_head(buffer):
+            return
+        if len(buffer) >= self._needed:
+            number, since = self.number, self.since
+            status, body, is_last = buffer[9:12].decode("latin-1"), buffer[self._body_start : self._needed], self._is_last
+            self._buffer, self._needed, self.number = b"", 0, None
+            self._owner.answered(number, since, status, body, self._timing)
+            if is_last:
+                self.transport.close()
+            else:
+                self._owner.free(self)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Report to the owner."""
+        number, self.number = self.number, None
+        self._owner.lost(self, number, self.since)
+
+    def _read_head(self, buffer: bytes) -> bool:
+        """Read length, Server-Timing and `Connection: close`; return whether the head is complete and usable."""
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        lower = buffer[: end + 2].lower()
+        length = _header(lower, lower, b"content-length")
+        if not length.isdigit() or not lower.startswith(b"http/1.1 "):
+            self.transport.abort()
+            return False
+        self._body_start = end + 4
+        self._needed = self._body_start + int(length)
+        self._is_last = b"\r\nconnection: close" in lower
+        self._timing = _header(buffer, lower, b"server-timing")
+        return True
+
+
+def encode_request(target: Target, body: bytes) -> bytes:
+    """Build a POST request."""
+    content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
+    head = (
+        f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def _header(head: bytes, lower: bytes, name: bytes) -> bytes:
+    """Return the value of a header, empty if there is none; `lower` is the head in lower case."""
+    start = lower.find(b"\r\n" + name + b":")
+    if start < 0:
+        return b""
+    start += len(name) + 3
+    return head[start : lower.index(b"\r\n", start)].strip()

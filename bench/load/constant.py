@@ -1,0 +1,89 @@
+"""Constant load: a fixed rate of requests, however fast the server answers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+
+from bench.load.connection import Connection
+from bench.load.driver import PATIENCE_SECONDS, Driver, Progress
+from bench.load.images import Sample
+from bench.load.outcome import Outcome
+
+CONNECTIONS = 256
+"""How many requests can be in progress at a time."""
+
+
+async def drive_constant(  # noqa: PLR0913 - what a load consists of
+    url: str,
+    samples: Sequence[Sample],
+    *,
+    rate: float,
+    seconds: float,
+    connections: int = CONNECTIONS,
+    progress: Progress | None = None,
+    patience: float = PATIENCE_SECONDS,
+) -> Outcome:
+    """Send `rate` requests per second.
+
+    Latency counts from the time at which a request was due, not from the time at which a connection was free for it: a
+    server that stalls delays all requests that were due in the meantime. The event loop's timers have a resolution of a
+    millisecond. Other arguments and errors are those of `drive_closed`.
+    """
+    return await _ConstantDriver(url, samples, connections, seconds, patience, rate).measure(progress)
+
+
+class _ConstantDriver(Driver):
+    def __init__(  # noqa: PLR0913, PLR0917 - as above
+        self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
+    ) -> None:
+        super().__init__(url, samples, connections, seconds, patience)
+        if rate <= 0:
+            raise ValueError("the rate must be above zero")
+        self._rate = rate
+        self._total = max(1, round(rate * seconds))
+        self._idle: list[Connection] = []
+        self._waiting: deque[int] = deque()
+        """Numbers of requests that are due, but for which no connection is free."""
+
+    def begin(self) -> None:
+        self._idle = list(self.connections)
+        self._send_due()
+
+    def free(self, connection: Connection) -> None:
+        if self._waiting:
+            self._send(connection, self._waiting.popleft())
+        else:
+            self._idle.append(connection)
+
+    def is_done(self, now: float) -> bool:  # noqa: ARG002
+        return self.tally.ended == self._total
+
+    def lost(self, connection: Connection, number: int | None, since: float) -> None:
+        if number is None and connection in self._idle:
+            self._idle.remove(connection)
+        super().lost(connection, number, since)
+
+    def abandon_unsent(self) -> None:
+        for number in [*self._waiting, *range(self.issued, self._total)]:
+            self.tally.gave_up(self._due(number))
+
+    def _send_due(self) -> None:
+        """Send everything that is due by now; come back when the next request is due."""
+        if self.is_over:
+            return
+        now = perf_counter()
+        while self.issued < self._total and self._due(self.issued) <= now:
+            if self._idle:
+                self._send(self._idle.pop(), self.issued)
+            else:
+                self._waiting.append(self.issued)
+            self.issued += 1
+        if self.issued < self._total:
+            asyncio.get_running_loop().call_later(self._due(self.issued) - now, self._send_due)
+
+    def _send(self, connection: Connection, number: int) -> None:
+        self.send(connection, number, self._due(number))
+
+    def _due(self, number: int) -> float:
+        return self.started + number / self._rate

@@ -1,0 +1,156 @@
+"""What every kind of load has in common: open connections, wait, reconnect, and count.
+
+One process and no HTTP library: on shared cores every cycle of the client is taken from the server. So requests are built
+in advance, and of an answer only the status, the length and Server-Timing are read, except for those that `tally` checks.
+"""
+
+import asyncio
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from time import perf_counter, process_time
+from typing import Any
+
+import uvloop
+
+from bench.load.connection import Connection, encode_request
+from bench.load.images import Sample
+from bench.load.outcome import Outcome
+from bench.load.tally import Tally
+from bench.load.target import parse_target
+
+PATIENCE_SECONDS = 30.0
+"""How long to wait for an answer."""
+BUSY_SHARE = 0.8
+"""Share of a core above which the load driver may be what limits the throughput."""
+
+_RECONNECT_SECONDS = 0.05
+_TICK_SECONDS = 0.05
+
+Progress = Callable[[float, int], None]
+"""Called with the seconds since the start and the number of requests that have ended."""
+
+
+def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run a load to its end on uvloop, which takes least CPU time."""
+    return uvloop.run(load)
+
+
+class Driver(ABC):
+    """One run: what it was asked to do and what has come back so far. A subclass decides when to send."""
+
+    def __init__(self, url: str, samples: Sequence[Sample], width: int, seconds: float, patience: float) -> None:
+        """Prepare to send `samples` in turn over `width` connections for `seconds`.
+
+        Raises:
+            ValueError: The URL is not on this machine, or there is nothing to send or no connection to send it over.
+        """
+        self._target = parse_target(url)
+        if not samples or width < 1:
+            raise ValueError("there is nothing to send, or no connection to send it over")
+        self.seconds = seconds
+        self.connections: set[Connection] = set()
+        self.issued = 0
+        """Number of requests that were sent or are due."""
+        self.tally = Tally([sample.expected for sample in samples], patience)
+        self.started = 0.0
+        self.is_over = False
+        self._messages = [encode_request(self._target, sample.body) for sample in samples]
+        self._width = width
+        self._patience = patience
+        self._reconnecting: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start sending; all connections are open."""
+
+    @abstractmethod
+    def free(self, connection: Connection) -> None:
+        """Give a connection without a request something to do."""
+
+    @abstractmethod
+    def is_done(self, now: float) -> bool:
+        """Return whether there is nothing left to send or to wait for."""
+
+    def connection_refused(self) -> None:  # noqa: B027 - most loads need not know
+        """Take note that a connection could not be opened again."""
+
+    def abandon_unsent(self) -> None:  # noqa: B027 - only a load with a schedule has any
+        """Count the requests that were due, but never sent."""
+
+    async def measure(self, progress: Progress | None) -> Outcome:
+        """Run it."""
+        try:
+            await asyncio.gather(*(self._connect() for _ in range(self._width)))
+            cpu, self.started = process_time(), perf_counter()
+            self.tally.start()
+            self.begin()
+            while not self.is_done(now := perf_counter()):
+                for connection in [c for c in self.connections if c.number is not None and now - c.since > self._patience]:
+                    connection.transport.abort()
+                if now - self.started > self.seconds + self._patience:
+                    break
+                if progress:
+                    progress(now - self.started, self.tally.ended)
+                await asyncio.sleep(_TICK_SECONDS)
+            elapsed = perf_counter() - self.started
+            cpu = (process_time() - cpu) / elapsed
+        finally:
+            await self._close()
+        if progress:
+            progress(elapsed, self.tally.ended)
+        if cpu > BUSY_SHARE:
+            print(f"warning: the load driver used {cpu:.0%} of a core; the server may be faster than this shows", file=sys.stderr)
+        return self.tally.outcome(cpu)
+
+    def send(self, connection: Connection, number: int, since: float) -> None:
+        """Send a request; its latency began at `since`."""
+        connection.send(self._messages[number % len(self._messages)], number, since)
+
+    def opened(self, connection: Connection) -> None:
+        """Take note of a new connection."""
+        self.connections.add(connection)
+
+    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
+        """Count an answer."""
+        self.tally.answered(number, since, status, body, timing)
+
+    def lost(self, connection: Connection, number: int | None, since: float) -> None:
+        """Count the request that a closed connection had not answered, and open another connection."""
+        self.connections.discard(connection)
+        if self.is_over:
+            return
+        if number is not None:
+            self.tally.gave_up(since)
+        task = asyncio.ensure_future(self._reconnect(0 if number is None else _RECONNECT_SECONDS))
+        self._reconnecting.add(task)
+        task.add_done_callback(self._reconnecting.discard)
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Connection(self), self._target.host, self._target.port)
+        return connection
+
+    async def _reconnect(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        while not self.is_over:
+            try:
+                connection = await self._connect()
+            except OSError:
+                self.connection_refused()
+                await asyncio.sleep(_RECONNECT_SECONDS)
+            else:
+                self.free(connection)
+                return
+
+    async def _close(self) -> None:
+        self.is_over = True
+        for connection in list(self.connections):
+            connection.transport.abort()
+            if connection.number is not None:
+                self.tally.gave_up(connection.since)
+        self.abandon_unsent()
+        for task in list(self._reconnecting):
+            task.cancel()
+        await asyncio.gather(*self._reconnecting, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the next iteration of the event loop

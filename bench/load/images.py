@@ -1,0 +1,112 @@
+"""The images that the load driver sends."""
+
+from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+_ROOT = Path(__file__).parents[2]
+SAMPLE_FOLDER = _ROOT / "tests" / "images"
+COCO_FOLDER = _ROOT.parent / "shared" / "images"
+"""Images of COCO; not available everywhere."""
+EXPECTED = {"astronaut": frozenset({"person"}), "chelsea": frozenset({"cat"}), "coffee": frozenset({"cup"})}
+"""What every detector must find in the sample images."""
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
+SEED = 4603
+SIZES = {
+    "astronaut": [(320, 320), (512, 512), (640, 640), (800, 800), (1080, 1080), (1600, 1600), (640, 640), (2448, 2448)],
+    "chelsea": [(320, 213), (480, 320), (640, 427), (640, 427), (1024, 683), (1280, 853), (1920, 1280), (2592, 1728)],
+    "coffee": [(320, 240), (500, 333), (640, 427), (640, 480), (960, 640), (1280, 720), (1920, 1080), (4000, 3000)],
+}
+"""Width and height of the default images: most as on web pages and in COCO, some as from cameras, one of 12 megapixels."""
+COCO_SIZES = [(640, 480), (640, 427), (480, 640), (640, 425), (640, 640), (500, 375), (640, 360), (427, 640)]
+_COCO_SIDE = 640
+
+
+class Sample(NamedTuple):
+    """One image to send."""
+
+    name: str
+    body: bytes
+    """The encoded image."""
+    expected: frozenset[str]
+    """Class names that must be among the detections; empty: any well-formed answer is correct."""
+
+
+@cache
+def varied_samples() -> tuple[Sample, ...]:
+    """Make the default images: the same bytes on every machine with the same encoder, in the same shuffled order."""
+    random = np.random.default_rng(SEED)
+    samples = [_vary(name, size, random) for name, sizes in SIZES.items() for size in sizes]
+    return tuple(samples[position] for position in random.permutation(len(samples)))
+
+
+@cache
+def coco_samples(folder: Path | None = None) -> tuple[Sample, ...]:
+    """Read the JPEGs of a folder, scaled down to 640 pixels if they are larger; without a folder, make images of such sizes."""
+    if folder is None:
+        random = np.random.default_rng(SEED)
+        # Cropped to a square or upright, too little would be left of the cat.
+        shapes = [(name, size) for size in COCO_SIZES for name in EXPECTED if name != "chelsea" or size[0] > size[1]]
+        return tuple(_vary(name, size, random) for name, size in shapes)
+    jpegs = (sample for sample in _read(folder) if sample.body.startswith(b"\xff\xd8"))
+    return tuple(sample._replace(body=_shrink(sample.body, _COCO_SIDE)) for sample in jpegs)
+
+
+def unlabelled_samples(folder: Path | None = None) -> list[Sample]:
+    """Return COCO-sized images for models that find nothing; without a folder, those of COCO itself if they are available."""
+    samples = coco_samples(folder or (COCO_FOLDER if COCO_FOLDER.is_dir() else None))
+    return [sample._replace(expected=frozenset()) for sample in samples]
+
+
+def large_sample() -> Sample:
+    """Return the default image of 12 megapixels."""
+    return max(varied_samples(), key=lambda sample: len(sample.body))
+
+
+def given_samples(path: Path | None) -> tuple[Sample, ...]:
+    """Read one image, or those of a folder; without a path, make the default images.
+
+    Raises:
+        ValueError: There is no image.
+    """
+    samples = varied_samples() if path is None else tuple(_read(path))
+    if not samples:
+        raise ValueError(f"{path} contains no image")
+    return samples
+
+
+def _read(path: Path) -> Iterator[Sample]:
+    paths = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+    for file in paths:
+        yield Sample(file.name, file.read_bytes(), EXPECTED.get(file.stem, frozenset()))
+
+
+def _vary(name: str, size: tuple[int, int], random: np.random.Generator) -> Sample:
+    """Crop to the shape, scale, mirror every other one, and add noise that makes a JPEG as large as a camera's."""
+    with Image.open(SAMPLE_FOLDER / f"{name}.jpg") as image:
+        scaled = ImageOps.fit(image.convert("RGB"), size, Image.Resampling.BICUBIC)
+    if random.random() < 0.5:  # noqa: PLR2004
+        scaled = ImageOps.mirror(scaled)
+    noise = random.integers(-6, 7, (size[1], size[0], 1), dtype=np.int16)
+    pixels = np.clip(np.asarray(scaled, np.int16) + noise, 0, 255).astype(np.uint8)
+    body = _encode_jpeg(Image.fromarray(pixels), int(random.integers(82, 93)))
+    return Sample(f"{name} {size[0]}x{size[1]}", body, EXPECTED[name])
+
+
+def _shrink(body: bytes, side: int) -> bytes:
+    with Image.open(BytesIO(body)) as image:
+        if max(image.size) <= side:
+            return body
+        smaller = ImageOps.contain(image.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
+    return _encode_jpeg(smaller, 90)
+
+
+def _encode_jpeg(image: Image.Image, quality: int) -> bytes:
+    file = BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()

@@ -1,0 +1,85 @@
+"""What a run of the load driver has counted."""
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import msgspec
+from hdrh.histogram import HdrHistogram
+
+LONGEST_MICROSECONDS = 60_000_000
+"""The highest latency that a histogram can hold."""
+_SIGNIFICANT_DIGITS = 3
+
+
+class Outcome(msgspec.Struct, dict=True):
+    """The result of one run."""
+
+    seconds: float
+    """From the first request to the last answer."""
+    requests: int
+    statuses: dict[str, int]
+    """Number of requests by how they ended: an HTTP status, `wrong` (200 with a wrong answer) or `error` (no answer)."""
+    latency: str
+    """Of correct answers and of requests that were given up: an encoded HdrHistogram of microseconds."""
+    stages: dict[str, float]
+    """Mean milliseconds of each Server-Timing entry of correct answers."""
+    driver_cpu: float
+    """Share of one core that the load driver used."""
+    own_p50: float = 0.0
+    """Median milliseconds of correct answers spent neither in `decode` nor in `infer`, as seen by the client."""
+    model: str = ""
+    """Name of the model that answered, according to the answers; empty if they do not tell."""
+
+    @property
+    def correct(self) -> int:
+        """Number of correct answers."""
+        return self.statuses.get("200", 0)
+
+    @property
+    def rate(self) -> float:
+        """Correct answers per second."""
+        return self.correct / self.seconds if self.seconds else 0.0
+
+    @property
+    def failed(self) -> float:
+        """Share of requests without a correct answer."""
+        return 1 - self.correct / self.requests if self.requests else 0.0
+
+    @cached_property
+    def histogram(self) -> HdrHistogram:
+        """The latency, in microseconds."""
+        return HdrHistogram.decode(self.latency)
+
+    def percentile(self, percent: float) -> float:
+        """Milliseconds within which `percent` of the answers arrived."""
+        return float(self.histogram.get_value_at_percentile(percent)) / 1e3
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean latency, milliseconds."""
+        return float(self.histogram.get_mean_value()) / 1e3 if self.histogram.total_count else 0.0
+
+    @cached_property
+    def max(self) -> float:
+        """Highest latency, milliseconds."""
+        return float(self.histogram.get_max_value()) / 1e3
+
+
+def encode_latencies(seconds: Iterable[float]) -> str:
+    """Encode latencies as a histogram of microseconds."""
+    histogram = _empty()
+    for value in seconds:
+        histogram.record_value(min(LONGEST_MICROSECONDS, max(1, round(value * 1e6))))
+    return str(histogram.encode().decode("ascii"))
+
+
+def merge_histograms(encoded: Iterable[str]) -> HdrHistogram:
+    """Add up encoded histograms."""
+    total = _empty()
+    for text in encoded:
+        total.decode_and_add(text)
+    return total
+
+
+def _empty() -> HdrHistogram:
+    return HdrHistogram(1, LONGEST_MICROSECONDS, _SIGNIFICANT_DIGITS)

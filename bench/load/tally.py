@@ -1,0 +1,125 @@
+"""Counting what comes back during one run."""
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from bench.load.outcome import Outcome, encode_latencies
+
+CHECK_EVERY = 16
+"""Of the answers after the first pass over the images, one of this many is parsed and checked."""
+
+_NOT_OWN = b"decode", b"infer"
+
+
+class _Detection(msgspec.Struct):
+    class_name: str
+
+
+class _Answer(msgspec.Struct):
+    detections: list[_Detection]
+    model: Any = None
+    """`{"name": ...}` from Nereid; other servers may put anything here."""
+
+    @property
+    def model_name(self) -> str:
+        name = self.model.get("name") if isinstance(self.model, dict) else None
+        return name if isinstance(name, str) else ""
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+class Tally:
+    """Statuses, latencies and stages of one run.
+
+    Decoding JSON costs CPU time that the server may need, so every answer of the first pass over the images is checked,
+    but only some of the later ones.
+    """
+
+    def __init__(self, expected: Sequence[frozenset[str]], patience: float) -> None:
+        """Expect these class names, one set per image, and count latencies of requests given up after `patience` seconds."""
+        self.ended = 0
+        """Number of requests that were answered or given up."""
+        self._expected = expected
+        self._patience = patience
+        self._statuses: Counter[str] = Counter()
+        self._latency = array("d")
+        self._own = array("d")
+        self._stages: defaultdict[bytes, float] = defaultdict(float)
+        self._timed = 0
+        self._model = ""
+        self._start = self._last = 0.0
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._start = self._last = perf_counter()
+
+    def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
+        """Count an answer. Arguments as in `connection.Owner.answered`."""
+        count = len(self._expected)
+        if (
+            status == "200"
+            and (number < count or not number % CHECK_EVERY)
+            and not self._check(body, self._expected[number % count])
+        ):
+            status = "wrong"
+        self._count(status)
+        if status == "200":
+            elapsed = self._last - since
+            self._latency.append(elapsed)
+            if timing:
+                self._add_timing(timing, elapsed)
+
+    def gave_up(self, since: float) -> None:
+        """Count a request without an answer; its time counts only if it was waited for to the end."""
+        self._count("error")
+        if self._last - since > self._patience:
+            self._latency.append(self._last - since)
+
+    def refused(self) -> None:
+        """Count a request that could not be sent."""
+        self._count("error")
+
+    def outcome(self, driver_cpu: float) -> Outcome:
+        """Summarize the run."""
+        return Outcome(
+            seconds=max(self._last - self._start, 1e-9),
+            requests=self.ended,
+            statuses=dict(sorted(self._statuses.items())),
+            latency=encode_latencies(self._latency),
+            stages={name.decode("latin-1"): total / self._timed for name, total in self._stages.items()},
+            driver_cpu=driver_cpu,
+            own_p50=median(self._own) if self._own else 0.0,
+            model=self._model,
+        )
+
+    def _count(self, status: str) -> None:
+        self._last = perf_counter()
+        self.ended += 1
+        self._statuses[status] += 1
+
+    def _check(self, body: bytes, expected: frozenset[str]) -> bool:
+        """Return whether the expected classes are among the detections; note which model answered."""
+        try:
+            answer = _decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        self._model = self._model or answer.model_name
+        return expected <= {detection.class_name for detection in answer.detections}
+
+    def _add_timing(self, timing: bytes, elapsed: float) -> None:
+        self._timed += 1
+        own = elapsed * 1e3
+        for entry in timing.split(b","):
+            name, _, duration = entry.strip().partition(b";dur=")
+            milliseconds = float(duration.partition(b";")[0] or 0)
+            self._stages[name] += milliseconds
+            if name in _NOT_OWN:
+                own -= milliseconds
+        self._own.append(own)

@@ -1,0 +1,65 @@
+"""A contest as text for a terminal."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from bench.load.driver import BUSY_SHARE
+from bench.report.records import KINDS, Contest
+
+COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
+"""What is compared between entrants, and the figure of it."""
+
+
+def contest_text(contest: Contest) -> str:
+    """Describe a contest: a table, the ratios between entrants, and what to keep in mind."""
+    return "\n".join([*_table(contest), *_ratios(contest), *_remarks(contest)])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Describe ratios by their median, the smallest and the largest."""
+    return f"{median(values):.2f} x ({min(values):.2f}..{max(values):.2f})" if values else "-"
+
+
+def _table(contest: Contest) -> Iterator[str]:
+    count = max((len(entry.rounds) for entry in contest.entries), default=0)
+    width = max([15, *(len(entry.name) for entry in contest.entries)])
+    yield f"{contest.title}; {contest.workers} workers; medians of {count} interleaved rounds of {contest.seconds:g} s"
+    load = f"{'req/s':>7} {'p50 ms':>7} {'p99 ms':>7} {'errors':>7}"
+    cpu = f"{'gateway':>7} {'Triton':>7} {'stubs':>7} {'client':>7}"
+    yield f"{'':{width}} {load} | {cpu} | {'MiB a worker':>12} {'batch':>6} {'queue':>6}  model"
+    yield f"{'':{width}} {'':31} | {'CPU, ms per request':^31} | {'(unshared)':>12} {'':>6} {'ms':>6}"
+    for entry in contest.entries:
+        cpu = " ".join(f"{entry.median(f'cpu {kind}'):7.2f}" for kind in KINDS)
+        memory = f"{max(entry.resident_mib, default=0):.0f} ({max(entry.unshared_mib, default=0):.0f})"
+        yield (
+            f"{entry.name:{width}} {entry.median('requests/s'):7.1f} {entry.median('p50'):7.1f} {entry.median('p99'):7.1f}"
+            f" {entry.median('errors %') / 100:7.1%} | {cpu} |"
+            f" {memory:>12} {entry.median('mean batch'):6.1f} {entry.median('queue'):6.1f}  {entry.model}"
+        )
+
+
+def _ratios(contest: Contest) -> Iterator[str]:
+    for comparison in contest.comparisons:
+        yield f"against {comparison.title}, median of the rounds' ratios (least..most):"
+        width = max(15, *(len(name) for name, _ in comparison.pairs))
+        for name, base in comparison.pairs:
+            parts = (f"{what} {spread(contest.ratios(name, base, figure))}" for what, figure in COMPARED.items())
+            yield f"  {name:{width}} {', '.join(parts)}"
+
+
+def _remarks(contest: Contest) -> Iterator[str]:
+    """Say what the table does not."""
+    for name, reason in contest.left_out.items():
+        yield f"{name} is left out: {reason}"
+    entries = [entry for entry in contest.entries if entry.rounds]
+    for entry in entries:
+        if contest.clients == 1 and entry.rounds[0].outcome.stages:
+            own = median(one.outcome.own_p50 for one in entry.rounds)
+            yield f"{entry.name}: {own:.2f} ms of a request (p50) are neither decoding nor Triton, as the client sees it"
+    busy = [entry.name for entry in entries if any(one.outcome.driver_cpu > BUSY_SHARE for one in entry.rounds)]
+    if busy:
+        yield f"the client used more than {BUSY_SHARE:.0%} of a core with {', '.join(busy)}: those may be faster than shown"
+    failed = [entry.name for entry in entries if any(one.outcome.failed for one in entry.rounds)]
+    if failed:
+        yield f"answers were wrong or missing: {', '.join(failed)}"
+    yield from sorted({one.triton_note for entry in entries for one in entry.rounds if one.triton_note})

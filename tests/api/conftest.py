@@ -1,0 +1,32 @@
+"""Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from app.config import Settings
+from app.main import create_app
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import REPOSITORY, free_port, started
+
+
+def settings_for(url: str, **others: object) -> Settings:
+    """Make settings for a Triton at this address, which has the model of the fake one."""
+    given = {"triton_urls": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
+    return Settings(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A fake Triton, and a client of an application that uses it."""
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+        yield fake, client
+
+
+@pytest.fixture
+async def lonely() -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose Triton does not run."""
+    async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
+        yield client

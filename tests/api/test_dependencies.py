@@ -1,0 +1,107 @@
+"""Handlers get what their own application's worker owns."""
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from litestar.datastructures import State
+
+from app.api import application, dependencies
+from app.api.application import Application
+from app.api.dependencies import provide_detector, provide_triton, providers
+from app.pipeline.detector import Detector
+from app.triton.client import TritonClient
+from tests.support import json, started
+
+
+class StubTriton(TritonClient):
+    """A Triton client without a connection, which notes about which models it was asked."""
+
+    def __init__(self) -> None:  # without a connection, there is nothing to initialise
+        self.asked: list[str] = []
+
+    async def is_ready(self, model: str) -> bool:
+        """Note the question."""
+        self.asked.append(model)
+        return True
+
+
+class StubDetector(Detector):
+    """A detector that has nothing but a default model."""
+
+    def __init__(self, default_model: str) -> None:
+        self.default_model = default_model
+
+
+def build(triton: StubTriton, model: str) -> Application:
+    """Build an application whose worker owns stubs."""
+
+    @asynccontextmanager
+    async def open_worker() -> AsyncIterator[tuple[TritonClient, Detector]]:
+        yield triton, StubDetector(model)
+
+    return application.build(open_worker, 1000)
+
+
+def test_each_provider_takes_its_part_of_the_state() -> None:
+    """The lifespan has put both there."""
+    triton, detector = object(), object()
+    state = State({"triton": triton, "detector": detector})
+
+    assert provide_triton(state) is triton
+    assert provide_detector(state) is detector
+
+
+def test_every_application_has_providers_of_its_own() -> None:
+    """A provider that keeps its value must not be shared."""
+    first, second = providers(), providers()
+
+    assert first.keys() == second.keys() == {"triton", "detector"}
+    assert all(first[name] is not second[name] for name in first)
+    assert all(provider.use_cache for provider in first.values())
+
+
+async def test_dependencies_are_provided_once_per_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests and routes use them."""
+    provided: list[str] = []
+
+    def counted(provide: Callable[[State], Any]) -> Callable[[State], Any]:
+        @functools.wraps(provide)
+        def wrapper(state: State) -> Any:  # noqa: ANN401
+            provided.append(provide.__name__)
+            return provide(state)
+
+        return wrapper
+
+    for provide in (provide_triton, provide_detector):
+        monkeypatch.setattr(dependencies, provide.__name__, counted(provide))
+    triton = StubTriton()
+    async with started(build(triton, "a")) as client:
+        for path in ("/readyz", "/v1/readyz", "/readyz"):
+            json(await client.get(path))
+
+    assert sorted(provided) == ["provide_detector", "provide_triton"]
+    assert triton.asked == ["a", "a", "a"]
+
+
+async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:
+    """Each asks its own Triton about its own model, also when their requests alternate."""
+    first, second = StubTriton(), StubTriton()
+    async with started(build(first, "a")) as of_first, started(build(second, "b")) as of_second:
+        for client in (of_first, of_second, of_first):
+            json(await client.get("/readyz"))
+
+    assert (first.asked, second.asked) == (["a", "a"], ["b"])
+
+
+async def test_an_application_that_is_started_after_another_has_its_own_worker() -> None:
+    """Nothing of the one before is left."""
+    tritons = []
+    for model in ("a", "b"):
+        tritons.append(StubTriton())
+        async with started(build(tritons[-1], model)) as client:
+            json(await client.get("/readyz"))
+
+    assert [triton.asked for triton in tritons] == [["a"], ["b"]]

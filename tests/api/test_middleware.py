@@ -1,0 +1,237 @@
+"""Every request gets an id, a clock, response headers and one log line, whatever becomes of it."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from litestar.types import Receive, Scope, Send
+from structlog.testing import CapturedCall
+
+from app.api import middleware
+from app.api.context import context_of
+from app.api.middleware import RequestContextMiddleware
+from tests.support import call, captured_log, receiving
+
+Log = list[CapturedCall]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What the middleware logs."""
+    return captured_log(monkeypatch, middleware)
+
+
+async def start(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"x-own", b"1")]})
+
+
+async def respond(send: Send, status: int) -> None:
+    await start(send, status)
+    await send({"type": "http.response.body", "body": b"done", "more_body": False})
+
+
+def responding(status: int) -> RequestContextMiddleware:
+    """An application that sends this status."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await respond(send, status)
+
+    return RequestContextMiddleware(app)
+
+
+async def test_a_response_gets_its_headers(log: Log) -> None:
+    """Beside its own, which stay."""
+    reply = await call(responding(200), receiving())
+
+    assert (reply.status, reply.body, reply.headers["x-own"]) == (200, b"done", "1")
+    assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
+    assert re.fullmatch(r"[0-9]+\.[0-9]{2}ms", reply.headers["x-process-time"])
+    assert re.fullmatch(r"total;dur=[0-9]+\.[0-9]{2}", reply.headers["server-timing"])
+    assert log[0].kwargs["request_id"] == reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("given", ["abc-1.2_Z", "x", "x" * 64])
+async def test_a_well_formed_request_id_is_kept(log: Log, given: str) -> None:
+    """The caller finds its own id in the response, and we find it in the log."""
+    reply = await call(responding(200), receiving(), headers={"X-Request-ID": given})
+
+    assert reply.headers["x-request-id"] == log[0].kwargs["request_id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, "a\n", "ä", "a;b", "<script>"])
+async def test_any_other_request_id_is_replaced(log: Log, given: str) -> None:
+    """It would have to be escaped wherever it is shown."""
+    reply = await call(responding(200), receiving(), headers={"X-Request-ID": given})
+
+    assert reply.headers["x-request-id"] == log[0].kwargs["request_id"] != given
+
+
+async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
+    """One that was not given is chosen at random."""
+    app = responding(200)
+    for _ in range(20):
+        await call(app, receiving())
+
+    assert len({line.kwargs["request_id"] for line in log}) == 20
+
+
+async def test_the_log_line_describes_the_request(log: Log) -> None:
+    """Method, path, status, time, and what handlers have added."""
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).log_fields |= {"model": "tiny", "detections": 3}
+        await respond(send, 200)
+
+    await call(RequestContextMiddleware(app), receiving(), "/detect?classes=secret")
+
+    (line,) = log
+    fields = dict(line.kwargs)
+    assert line.args == ("request",)
+    assert fields.pop("milliseconds") >= 0
+    assert fields.pop("request_id")
+    assert fields == {"method": "POST", "path": "/detect", "status": 200, "model": "tiny", "detections": 3}
+
+
+async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
+    """A line stays readable whatever callers send."""
+    await call(responding(404), receiving(), "/" + "x" * 5000)
+
+    assert log[0].kwargs["path"] == "/" + "x" * 199
+
+
+async def test_the_stages_of_a_request_are_in_its_headers(log: Log) -> None:
+    """As far as it came before the response was sent."""
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).timing.lap("read")
+        await start(send, 200)
+        context_of(scope).timing.lap("late")
+
+    reply = await call(RequestContextMiddleware(app), receiving())
+
+    assert re.fullmatch(r"read;dur=[0-9.]+, total;dur=[0-9.]+", reply.headers["server-timing"])
+    assert len(log) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [(200, "info"), (304, "info"), (404, "info"), (422, "info"), (500, "error"), (502, "error"), (503, "info"), (504, "error")],
+)
+async def test_failures_of_ours_are_errors_in_the_log(log: Log, status: int, level: str) -> None:
+    """A bad request is not, and neither is 503: while Triton restarts, there may be thousands of those."""
+    await call(responding(status), receiving())
+
+    assert [(line.method_name, line.kwargs["status"]) for line in log] == [(level, status)]
+
+
+async def run(app: Callable[..., Any], sent: list[Any] | None = None) -> None:
+    """Call an application that does not have to respond."""
+
+    async def send(message: Any) -> None:  # noqa: ANN401
+        if sent is not None:
+            sent.append(message)
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    await RequestContextMiddleware(app)(scope, receiving(), send)
+
+
+async def test_a_crash_before_the_response_is_logged_as_500(log: Log) -> None:
+    """The server sends one in its place, which the middleware does not see."""
+
+    async def app(_: Scope, __: Receive, ___: Send) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run(app)
+
+    assert [(line.method_name, line.kwargs["status"]) for line in log] == [("error", 500)]
+
+
+async def test_a_crash_after_the_response_is_logged_with_its_status(log: Log) -> None:
+    """It has been sent already."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await start(send, 200)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run(app)
+
+    assert [(line.method_name, line.kwargs["status"]) for line in log] == [("info", 200)]
+
+
+async def test_a_cancelled_request_is_logged_as_499(log: Log) -> None:
+    """The server cancels it when the client has disconnected; that is not a failure of ours."""
+
+    async def app(_: Scope, __: Receive, ___: Send) -> None:
+        await asyncio.sleep(60)
+
+    running = asyncio.ensure_future(run(app))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert [(line.method_name, line.kwargs["status"]) for line in log] == [("info", 499)]
+
+
+async def test_a_client_that_disconnected_is_logged_as_499(log: Log) -> None:
+    """Whatever is sent to it afterwards, which it does not read."""
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).is_client_gone = True
+        await respond(send, 400)
+
+    sent: list[Any] = []
+    await run(app, sent)
+
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert [(line.method_name, line.kwargs["status"]) for line in log] == [("info", 499)]
+
+
+async def test_a_connection_that_breaks_while_the_response_is_sent_is_logged_with_its_status(log: Log) -> None:
+    """As far as the gateway is concerned, the request was answered."""
+
+    async def send(message: Any) -> None:  # noqa: ANN401, ARG001
+        raise OSError("broken pipe")
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(OSError, match="broken pipe"):
+        await responding(200)(scope, receiving(), send)
+
+    assert [line.kwargs["status"] for line in log] == [200]
+
+
+async def test_what_is_not_a_request_passes_through(log: Log) -> None:
+    """The lifespan gets no context, no headers and no line in the log."""
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend([scope, receive, send])
+
+    scope: Any = {"type": "lifespan"}
+    arguments: tuple[Any, ...] = (scope, object(), object())
+    await RequestContextMiddleware(app)(*arguments)
+
+    assert all(given is passed for given, passed in zip(arguments, seen, strict=True))
+    assert scope == {"type": "lifespan"}
+    assert log == []
+
+
+async def test_the_state_of_the_server_is_kept(log: Log) -> None:
+    """The lifespan may have put something there."""
+    scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"own": 1}}
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        assert scope["state"]["own"] == 1
+        assert context_of(scope).request_id
+        await respond(send, 200)
+
+    async def send(_: Any) -> None:  # noqa: ANN401
+        pass
+
+    await RequestContextMiddleware(app)(scope, receiving(), send)
+
+    assert len(log) == 1

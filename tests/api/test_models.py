@@ -1,0 +1,96 @@
+"""The list of models: those that can be used, those that cannot, and those that could be pulled."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.main import create_app
+from tests.fakes.triton import CONFIG, FakeTriton
+from tests.support import REPOSITORY, json, sample_image, started
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+
+
+def by_name(document: dict[str, Any]) -> dict[str, Any]:
+    return {model["name"]: model for model in document["models"]}
+
+
+async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
+    """By name, together with those that `pull` knows, and which of them is the default."""
+    _, client = gateway
+    document = json(await client.get("/models"))
+
+    assert document["default"] == "tiny"
+    names = [model["name"] for model in document["models"]]
+    assert names == sorted(names)
+    states = {name: model["state"] for name, model in by_name(document).items()}
+    assert {"a": "ready", "b": "not_ready", "c": "not_ready"}.items() <= states.items()
+    assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
+
+
+async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
+    """Size, format, classes, source and licence; a caller needs no other source."""
+    fake, client = gateway
+    hints = {"labels": "red,blue", "source": "here", "licence": "MIT"}
+    fake.config = {
+        **CONFIG,
+        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 64, 3]}],
+        "parameters": {name: {"string_value": text} for name, text in hints.items()},
+    }
+    model = by_name(json(await client.get("/models")))["a"]
+
+    assert (model["version"], model["width"], model["height"], model["device"]) == ("1", 64, 32, "cpu")
+    assert model["layout"] == "rows of x1 y1 x2 y2 score class"
+    assert model["classes"] == ["red", "blue"]
+    assert (model["source"], model["licence"]) == ("here", "MIT")
+    assert model["detail"] is None
+
+
+async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
+    """It is ready in Triton, but not usable here; the others are listed all the same."""
+    fake, client = gateway
+    fake.config = {**CONFIG, "output": []}
+    models = by_name(json(await client.get("/models")))
+
+    assert models["a"]["state"] == "ready"
+    assert models["a"]["detail"].startswith("no adapter fits a")
+    assert models["a"]["width"] is None
+    assert models["b"]["state"] == "not_ready"
+
+
+async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
+    """With the command."""
+    _, client = gateway
+
+    assert by_name(json(await client.get("/models")))["yolo11n"]["detail"] == "./just pull yolo11n, then restart Triton"
+
+
+async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:
+    """What it knows cannot be said by anybody else."""
+    fake, client = gateway
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    for one in (lonely, client):
+        response = await one.get("/models")
+        assert json(response, 503)["code"] == "triton_unavailable"
+        assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.usefixtures("triton")
+async def test_a_model_that_was_not_pulled_says_how(settings: Settings, tmp_path: Path) -> None:
+    """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
+    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
+    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
+    async with started(create_app(msgspec.structs.replace(settings, model_repository=str(tmp_path)))) as client:
+        response = await client.post("/predict/never_pulled", content=sample_image("chelsea.jpg"))
+        models = by_name(json(await client.get("/models")))
+
+    assert "./just pull never_pulled" in json(response, 404)["detail"]
+    assert models["never_pulled"]["state"] == "not_pulled"
+    assert models["yolo11n"]["state"] == "ready"
+    assert models["yolo11n"]["classes"][15] == "cat"
+    assert models["yolo11n"]["licence"].startswith("AGPL-3.0")

@@ -1,0 +1,94 @@
+"""The JSON of the responses, member by member."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.api.schema import (
+    Detection,
+    DetectResponse,
+    Health,
+    ImageSize,
+    Memory,
+    ModelInfo,
+    ModelUsed,
+    Performance,
+    Problem,
+    TritonHealth,
+)
+
+
+def members(value: msgspec.Struct) -> dict[str, Any]:
+    """Encode and parse back, keeping the order."""
+    parsed: dict[str, Any] = json.loads(msgspec.json.encode(value))
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("box", "names"),
+    [({"x1": 0.1, "y1": 0.2, "x2": 0.3, "y2": 0.4}, ["x1", "y1", "x2", "y2"]), ({"bbox": (1.0, 2.0, 3.0, 4.0)}, ["bbox"])],
+)
+def test_a_detection_has_either_corners_or_a_bbox(box: dict[str, Any], names: list[str]) -> None:
+    """What does not apply is left out, not null; `class` is a keyword in Python only."""
+    detection = Detection(**box, confidence=0.5, class_=2, class_id=2, class_name="car")
+
+    assert list(members(detection)) == [*names, "confidence", "class", "class_id", "class_name"]
+
+
+def test_a_response_has_the_members_of_the_contract() -> None:
+    """Clients of other gateways read them by these names."""
+    response = DetectResponse([], 0, "success", ImageSize(200, 100), ModelUsed("tiny", "1", "triton", "cpu"), 1.5, "r1")
+
+    assert members(response) == {
+        "detections": [],
+        "num_detections": 0,
+        "status": "success",
+        "image": {"width": 200, "height": 100},
+        "model": {"name": "tiny", "version": "1", "backend": "triton", "device": "cpu"},
+        "total_time_ms": 1.5,
+        "request_id": "r1",
+    }
+
+
+def test_a_problem_has_the_members_of_rfc_9457_and_ours() -> None:
+    """`code` for programs, `request_id` for the log."""
+    problem = Problem("urn:nereid:problem:x", "Title", 400, "detail", "x", "r1")
+
+    assert list(members(problem)) == ["type", "title", "status", "detail", "code", "request_id"]
+
+
+def test_a_model_that_is_not_ready_has_no_description() -> None:
+    """Its members are there all the same, so that clients need not check for them."""
+    assert members(ModelInfo("tiny", "not_ready")) == {
+        "name": "tiny",
+        "state": "not_ready",
+        "version": None,
+        "width": None,
+        "height": None,
+        "layout": None,
+        "device": None,
+        "classes": [],
+        "source": None,
+        "licence": None,
+        "detail": None,
+    }
+
+
+def test_a_health_report_has_the_members_that_dashboards_read() -> None:
+    """Memory is there twice, under the names that two kinds of them know."""
+    report = Health(
+        status="healthy",
+        version="0",
+        api="healthy",
+        triton=TritonHealth("ready", "2.51.0"),
+        model="tiny",
+        model_ready=True,
+        gpu=False,
+        memory=Memory(1.5),
+        performance=Performance(1.5, {"transport": "shm"}),
+    )
+
+    assert list(members(report)) == ["status", "version", "api", "triton", "model", "model_ready", "gpu", "memory", "performance"]
+    assert members(report)["performance"] == {"memory_mb": 1.5, "optimizations": {"transport": "shm"}}

@@ -1,0 +1,18 @@
+"""What the machine could do at most."""
+
+from pathlib import Path
+
+from bench.experiments.limit import measure_http
+from bench.harness.contest import Load
+from bench.harness.triton import Triton
+from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
+
+
+def test_http_alone_and_with_triton_are_measured(fixtures: Triton, tmp_path: Path) -> None:
+    """Both answer, and cost CPU time."""
+    load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
+
+    for triton in ("", fixtures.settings.triton_url):
+        cost = measure_http(tmp_path, load, 1, triton)
+        assert cost.rate > 0
+        assert cost.cpu_ms > 0

@@ -1,0 +1,40 @@
+"""Options of the command line."""
+
+from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from bench.experiments.options import add_before, add_images, count, describe, positive
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    """Nothing can be measured with them."""
+    assert count("3") == 3
+    assert positive("0.5") == 0.5
+    for text in ("0", "-1"):
+        with pytest.raises(ArgumentTypeError):
+            count(text)
+        with pytest.raises(ArgumentTypeError):
+            positive(text)
+    with pytest.raises(ArgumentTypeError):
+        positive("inf")
+
+
+@pytest.mark.parametrize("option", ["--images", "--pictures"])
+def test_the_option_for_images_has_two_names(option: str) -> None:
+    """The second is an older one."""
+    parser = ArgumentParser()
+    add_images(parser)
+
+    assert parser.parse_args([option, "folder"]).images == Path("folder")
+
+
+def test_a_record_lists_the_options_that_have_a_value() -> None:
+    """What is not an option of the measurement is left out."""
+    parser = ArgumentParser()
+    add_images(parser)
+    add_before(parser)
+    parser.set_defaults(run=print, json=Path("out"), only=["nereid_shm", "nereid_file"], contests=[])
+
+    assert describe(parser.parse_args(["--before", "folder"])) == {"before": "folder", "only": "nereid_shm, nereid_file"}

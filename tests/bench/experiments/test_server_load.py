@@ -1,0 +1,163 @@
+"""The ways to load a running server, against a server that stands for Nereid and Triton."""
+
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+import pytest
+
+from bench.__main__ import main
+from bench.experiments import server_load
+from bench.load.images import SAMPLE_FOLDER
+from bench.report.records import TritonUse, load_record
+
+NAMED = b'{"detections":[{"class_name":"cat"}],"model":{"name":"yolox_nano"}}'
+UNNAMED = b'{"detections":[{"class_name":"cat"}]}'
+
+
+class Everything(BaseHTTPRequestHandler):
+    """Nereid and Triton's statistics in one server; each request is a batch of two that waited 3 ms."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+    counted = 0
+    answer = NAMED
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        type(self).counted += 1
+        self._send(self.answer)
+
+    def do_GET(self) -> None:
+        count = self.counted
+        times = {
+            part: {"count": count, "ns": count * 1_000_000}
+            for part in ("compute_input", "compute_infer", "compute_output", "success")
+        }
+        stats = {
+            "inference_count": 2 * count,
+            "execution_count": count,
+            "inference_stats": times | {"queue": {"count": 2 * count, "ns": 2 * count * 3_000_000}},
+            "batch_stats": [{"batch_size": 2, "compute_infer": {"count": count}}],
+        }
+        self._send(msgspec.json.encode({"model_stats": [stats]}) if self.path == "/v2/models/yolox_nano/stats" else b"{}")
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The server's URL; warm-ups are short."""
+    monkeypatch.setattr(server_load, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr(Everything, "counted", 0)
+    server = Server(("127.0.0.1", 0), Everything)
+    thread = Thread(target=partial(server.serve_forever, poll_interval=0.01))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def command(mode: list[str], url: str, file: Path) -> list[str]:
+    """Build the command line that loads the server and saves the results."""
+    return [*mode, "--url", url, "--triton", url, "--image", str(SAMPLE_FOLDER / "chelsea.jpg"), "--json", str(file)]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ["quick", "--requests", "40"],
+        ["full", "--clients", "2", "--duration", "30", "--requests", "40"],
+        ["open", "--rate", "200", "--duration", "30", "--requests", "40"],
+        ["sweep", "--duration", "30", "--requests", "300"],
+        ["sustained", "--duration", "30", "--requests", "40", "--p99", "60000"],
+    ],
+    ids=lambda mode: mode[0],
+)
+def test_every_mode_measures_a_server(
+    mode: list[str], url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file contains what Triton did in the meantime and nothing from before, and names the model that answered."""
+    monkeypatch.setattr(server_load, "SWEEP", (1, 3))
+    monkeypatch.setattr(server_load, "MOST_CLIENTS", 4)
+    file = tmp_path / "out.json"
+
+    assert main(command(mode, url, file)) == 0
+    record = load_record(file)
+    assert record.contests == []
+    assert record.settings["name"] == mode[0]
+    assert all(run.mode == mode[0] and run.model == "yolox_nano" and run.outcome.failed == 0 for run in record.runs)
+    for one in record.runs:
+        assert one.triton == TritonUse(
+            inferences=2 * one.outcome.requests,
+            executions=one.outcome.requests,
+            queue_ms=3.0,
+            compute_ms=3.0,
+            batches={"2": one.outcome.requests},
+        )
+        assert set(one.cpu_ms) >= {"gateway", "client"}
+    printed = capsys.readouterr().out
+    assert "requests/s" in printed
+    assert "yolox_nano" in printed
+    assert "yolo11n" not in printed
+
+
+@pytest.mark.parametrize(("option", "named"), [(["--model", "yolox_nano"], "yolox_nano"), ([], "-")], ids=["asked for", "unknown"])
+def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR0913, PLR0917
+    option: list[str], named: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, too, the model is unknown, and so is what Triton did."""
+    monkeypatch.setattr(Everything, "answer", UNNAMED)
+    file = tmp_path / "out.json"
+
+    assert main(command(["quick", "--requests", "4", *option], url, file)) == 0
+    (one,) = load_record(file).runs
+    assert one.model == named
+    assert (one.triton is None) == (named == "-")
+    assert ("the answers do not name the model; name it with --model" in capsys.readouterr().out) == (named == "-")
+
+
+def test_the_model_that_answers_is_not_the_one_asked_for(url: str, tmp_path: Path) -> None:
+    """The answers are believed, not the options."""
+    file = tmp_path / "out.json"
+
+    assert main(command(["quick", "--requests", "4", "--model", "other"], url, file)) == 0
+    (one,) = load_record(file).runs
+    assert one.model == "yolox_nano"
+    assert one.triton is not None
+
+
+def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on record all the same; of the answers after the first pass over the images, only some are checked."""
+    monkeypatch.setattr(Everything, "answer", b'{"detections":[]}')
+    file = tmp_path / "out.json"
+
+    assert main(command(["quick", "--requests", "4"], url, file)) == 1
+    assert load_record(file).runs[0].outcome.statuses == {"200": 3, "wrong": 1}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("http://127.0.0.1:1", "no server listens"), ("http://10.1.2.3", "to this machine")],
+    ids=["nobody", "elsewhere"],
+)
+def test_what_the_caller_can_correct_is_one_line(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no traceback, and the exit code is not that of a good run."""
+    assert main(["quick", "--url", url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,120 @@
+"""CPU time by step, and the candidates it is measured for."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.experiments.candidates.registry import CANDIDATES
+from bench.experiments.stages import IMAGE_STEPS, Spent, describe, image_files, spend, turns
+from bench.harness.errors import ContestantError
+from bench.harness.processes import ROOT
+from bench.harness.triton import Triton
+from bench.load.images import SAMPLE_FOLDER
+from tests.bench.support import abandoned_arenas, needs_reference
+from tests.support import sample_image
+
+PROGRAM = """
+import json, os, sys
+print("a line of a log")
+print(json.dumps({"pictures": 1, "seconds": 0.1, "milliseconds": {"decode": 1.5}, "said": [sys.argv[1], os.getcwd()]}))
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with one image."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "image").write_bytes(sample_image("coffee.jpg"))
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(CANDIDATES.keys() - {"reference"}))
+def test_a_candidate_runs(fixtures: Triton, files: Path, name: str) -> None:
+    """Every candidate gets through an image, step by step; Nereid's up to the answer, and it leaves nothing behind."""
+    before = abandoned_arenas()
+    (spent,) = spend(name, files, 0.05, triton=fixtures.settings.triton_url)
+
+    assert spent.images > 0
+    assert {"decode", "letterbox", "free"} <= spent.milliseconds.keys()
+    assert ({"client", "framework", "encode"} <= spent.milliseconds.keys()) is name.startswith("nereid")
+    assert abandoned_arenas() <= before
+
+
+def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) -> None:
+    """Each inference gives its slot back."""
+    (spent,) = spend(
+        "nereid_shm", files, 1.0, steps=["header", "decode", "letterbox", "client"], triton=fixtures.settings.triton_url
+    )
+
+    assert spent.images > 32
+
+
+@needs_reference
+def test_the_reference_runs_as_a_candidate(fixtures: Triton, files: Path) -> None:
+    """It runs in its own environment, with the same steps."""
+    (spent,) = spend("reference", files, 0.05, triton=fixtures.settings.triton_url)
+
+    assert {"client", "framework", "encode"} <= spent.milliseconds.keys()
+
+
+def test_only_the_steps_asked_for_run(files: Path) -> None:
+    """Several processes run at the same time, and no Triton is needed for the image's own steps."""
+    spent = spend("nereid", files, 0.05, processes=2, steps=IMAGE_STEPS)
+
+    assert [set(one.milliseconds) for one in spent] == [{*IMAGE_STEPS, "free"}] * 2
+
+
+def test_a_twin_runs_from_its_checkout(files: Path) -> None:
+    """It is the candidate of the same name there."""
+    (spent,) = spend("nereid@before", files, 0.05, steps=IMAGE_STEPS, checkout=ROOT)
+
+    assert set(spent.milliseconds) == {*IMAGE_STEPS, "free"}
+
+
+@pytest.mark.parametrize("module", ["bench/candidates.py", "bench/experiments/candidates/__main__.py"])
+def test_older_checkouts_have_the_program_in_another_place(tmp_path: Path, files: Path, module: str) -> None:
+    """Its command line and what it prints are the same."""
+    path = tmp_path / "checkout" / module
+    path.parent.mkdir(parents=True)
+    path.write_text(PROGRAM)
+
+    assert spend("nereid@before", files, 0.05, checkout=tmp_path / "checkout") == [Spent(0.1, {"decode": 1.5})]
+
+
+def test_a_checkout_without_the_program_is_one_line(tmp_path: Path, files: Path) -> None:
+    """The message is the last line that Python has printed."""
+    with pytest.raises(ContestantError, match="No module named"):
+        spend("nereid@before", files, 0.05, checkout=tmp_path)
+
+
+def test_twins_run_in_turn_with_todays_candidates() -> None:
+    """Other candidates have none."""
+    assert turns(has_before=True)[:4] == ["nereid", "nereid@before", "nereid_shm", "nereid_shm@before"]
+    assert [name for name in turns(has_before=True) if "@" not in name] == turns(has_before=False) == list(CANDIDATES)
+
+
+def test_a_candidate_is_described_by_its_medians_and_compared_with_its_twin() -> None:
+    """Ratios are of the same run; a step that one of them does not have is left out."""
+    spent = {
+        "nereid": [Spent(1.0, {"decode": decode, "new": 1.0}) for decode in (1.0, 2.0, 3.0)],
+        "nereid@before": [Spent(1.0, {"decode": decode}) for decode in (2.0, 4.0, 4.0)],
+        "opencv": [Spent(1.0, {"decode": 5.0})],
+    }
+    *lines, ratios = describe(spent)
+
+    assert lines == [
+        "nereid          3.00 = decode 2.000, new 1.000",
+        "nereid@before   4.00 = decode 4.000",
+        "opencv          5.00 = decode 5.000",
+    ]
+    assert ratios.startswith("nereid against nereid@before, median of the runs' ratios (least..most): ")
+    assert ratios.endswith(": total 1.00 x (0.75..1.00), decode 0.50 x (0.50..0.75)")
+
+
+def test_image_files_are_those_that_servers_are_sent() -> None:
+    """They are gone afterwards."""
+    with image_files(SAMPLE_FOLDER) as folder:
+        assert len(list(folder.iterdir())) == 3
+
+    assert not folder.exists()

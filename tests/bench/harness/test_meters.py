@@ -1,0 +1,71 @@
+"""CPU time and memory of processes."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from bench.harness.meters import MIB, Meters, busiest, children, cpu_seconds, family, listeners, worker_memory
+from tests.bench.support import make_outcome
+
+CHILD = "import time; held = bytearray(50 << 20); print(flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def parent() -> psutil.Process:
+    """This process."""
+    return psutil.Process()
+
+
+def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Process) -> None:
+    """Memory of workers is that of its largest members."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        process = psutil.Process(child.pid)
+
+        assert child.pid in [member.pid for member in children(parent)]
+        assert family(parent)[0].pid == os.getpid()
+        (memory,) = worker_memory(process, 1)
+        assert memory.resident >= memory.unshared > 50 * MIB
+        assert busiest(process) == child.pid
+        child.kill()
+
+    assert family(process) == []
+    assert cpu_seconds(process) == 0
+
+
+def test_the_listener_of_a_port_is_found(parent: psutil.Process) -> None:
+    """A port on which nobody listens has none."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/detect"
+        assert parent.pid in [process.pid for process in listeners(url)]
+
+    assert listeners(url) == []
+
+
+def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that appeared in the meantime counts in full; kinds without processes are left out."""
+    used = {parent.pid: 10.0, 1: 5.0}
+    found = {"gateway": [parent], "triton": []}
+    monkeypatch.setattr("bench.harness.meters.cpu_seconds", lambda process: used[process.pid])
+    meters = Meters(lambda: found, "", "")
+    used[parent.pid] = 12.0
+    found["gateway"] = [parent, psutil.Process(1)]
+    measured = meters.read(make_outcome([1.0] * 100))
+
+    assert measured.cpu_ms == pytest.approx({"gateway": 70.0, "client": 5.0})
+    assert measured.triton is None
+    assert not measured.triton_note
+
+
+def test_counters_that_cannot_be_read_are_explained() -> None:
+    """The rest is measured all the same."""
+    measured = Meters(dict, "http://127.0.0.1:1", "m").read(make_outcome([1.0]))
+
+    assert measured.triton is None
+    assert "http://127.0.0.1:1" in measured.triton_note
+    assert measured.figures["requests/s"] == 0.5

@@ -1,0 +1,28 @@
+"""The embedded Triton of a measurement."""
+
+from pathlib import Path
+
+import pytest
+
+from app import config
+from bench.harness.errors import ContestantError
+from bench.harness.triton import Triton, fixture_triton
+
+
+def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
+    """Logs and ports are apart from those of the installed Triton, whose server and environment it uses."""
+    base = config.load()
+    home, installed = Path(fixtures.settings.triton_home), Path(base.triton_home).resolve()
+
+    assert home.resolve() != installed
+    assert (home / "server").resolve() == installed / "server"
+    assert (home / "python").resolve() == installed / "python"
+    assert fixtures.settings.triton_http_port != base.triton_http_port
+    assert fixtures.process.is_running()
+
+
+def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started."""
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
+    with pytest.raises(ContestantError, match="yolo11n has not been pulled"), fixture_triton(with_yolo=True):
+        pass

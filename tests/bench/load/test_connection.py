@@ -1,0 +1,62 @@
+"""Answers as they arrive on a connection."""
+
+import asyncio
+
+import pytest
+
+from bench.load.closed import drive_closed
+from bench.load.connection import encode_request
+from bench.load.target import parse_target
+from tests.bench.support import CAT, SAMPLE, always, answer, serving
+
+
+def test_a_request_names_host_type_and_length() -> None:
+    """It is complete, so that any HTTP/1.1 server accepts it."""
+    request = encode_request(parse_target("http://localhost:81/detect?x=1"), b"\xff\xd8..")
+
+    assert request == (
+        b"POST /detect?x=1 HTTP/1.1\r\nHost: localhost:81\r\nContent-Type: image/jpeg\r\nContent-Length: 4\r\n\r\n\xff\xd8.."
+    )
+
+
+@pytest.mark.parametrize(
+    "response",
+    [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", b"SSH-2.0\r\ncontent-length: 1\r\n\r\nx"],
+    ids=["no length", "no number", "no HTTP"],
+)
+async def test_answers_that_cannot_be_read_are_errors(response: bytes) -> None:
+    """An answer without a valid length, or that is not HTTP/1.1, ends the connection."""
+    async with serving(always(response)) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=2)
+
+    assert outcome.statuses == {"error": 2}
+
+
+async def test_a_server_may_close_the_connection_after_its_answer() -> None:
+    """`Connection: close` costs a new connection, not a request."""
+    async with serving(always(answer(CAT, "200 OK", "Connection: close"))) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=3)
+
+    assert outcome.statuses == {"200": 3}
+    assert server.connections >= 3
+
+
+async def test_answers_may_arrive_in_pieces() -> None:
+    """Heads and bodies may be split anywhere."""
+    response = answer(CAT, "200 OK", "server-timing: total;dur=1")
+
+    async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(SAMPLE.body)
+        for place in range(0, len(response), 7):
+            writer.write(response[place : place + 7])
+            await writer.drain()
+            await asyncio.sleep(0.001)
+        writer.close()
+
+    server = await asyncio.start_server(dribble, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        outcome = await drive_closed(url, [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert outcome.statuses == {"200": 1}
+    assert outcome.stages == {"total": 1.0}

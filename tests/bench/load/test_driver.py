@@ -1,0 +1,58 @@
+"""What every kind of load does when a server misbehaves."""
+
+import asyncio
+
+import pytest
+
+from bench.load import driver
+from bench.load.closed import drive_closed
+from tests.bench.support import CAT, SAMPLE, always, answer, serving
+
+
+async def test_broken_connections_are_errors_and_opened_again() -> None:
+    """A server that closes the connection instead of answering loses only that request."""
+
+    async def reply(number: int, _request: bytes) -> bytes | None:
+        return None if number % 4 == 1 else answer(CAT)
+
+    async with serving(reply) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=8)
+
+    assert outcome.statuses == {"200": 6, "error": 2}
+    assert server.connections >= 3
+
+
+async def test_an_answer_is_not_awaited_for_ever() -> None:
+    """A request that is given up is an error, and its time counts."""
+    never = asyncio.Event()
+
+    async def reply(_number: int, _request: bytes) -> None:
+        await never.wait()
+
+    async with serving(reply) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
+        never.set()
+
+    assert outcome.statuses == {"error": 1}
+    assert outcome.max >= 100
+
+
+async def test_a_load_without_images_or_connections_is_an_error_of_the_caller() -> None:
+    """A run does not begin without something to send, connections to send it over and a server that listens."""
+    async with serving(always(answer(CAT))) as server:
+        url = server.url
+        with pytest.raises(ValueError, match="nothing to send"):
+            await drive_closed(url, [], clients=1, seconds=1)
+        with pytest.raises(ValueError, match="nothing to send"):
+            await drive_closed(url, [SAMPLE], clients=0, seconds=1)
+    with pytest.raises(ConnectionRefusedError):
+        await drive_closed(url, [SAMPLE], clients=2, seconds=1)
+
+
+async def test_a_busy_driver_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Above a share of a core, the numbers may be those of the load driver itself."""
+    monkeypatch.setattr(driver, "BUSY_SHARE", -1.0)
+    async with serving(always(answer(CAT))) as server:
+        await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert "the load driver used" in capsys.readouterr().err

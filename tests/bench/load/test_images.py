@@ -1,0 +1,60 @@
+"""The images that are sent."""
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bench.load.images import (
+    SAMPLE_FOLDER,
+    Sample,
+    coco_samples,
+    given_samples,
+    large_sample,
+    unlabelled_samples,
+    varied_samples,
+)
+
+
+def test_the_default_images_are_varied_and_known() -> None:
+    """They have 320 pixels to 12 megapixels, are always the same, and each shows something known."""
+    samples = given_samples(None)
+    names = [sample.name for sample in samples]
+
+    assert len(samples) == 24
+    assert any("320x" in name for name in names)
+    assert "coffee 4000x3000" in names
+    assert all(sample.expected and sample.body.startswith(b"\xff\xd8") for sample in samples)
+    assert given_samples(None) is samples
+    assert varied_samples.__wrapped__() == samples
+
+
+def test_given_images_are_sent_as_they_are(tmp_path: Path) -> None:
+    """A file or a folder may be given; a folder without images is refused."""
+    (cat,) = given_samples(SAMPLE_FOLDER / "chelsea.jpg")
+
+    assert cat == Sample("chelsea.jpg", (SAMPLE_FOLDER / "chelsea.jpg").read_bytes(), frozenset({"cat"}))
+    assert [sample.name for sample in given_samples(SAMPLE_FOLDER)] == ["astronaut.jpg", "chelsea.jpg", "coffee.jpg"]
+    with pytest.raises(ValueError, match="no image"):
+        given_samples(tmp_path)
+
+
+def test_coco_sized_images_are_not_larger_than_those_of_coco() -> None:
+    """Larger images of a folder are scaled down; made-up ones have such sizes."""
+    for samples in (coco_samples(), coco_samples(SAMPLE_FOLDER)):
+        assert samples
+        for sample in samples:
+            assert sample.expected
+            with Image.open(BytesIO(sample.body)) as image:
+                assert max(image.size) <= 640
+
+
+def test_unlabelled_images_expect_nothing() -> None:
+    """Models that find nothing answer them correctly."""
+    assert all(sample.expected == frozenset() for sample in unlabelled_samples(SAMPLE_FOLDER))
+
+
+def test_the_large_image_has_twelve_megapixels() -> None:
+    """As a camera's photo."""
+    assert large_sample().name == "coffee 4000x3000"

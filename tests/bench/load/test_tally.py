@@ -1,0 +1,90 @@
+"""What is counted of the answers."""
+
+import pytest
+
+from bench.load.closed import drive_closed
+from bench.load.tally import Tally
+from tests.bench.support import CAT, DOG, SAMPLE, always, answer, serving
+
+
+@pytest.mark.parametrize(
+    "body", [DOG, b"{}", b"no JSON", b"", b'"\xff"'], ids=["other class", "no detections", "broken", "empty", "bytes"]
+)
+async def test_wrong_answers_are_not_correct(body: bytes) -> None:
+    """A 200 without what the image shows counts as wrong, and its time is no latency."""
+    async with serving(always(answer(body))) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert outcome.statuses == {"wrong": 1}
+    assert outcome.correct == outcome.rate == outcome.histogram.total_count == 0
+    assert outcome.failed == 1
+
+
+async def test_every_sixteenth_of_the_later_answers_is_checked() -> None:
+    """All answers of the first pass over the samples are checked, whatever their number."""
+    async with serving(always(answer(DOG))) as server:
+        outcome = await drive_closed(server.url, [SAMPLE] * 3, clients=1, seconds=30, requests=33)
+
+    assert outcome.statuses == {"200": 28, "wrong": 5}  # 0, 1, 2, 16, 32
+
+
+async def test_statuses_are_counted_separately() -> None:
+    """Refusals are counted by their status and add up to the requests."""
+    responses = [answer(CAT), answer(b"{}", "503 Service Unavailable"), answer(b"{}", "413 Content Too Large")]
+
+    async def reply(number: int, _request: bytes) -> bytes:
+        return responses[number % 3]
+
+    async with serving(reply) as server:
+        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=9)
+
+    assert outcome.statuses == {"200": 3, "413": 3, "503": 3}
+    assert outcome.failed == pytest.approx(2 / 3)
+
+
+async def test_own_time_is_spent_neither_on_decoding_nor_in_triton() -> None:
+    """Both are subtracted from what the client waited, request by request."""
+    response = answer(CAT, "200 OK", "Server-Timing: decode;dur=0.2, infer;dur=0.1, post;dur=0.3, total;dur=0.6")
+    async with serving(always(response)) as server:
+        outcome = await drive_closed(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert outcome.own_p50 == pytest.approx(outcome.mean - 0.3, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (b'{"name":"yolox_nano"}', "yolox_nano"),
+        (b'{"name":3}', ""),
+        (b'"yolox_nano"', ""),
+        (b"null", ""),
+        (b"[1]", ""),
+    ],
+)
+def test_the_model_is_the_one_that_the_answers_name(model: bytes, name: str) -> None:
+    """Other servers may put anything into `model`, and are correct all the same."""
+    tally = Tally([frozenset()], patience=1)
+    tally.start()
+    tally.answered(0, 0.0, "200", b'{"detections":[],"model":' + model + b"}", b"")
+
+    outcome = tally.outcome(0.0)
+    assert outcome.statuses == {"200": 1}
+    assert outcome.model == name
+
+
+def test_a_refusal_does_not_tell_the_model() -> None:
+    """Only answers with detections do."""
+    tally = Tally([frozenset({"cat"})], patience=1)
+    tally.start()
+    tally.answered(0, 0.0, "503", CAT, b"")
+
+    assert tally.outcome(0.0).model == ""
+
+
+def test_other_parameters_of_server_timing_are_ignored() -> None:
+    """A duration may be followed by a description, and may be missing."""
+    tally = Tally([frozenset()], patience=1)
+    tally.start()
+    tally.answered(0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache')
+
+    assert tally.outcome(0.0).stages == {"db": 5.0, "cache": 0.0}

@@ -1,0 +1,79 @@
+"""The fixture models, in a real Triton."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.main import create_app
+from app.model.spec import InputFormat, ModelSpec, from_triton_config
+from app.triton.client import TritonClient
+from app.triton.messages import bytes_element_size, write_bytes_element
+from bench.harness.counters import read_counters
+from bench.harness.processes import ROOT
+from bench.harness.triton import Triton
+from tests.support import json, sample_image, started
+
+FIXTURES = sorted(path.parent.name for path in (ROOT / "bench" / "models").glob("*/config.pbtxt"))
+
+
+def blank(spec: ModelSpec) -> NDArray[np.generic]:
+    """Make an input for one image."""
+    if spec.input_format is not InputFormat.FILE:
+        return np.zeros(spec.image_shape, spec.dtype)
+    content = b"not looked at"
+    tensor = np.empty(bytes_element_size(content), np.uint8)
+    write_bytes_element(content, tensor)
+    return tensor
+
+
+def read_log(triton: Triton) -> str:
+    return Path(triton.settings.triton_home, f"triton-{triton.settings.triton_grpc_port}.log").read_text(encoding="utf-8")
+
+
+async def read_spec(client: TritonClient, name: str) -> ModelSpec:
+    return from_triton_config(*await client.read_config(name))
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+async def test_a_fixture_is_understood_and_finds_nothing(fixture_client: TritonClient, name: str) -> None:
+    """Nereid reads the config of every fixture, and its answer has no rows."""
+    spec = await read_spec(fixture_client, name)
+    answer = await fixture_client.infer(spec, blank(spec), timeout_seconds=10)
+
+    assert spec.input_size == (640, 640)
+    assert answer.outputs[spec.output_names[0]].tolist() == [[0]]
+    assert answer.outputs[spec.output_names[1]].shape == (1, 300, 4)
+
+
+async def test_the_simulated_gpu_answers_many_requests_in_one_batch(fixtures: Triton, fixture_client: TritonClient) -> None:
+    """Requests at the same time share the wait; without batching each waits for itself."""
+    used = {}
+    for name in ("sim_gpu_file", "sim_gpu_batch1_file"):
+        spec = await read_spec(fixture_client, name)
+        before = read_counters(fixtures.url, name)
+        await asyncio.gather(*(fixture_client.infer(spec, blank(spec), timeout_seconds=10) for _ in range(64)))
+        used[name] = read_counters(fixtures.url, name).since(before)
+
+    assert used["sim_gpu_batch1_file"].batches == {"1": 64}
+    assert used["sim_gpu_file"].inferences == 64
+    assert used["sim_gpu_file"].executions <= 32
+
+
+async def test_nereid_serves_a_fixture(fixtures: Triton) -> None:
+    """An image through the whole of Nereid and the null model gives an empty answer."""
+    async with started(create_app(msgspec.structs.replace(fixtures.settings, log_level="error"))) as client:
+        response = await client.post("/detect", content=sample_image("coffee.jpg"), headers={"Content-Type": "image/jpeg"})
+
+    assert json(response)["num_detections"] == 0
+
+
+async def test_a_fixture_writes_nothing_into_the_log_of_triton(fixtures: Triton, fixture_client: TritonClient) -> None:
+    """Whatever its process wrote for each inference would be part of what is measured."""
+    spec = await read_spec(fixture_client, "null")
+    await fixture_client.infer(spec, blank(spec), timeout_seconds=10)
+
+    assert "Traceback" not in read_log(fixtures)

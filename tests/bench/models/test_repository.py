@@ -1,0 +1,27 @@
+"""The model repository of a measurement."""
+
+from pathlib import Path
+
+from app.config import Settings
+from bench.models.repository import read_labels, write_models
+from tests.support import REPOSITORY
+
+
+def test_the_twin_of_the_real_model_takes_floats(tmp_path: Path, settings: Settings) -> None:
+    """The reference's yolo11n is the same network without its first nodes."""
+    write_models(tmp_path, Path(settings.model_repository))
+    text = (tmp_path / "yolo11n_fp32" / "config.pbtxt").read_text()
+
+    assert 'name: "images" data_type: TYPE_FP32 dims: [ 3, 640, 640 ]' in text
+    assert read_labels(tmp_path, "yolo11n_fp32").startswith("person,bicycle,car")
+    assert read_labels(tmp_path, "yolo11n") == read_labels(REPOSITORY, "yolo11n")
+
+
+def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
+    """Each has its config and the implementation that all share."""
+    write_models(tmp_path)
+
+    assert not (tmp_path / "yolo11n").exists()
+    assert (tmp_path / "null" / "config.pbtxt").is_file()
+    assert (tmp_path / "null" / "1" / "model.py").is_file()
+    assert read_labels(tmp_path, "null") == "nothing"

@@ -1,0 +1,54 @@
+"""Charts."""
+
+from itertools import pairwise
+
+import pytest
+
+from bench.report.charts import Bar, Line, draw_bars, draw_batches, draw_lines, linear_axis, log_axis
+
+
+def test_a_logarithmic_axis_covers_all_values() -> None:
+    """Its ticks are 1, 2 and 5 of each decade, or only 1 where those are too many."""
+    axis = log_axis([3.0, 40.0], "ms")
+
+    assert (axis.low, axis.high) == (2, 50)
+    assert list(axis.ticks.values()) == ["2", "5", "10", "20", "50"]
+    assert axis.place(2) == 0
+    assert axis.place(50) == pytest.approx(1)
+    assert list(log_axis([0.01, 900.0], "ms").ticks.values()) == ["0.01", "0.1", "1", "10", "100", "1,000"]
+
+
+def test_a_linear_axis_begins_at_zero() -> None:
+    """It ends at a round number."""
+    axis = linear_axis(730, "requests/s")
+
+    assert (axis.low, axis.high) == (0, 800)
+    assert list(axis.ticks.values()) == ["0", "200", "400", "600", "800"]
+    assert axis.place(400) == 0.5
+
+
+def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
+    """Each is drawn below the other; a name that is cut is written in full in a legend."""
+    names = ["a", "b", "a name of more than nineteen letters"]
+    lines = [Line(name, [(1.0, 1.0), (10.0, 10.0)]) for name in names]
+    axis = log_axis([1.0, 10.0], "x")
+    drawn = draw_lines(lines, axis, axis, dict.fromkeys(names, "red"))
+
+    places = [float(part.partition('y="')[2].partition('"')[0]) for part in drawn.split("<text") if 'class="strong"' in part]
+    assert all(abs(one - other) >= 16 for one, other in pairwise(places))
+    assert names[2] in drawn.partition("<svg")[0]
+
+
+def test_bars_of_very_different_length_show_shares() -> None:
+    """On one scale the shorter one would not be seen."""
+    drawn = draw_bars([Bar("a", {"x": 1.0}, "1"), Bar("b", {"x": 1000.0}, "1000")], {"x": "red"})
+
+    assert "each bar shows shares of its own total" in drawn
+
+
+def test_batch_sizes_that_did_not_occur_have_their_place() -> None:
+    """So that the shape is that of the distribution."""
+    drawn = draw_batches({"1": 1, "4": 3})
+
+    assert drawn.count("<rect") == 4
+    assert "batch of 4: 3 executions, 75%" in drawn

@@ -1,0 +1,24 @@
+"""What a record says about this machine."""
+
+import platform
+
+from bench.report.machine import describe_machine, package_versions
+
+
+def test_the_machine_is_described() -> None:
+    """Processor, cores and memory are known."""
+    machine = describe_machine()
+
+    assert machine.system.startswith("Linux")
+    assert machine.processor
+    assert machine.cores >= 1
+    assert machine.memory_gb > 0
+
+
+def test_versions_are_those_of_installed_packages() -> None:
+    """A package that is not installed has none."""
+    versions = package_versions()
+
+    assert versions["python"] == platform.python_version()
+    assert versions["litestar"]
+    assert all(versions.values())

@@ -1,0 +1,143 @@
+"""What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import psutil
+import pytest
+
+from app.triton.shared_memory import SHM
+from bench.harness.reference_environment import is_installed
+from bench.load.images import Sample
+from bench.load.outcome import Outcome, encode_latencies
+from bench.report.records import Contest, Entry, Measurement, Record, Run, TritonUse, make_record
+
+CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
+DOG = b'{"detections":[{"class_name":"dog"}]}'
+SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
+
+needs_reference = pytest.mark.skipif(
+    not is_installed(), reason="the reference has no environment; ./just bench versus --install makes it"
+)
+
+Reply = Callable[[int, bytes], Awaitable[bytes | None]]
+"""Called with the number of a request and its head and body; None closes the connection without an answer."""
+
+
+def answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
+    """Build an HTTP response with more header lines."""
+    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *more])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def always(response: bytes | None) -> Reply:
+    """Answer every request alike."""
+
+    async def reply(_number: int, _request: bytes) -> bytes | None:
+        return response
+
+    return reply
+
+
+class FakeServer:
+    """Counts its requests and connections."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.requests = 0
+        self.connections = 0
+        self.url = ""
+        self.stop: Callable[[], None] = lambda: None
+        """Stops listening."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                request = head + await reader.readexactly(length)
+                self.requests += 1
+                response = await self.reply(self.requests - 1, request)
+                if response is None:
+                    break
+                writer.write(response)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
+    """Run a FakeServer."""
+    fake = FakeServer(reply)
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
+    fake.stop = server.close
+    fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield fake
+    finally:
+        server.close()
+        await asyncio.sleep(0.01)
+
+
+def abandoned_arenas() -> set[str]:
+    """Return the names of arenas in shared memory whose process has ended."""
+    return {path.name for path in SHM.glob("nereid-*") if not psutil.pid_exists(int(path.name.split("-")[1]))}
+
+
+def make_outcome(milliseconds: Sequence[float], model: str = "", **statuses: int) -> Outcome:
+    """Make up an outcome of two seconds with these latencies; statuses are given as s200=1, error=2."""
+    counted = {name.removeprefix("s"): count for name, count in statuses.items()} or {"200": len(milliseconds)}
+    return Outcome(
+        seconds=2.0,
+        requests=sum(counted.values()),
+        statuses=counted,
+        latency=encode_latencies(value / 1e3 for value in milliseconds),
+        stages={"decode": 2.0, "infer": 5.0, "total": 9.0},
+        driver_cpu=0.25,
+        model=model,
+    )
+
+
+USE = TritonUse(inferences=100, executions=40, queue_ms=1.5, compute_ms=30.0, batches={"1": 10, "3": 30})
+CPU = {"gateway": 3.0, "triton": 0.5, "stubs": 40.0, "client": 0.25}
+
+
+def make_run(scale: float = 1.0, **changes: object) -> Run:
+    """Make up a run with latencies of `scale` times 10 to 109 ms."""
+    made = Run(
+        contestant="nereid",
+        mode="full",
+        model="yolo11n",
+        clients=4,
+        outcome=make_outcome([scale * value for value in range(10, 110)]),
+        triton=USE,
+        cpu_ms=CPU,
+    )
+    return msgspec.structs.replace(made, figures={}, **changes)
+
+
+def make_measurement(rate: float, cpu: float = 3.0) -> Measurement:
+    """Make up a measurement with this throughput and CPU time of the gateway."""
+    outcome = make_outcome([5.0, 9.0], s200=round(2 * rate))
+    return Measurement(outcome=outcome, triton=USE, cpu_ms={**CPU, "gateway": cpu})
+
+
+def make_contest(**changes: object) -> Contest:
+    """Make up a contest of three rounds in which `nereid` does 3.5 times what `reference` does."""
+    entries = [
+        Entry(name=name, model="null", note="", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
+        for name, scale in (("reference", 1.0), ("nereid", 3.5))
+    ]
+    contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)
+    return msgspec.structs.replace(contest, **changes)
+
+
+def make_runs_record(*runs: Run) -> Record:
+    """Put runs on record."""
+    return make_record({"name": "full"}, runs)

@@ -1,0 +1,64 @@
+"""The command line of the bench."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.report.records import save_record
+from tests.bench.support import make_run, make_runs_record
+
+NAMES = {
+    *("quick", "full", "sustained", "sweep", "open"),
+    *("versus", "limit", "stages", "workers", "accuracy", "instances", "profile", "compare", "report"),
+}
+
+
+def test_it_lists_every_experiment() -> None:
+    """Each has a line of its own."""
+    shown = subprocess.run([sys.executable, "-m", "bench", "--help"], capture_output=True, text=True, check=True).stdout
+
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("    ")} >= NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_experiment_explains_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` measures nothing."""
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+
+    assert ended.value.code == 0
+    assert "--help" in capsys.readouterr().out
+
+
+def test_report_writes_a_page_and_compare_prints_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both read files that an experiment has saved."""
+    file, output = tmp_path / "x.json", tmp_path / "x.html"
+    save_record(file, make_runs_record(make_run()))
+
+    assert main(["report", str(file), "-o", str(output)]) == 0
+    assert output.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert main(["compare", str(file), str(file)]) == 0
+    assert "requests/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, b"{}", b"no JSON"], ids=["missing", "other", "broken"])
+def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither compare nor report ends in a traceback."""
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+
+    assert main(["compare", str(path), str(path)]) == main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 1
+    assert [str(path) in line for line in capsys.readouterr().err.splitlines()] == [True, True]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the file."""
+    file = tmp_path / "x.json"
+    save_record(file, make_runs_record(make_run()))
+
+    assert main(["report", str(file), "-o", str(tmp_path)]) == 1
+    assert str(tmp_path) in capsys.readouterr().err

@@ -1,0 +1,210 @@
+"""The backend that runs inside Triton, here with a stand-in for Triton's own module and the real onnxruntime."""
+
+import ctypes
+import gc
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import parser
+
+Array = NDArray[Any]
+USED = ctypes.create_string_buffer(b"used_dlpack")
+
+# Doubles every value, and adds up each row.
+MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+small ({type}[batch, n] values) => ({type}[batch, n] doubled, {type}[batch] sums) {{
+    doubled = Add (values, values)
+    last = Constant <value_ints = [1]> ()
+    sums = ReduceSum <keepdims = 0> (values, last)
+}}"""
+
+
+class Consumer:
+    """Hands a capsule on to numpy."""
+
+    def __init__(self, capsule: object) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **_: object) -> Any:  # noqa: ANN401
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU
+
+
+class Tensor:
+    """Triton's tensor. Its own conversions lose the data under numpy 2, which shows only in empty results."""
+
+    def __init__(self, name: str, array: Array) -> None:
+        self.name = name
+        self.array = np.empty(0, array.dtype)
+
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: object) -> "Tensor":
+        """Consume a capsule as Triton does, which gives it another name than the DLPack standard."""
+        array = np.from_dlpack(Consumer(capsule))
+        ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), USED)
+        assert array.flags.c_contiguous, "Triton reads the memory from one end to the other"
+        tensor = cls(name, array)
+        tensor.array = array
+        return tensor
+
+    def as_numpy(self) -> Array:
+        return np.empty(0, self.array.dtype)
+
+    def __dlpack__(self, **options: Any) -> Any:  # noqa: ANN401
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class TritonError(Exception):
+    """Triton's error, which belongs to one response."""
+
+
+class Response:
+    """Triton's response to one request."""
+
+    def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
+        self.outputs = {tensor.name: tensor.array for tensor in output_tensors or []}
+        self.error = error
+
+
+class Request:
+    """A request with input tensors by name."""
+
+    def __init__(self, **inputs: Array) -> None:
+        self.inputs = {}
+        for name, array in inputs.items():
+            self.inputs[name] = Tensor(name, array)
+            self.inputs[name].array = array
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Import the backend as Triton does: its own module exists, but has no `Tensor` yet."""
+    name = "app.embedded.onnx_backend"
+    triton: Any = ModuleType("triton_python_backend_utils")
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    triton.Tensor, triton.InferenceResponse, triton.TritonError = Tensor, Response, TritonError
+    triton.get_input_tensor_by_name = lambda request, name: request.inputs.get(name)
+    yield module
+    sys.modules.pop(name, None)
+
+
+def load(backend: Any, folder: Path, element: str = "float", version: str = "1", **parameters: str) -> Any:  # noqa: ANN401
+    """Write a model repository with a small model, and load it."""
+    (folder / version).mkdir(exist_ok=True)
+    onnx.save(parser.parse_model(MODEL.format(type=element)), folder / version / "model.onnx")
+    config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}} if parameters else {}
+    model = backend.TritonPythonModel()
+    model.initialize({"model_config": json.dumps(config), "model_repository": str(folder), "model_version": version})
+    return model
+
+
+@pytest.mark.parametrize(("element", "dtype"), [("float", np.float32), ("float16", np.float16), ("double", np.float64)])
+def test_request_is_executed(backend: Any, tmp_path: Path, element: str, dtype: type) -> None:  # noqa: ANN401
+    """The outputs are those of the model, by name and with all their data."""
+    values: Array = np.arange(6).reshape(2, 3).astype(dtype)
+
+    (response,) = load(backend, tmp_path, element).execute([Request(values=values)])
+
+    assert response.error is None
+    np.testing.assert_array_equal(response.outputs["doubled"], values * 2)
+    np.testing.assert_array_equal(response.outputs["sums"], [3, 12])
+    assert list(response.outputs) == ["doubled", "sums"]
+
+
+def test_consumed_capsules_are_not_reported(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """Numpy does not take Triton's name of a consumed capsule for an error, which it would print for every tensor."""
+    model = load(backend, tmp_path)
+    reported: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", reported.append)
+        model.execute([Request(values=np.ones((1, 3), np.float32))])
+        model.execute([Request(values=np.ones((1, 3), np.float32)) for _ in range(2)])
+        gc.collect()
+
+    assert reported == []
+
+
+def test_outputs_outlive_the_backends_own_arrays(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """A tensor keeps its memory until Triton releases it, whatever happens in between."""
+    model = load(backend, tmp_path)
+    responses = [model.execute([Request(values=np.full((1, 1000), n, np.float32))])[0] for n in range(50)]
+    del model
+    gc.collect()
+
+    assert [response.outputs["sums"].item() for response in responses] == [1000.0 * n for n in range(50)]
+
+
+def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """Requests of different batch sizes are run together, and each gets its own rows back."""
+    model = load(backend, tmp_path)
+    batches = [np.full((size, 3), size, np.float32) for size in (1, 3, 2)]
+
+    responses = model.execute([Request(values=batch) for batch in batches])
+
+    assert len(responses) == 3
+    for response, batch in zip(responses, batches, strict=True):
+        np.testing.assert_array_equal(response.outputs["doubled"], batch * 2)
+        np.testing.assert_array_equal(response.outputs["sums"], batch.sum(axis=1))
+
+
+def test_error_is_returned_to_every_request(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """An exception does not leave the backend, where it would leak Triton's shared memory."""
+    model = load(backend, tmp_path)
+    wrong_type = Request(values=np.zeros((1, 3), np.int32))
+    other_shape = [Request(values=np.zeros((1, size), np.float32)) for size in (3, 4)]
+
+    for requests in ([wrong_type], [wrong_type, wrong_type], other_shape):
+        responses = model.execute(requests)
+        assert len(responses) == len(requests)
+        assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
+        assert all(response.outputs == {} for response in responses)
+
+    (response,) = model.execute([Request(values=np.ones((1, 3), np.float32))])
+    assert response.outputs["sums"] == [3]
+
+
+def test_model_of_the_requested_version_is_loaded(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """The file is taken from the folder of the version."""
+    load(backend, tmp_path, version="7")
+
+    with pytest.raises(Exception, match=r"2.model\.onnx"):
+        backend.TritonPythonModel().initialize({"model_config": "{}", "model_repository": str(tmp_path), "model_version": "2"})
+
+
+@pytest.mark.parametrize(("parameters", "threads"), [({}, 1), ({"intra_op_thread_count": "2"}, 2), ({"labels": "a,b"}, 1)])
+def test_threads_are_those_of_the_config(
+    backend: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: dict[str, str],
+    threads: int,
+) -> None:
+    """An instance has one CPU thread unless the model's parameter says otherwise."""
+    seen: list[tuple[int, int, list[str]]] = []
+    create = backend.onnxruntime.InferenceSession
+
+    def record(file: Path, options: Any, providers: list[str]) -> Any:  # noqa: ANN401
+        seen.append((options.intra_op_num_threads, options.inter_op_num_threads, providers))
+        return create(file, options, providers=providers)
+
+    monkeypatch.setattr(backend.onnxruntime, "InferenceSession", record)
+    load(backend, tmp_path, **parameters)
+
+    assert seen == [(threads, 1, ["CPUExecutionProvider"])]

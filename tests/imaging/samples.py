@@ -1,0 +1,75 @@
+"""Images that are made for a test: flat blocks, noise, files of every format, and headers written by hand."""
+
+import struct
+import zlib
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+MEGA = 10**6
+GREY, RGB, GREY_ALPHA, RGBA = 0, 2, 4, 6
+"""Colour types of a PNG."""
+# 32 x 16 in blocks of one colour, no two alike, so that JPEG keeps them and every rotation or mirroring shows.
+BLOCKS = np.random.default_rng(1).permutation(np.linspace(0, 255, 24)).astype(np.uint8).reshape(2, 4, 3)
+PIXELS = BLOCKS.repeat(8, axis=0).repeat(8, axis=1)
+NOISE = Image.fromarray(np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8))
+
+_BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+
+
+def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:  # noqa: ANN401
+    """Encode an image with as little loss as its format allows."""
+    file = BytesIO()
+    image.save(file, image_format, **{**_BEST.get(image_format, {}), **options})
+    return file.getvalue()
+
+
+def store(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Lay upright pixels out as a camera stores them with this EXIF orientation."""
+    stored: dict[int, NDArray[np.uint8]] = {
+        1: pixels,
+        2: pixels[:, ::-1],
+        3: pixels[::-1, ::-1],
+        4: pixels[::-1],
+        5: pixels.transpose(1, 0, 2),
+        6: np.rot90(pixels, 1),
+        7: pixels[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(pixels, -1),
+    }
+    return np.ascontiguousarray(stored[orientation])
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    """Make an EXIF block with this orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
+def hostile_tags() -> bytes:
+    """Make a TIFF block of thousands of tags, each of which claims the whole block as its data."""
+    tags, size = 4900, 64_000
+    entries = b"".join(struct.pack("<HHLL", 1000 + number, 7, size - 100, 8) for number in range(tags))
+    return b"II*\0" + struct.pack("<LH", 8, tags) + entries + bytes(size - len(entries) - 10)
+
+
+def insert_segment(jpeg: bytes, marker: int, content: bytes) -> bytes:
+    """Insert a segment at the start of a JPEG."""
+    return jpeg[:2] + bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content + jpeg[2:]
+
+
+def png(width: int, height: int, depth: int, colour: int, data: bytes = b"") -> bytes:
+    """Write a PNG by hand; without data it is a valid header and nothing to decode."""
+    lines = [b"\0" + data[i : i + len(data) // height] for i in range(0, len(data), len(data) // height)] if data else []
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    pixels = png_chunk(b"IDAT", zlib.compress(b"".join(lines)))
+    return b"\x89PNG\r\n\x1a\n" + header + pixels + png_chunk(b"IEND")
+
+
+def png_chunk(kind: bytes, content: bytes = b"") -> bytes:
+    """Write one chunk of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

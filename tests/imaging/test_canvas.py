@@ -1,0 +1,184 @@
+"""From an encoded image to a filled canvas, in the right order: header, canvas, pixels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.imaging.canvas import check, render
+from app.imaging.decode import decode
+from app.imaging.header import ImageHeader, read_header
+from app.imaging.letterbox import Letterbox, LetterboxTransform
+from tests.imaging.samples import GREY, MEGA, NOISE, encode, exif_of, png, store
+from tests.support import sample_image
+
+CENTRED = Letterbox((96, 64), "center", enlarge=True, pad=114)
+BOXES = {
+    "centred": CENTRED,
+    "top left": Letterbox((96, 64), "top_left", enlarge=True, pad=0),
+    "not enlarged": Letterbox((96, 64), "center", enlarge=False, pad=255),
+    "exactly fitting": Letterbox((64, 48), "center", enlarge=True, pad=114),
+    "full width": Letterbox((64, 64), "center", enlarge=True, pad=114),
+}
+SIDEWAYS = encode(Image.fromarray(store(np.asarray(NOISE), 6)), "JPEG", exif=exif_of(6))
+IMAGES = {
+    "JPEG": encode(NOISE, "JPEG"),
+    "turned JPEG": SIDEWAYS,
+    "CMYK JPEG": encode(NOISE.convert("CMYK"), "JPEG"),
+    "large JPEG": sample_image("chelsea.jpg"),
+    "very large JPEG": encode(NOISE.resize((1600, 1200)), "JPEG"),
+    "sliver": encode(NOISE.resize((90, 1)), "JPEG"),
+    "PNG": encode(NOISE, "PNG"),
+    "palette": encode(NOISE.quantize(8), "GIF"),
+}
+REFUSED: list[tuple[bytes, type[GatewayError]]] = [
+    (b"not an image", UnsupportedFormat),
+    (b"\x89PNG\r\n\x1a\n" + b"\xff" * 50, InvalidImage),
+    (png(2000, 2000, 8, GREY), ImageTooLarge),
+    (png(101, 1, 8, GREY), InvalidImageDimensions),
+]
+
+
+class Canvas:
+    """A canvas full of old data, which counts how often it is taken."""
+
+    def __init__(self, letterbox: Letterbox, content: int = 7) -> None:
+        self.pixels: NDArray[np.uint8] = np.full((letterbox.size[1], letterbox.size[0], 3), content, np.uint8)
+        self.taken = 0
+
+    def take(self) -> NDArray[np.uint8]:
+        self.taken += 1
+        return self.pixels
+
+
+@pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("letterbox", BOXES.values(), ids=BOXES)
+def test_every_byte_of_the_canvas_is_written(letterbox: Letterbox, data: bytes) -> None:
+    """Nothing of the request that had the memory before shows through, and the image is where the transform says."""
+    canvases = [Canvas(letterbox, content) for content in (7, 201)]
+
+    transforms = [render(data, letterbox, 2 * MEGA, canvas.take) for canvas in canvases]
+
+    np.testing.assert_array_equal(canvases[0].pixels, canvases[1].pixels)
+    assert transforms[0] == transforms[1]
+    outside = np.ones(canvases[0].pixels.shape, bool)
+    transforms[0].area(outside.view(np.uint8))[:] = 0
+    assert (canvases[0].pixels[outside] == letterbox.pad).all()
+
+
+@pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("letterbox", BOXES.values(), ids=BOXES)
+def test_canvas_shows_the_decoded_image(letterbox: Letterbox, data: bytes) -> None:
+    """The result is the same, whether the image is decoded straight into the canvas or elsewhere and drawn."""
+    canvas, expected = Canvas(letterbox), Canvas(letterbox)
+
+    transform = render(data, letterbox, 2 * MEGA, canvas.take)
+
+    header = read_header(data, 2 * MEGA)
+    assert transform == letterbox.fit(header.width, header.height)
+    letterbox.draw(decode(header, transform.decode_size), transform, expected.pixels)
+    np.testing.assert_array_equal(canvas.pixels, expected.pixels)
+
+
+@pytest.mark.parametrize(("data", "is_direct"), [("JPEG", True), ("turned JPEG", False), ("PNG", False)])
+def test_image_is_decoded_straight_into_the_canvas_if_possible(
+    monkeypatch: pytest.MonkeyPatch, data: str, *, is_direct: bool
+) -> None:
+    """An upright JPEG that comes out at the size of its area needs no copy."""
+    decoded: list[NDArray[np.uint8]] = []
+
+    def record(header: ImageHeader, min_size: tuple[int, int], into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        decoded.append(decode(header, min_size, into))
+        return decoded[0]
+
+    monkeypatch.setattr("app.imaging.canvas.decode", record)
+    letterbox = BOXES["full width"]
+    canvas = Canvas(letterbox)
+    render(IMAGES[data], letterbox, MEGA, canvas.take)
+
+    assert np.may_share_memory(decoded[0], canvas.pixels) is is_direct
+
+
+def test_transform_is_that_of_the_upright_image() -> None:
+    """Boxes are mapped back to the image as a viewer shows it."""
+    canvas = Canvas(CENTRED)
+
+    assert render(SIDEWAYS, CENTRED, MEGA, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
+
+
+@pytest.mark.parametrize(("data", "error"), REFUSED)
+def test_no_canvas_is_taken_for_a_refused_image(data: bytes, error: type[GatewayError]) -> None:
+    """An image that is refused by its header takes no slot in shared memory."""
+    canvas = Canvas(CENTRED)
+
+    with pytest.raises(error):
+        render(data, CENTRED, MEGA, canvas.take)
+    assert canvas.taken == 0
+
+
+def test_canvas_is_taken_before_the_image_is_decoded() -> None:
+    """An image whose header is fine and whose data is not has taken the canvas, once, when it is refused."""
+    canvas = Canvas(CENTRED)
+
+    with pytest.raises(InvalidImage):
+        render(IMAGES["PNG"][:-1000], CENTRED, MEGA, canvas.take)
+    assert canvas.taken == 1
+
+
+def test_canvas_is_taken_once() -> None:
+    """A rendered image takes one slot."""
+    canvas = Canvas(CENTRED)
+    render(IMAGES["JPEG"], CENTRED, MEGA, canvas.take)
+
+    assert canvas.taken == 1
+
+
+def test_error_of_the_canvas_is_passed_on() -> None:
+    """If there is no memory for the image, the caller gets the reason, and nothing is decoded."""
+
+    def take() -> NDArray[np.uint8]:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        render(IMAGES["JPEG"], CENTRED, MEGA, take)
+
+
+@pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
+def test_check_returns_the_transform_that_render_would(data: bytes) -> None:
+    """Whoever decodes the image elsewhere fits it the same way."""
+    canvas = Canvas(CENTRED)
+
+    assert check(data, CENTRED, 2 * MEGA) == render(data, CENTRED, 2 * MEGA, canvas.take)
+
+
+@pytest.mark.parametrize(("data", "error"), REFUSED)
+def test_check_refuses_what_render_refuses_by_the_header(data: bytes, error: type[GatewayError]) -> None:
+    """The limits apply to an image that is decoded elsewhere, too."""
+    with pytest.raises(error):
+        check(data, CENTRED, MEGA)
+
+
+def never(what: str) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        pytest.fail(f"{what} was called")
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "data",
+    [IMAGES["JPEG"][:-2000], IMAGES["CMYK JPEG"][:-2000], IMAGES["PNG"][:-1000], png(1000, 1000, 8, GREY)],
+    ids=["truncated JPEG", "truncated CMYK JPEG", "truncated PNG", "PNG without pixels"],
+)
+def test_check_decodes_nothing(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that cannot be decoded passes as long as its header is fine, and no decoder is called."""
+    with pytest.raises(InvalidImage):
+        render(data, CENTRED, MEGA, Canvas(CENTRED).take)
+    monkeypatch.setattr("app.imaging.jpeg.simplejpeg.decode_jpeg", never("libjpeg-turbo"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never("Pillow"))
+
+    assert check(data, CENTRED, MEGA).image_width in {64, 1000}

@@ -1,0 +1,119 @@
+"""EXIF orientation: read from any block without being fooled, and undone."""
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
+
+from app.imaging.decode import decode
+from app.imaging.exif import is_sideways, read_orientation, turn_upright
+from app.imaging.header import read_header
+from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, store
+
+
+def block(order: str, *entries: tuple[int, int, int], at: int = 8) -> bytes:
+    """Write a TIFF block with one directory of entries (tag, type, value), at this offset."""
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    directory = b"".join(struct.pack(order + "HHLHxx", tag, kind, 1, value) for tag, kind, value in entries)
+    return magic + struct.pack(order + "L", at) + bytes(at - 8) + struct.pack(order + "H", len(entries)) + directory
+
+
+MALFORMED = [
+    b"Exif\0\0",
+    b"Exif\0\0garbage",
+    b"Exif\0\0II*\0",
+    b"Exif\0\0II*\0\xff\xff\xff\xff",
+    b"Exif\0\0II*\0\x08\0\0\0\xff\xff",
+    b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\xff\xff\xff\xff\xff\xff\xff\xff",
+    b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x02\0\0\0\x36\0\0\0\0\0\0\0",
+    exif_of(0).tobytes(),
+    exif_of(9).tobytes(),
+    exif_of(65535).tobytes(),
+]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> None:
+    """It is read in either byte order, with or without the identifier in front, wherever the directory lies."""
+    other = (ExifTags.Base.Make, 3, 5)
+
+    assert read_orientation(prefix + block(order, (0x0112, 3, orientation))) == orientation
+    assert read_orientation(prefix + block(order, other, (0x0112, 3, orientation), other, at=100)) == orientation
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [*MALFORMED, b"", b"II", b"XX*\0\x08\0\0\0\0\0", block("<"), block("<", (0x0112, 4, 6)), block("<", (0x0113, 3, 6))],
+)
+def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
+    """A broken block, another type or another tag, or a value that does not exist, means that nothing is turned."""
+    assert read_orientation(exif) == 1
+
+
+@given(st.sampled_from([b"", b"II*\0", b"MM\0*"]), st.binary(max_size=60))
+def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
+    """Whatever the bytes are, the result is one of the eight orientations."""
+    assert read_orientation(start + rest) in range(1, 9)
+
+
+@pytest.mark.parametrize("exif", MALFORMED)
+def test_malformed_exif_is_ignored(exif: bytes) -> None:
+    """An image with a broken EXIF block, or an orientation that does not exist, is decoded as stored."""
+    header = read_header(encode(Image.fromarray(PIXELS), "JPEG", exif=exif), MEGA)
+
+    assert header.orientation == 1
+    assert decode(header, (32, 16)).shape == (16, 32, 3)
+
+
+@pytest.mark.parametrize("endian", ["<", ">"])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+def test_orientation_is_found_among_other_tags(image_format: str, endian: str) -> None:
+    """Tags before and after the orientation do not matter, in either byte order and in every format with EXIF."""
+    exif = exif_of(6)
+    exif.endian = endian
+    exif[ExifTags.Base.Make] = "maker"
+    exif[ExifTags.Base.UserComment] = b"x" * 40
+
+    assert read_header(encode(Image.fromarray(PIXELS), image_format, exif=exif), MEGA).orientation == 6
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
+    """A block whose tags each claim the whole block, which would be a hundred megabytes for Pillow, costs no memory."""
+    image = Image.new(mode if image_format == "JPEG" else "RGB", (32, 16))
+    data = encode(image, image_format, exif=b"Exif\0\0" + hostile_tags())
+    tracemalloc.start()
+    header = read_header(data, MEGA)
+    decode(header, (32, 16))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert header.orientation == 1
+    assert peak < 5_000_000
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pixels_are_turned_upright(orientation: int) -> None:
+    """Turning undoes what the camera did, and the result has its rows one behind the other in memory."""
+    pixels = turn_upright(store(PIXELS, orientation), orientation)
+
+    np.testing.assert_array_equal(pixels, PIXELS)
+    assert pixels.flags.c_contiguous
+
+
+def test_upright_pixels_are_not_copied() -> None:
+    """Pixels that are upright already are returned as they are."""
+    assert turn_upright(PIXELS, 1) is PIXELS
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_sideways_orientations_swap_width_and_height(orientation: int) -> None:
+    """An orientation is sideways if a stored image has the height of the scene as its width."""
+    assert is_sideways(orientation) is (store(PIXELS, orientation).shape != PIXELS.shape)

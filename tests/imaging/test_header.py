@@ -1,0 +1,186 @@
+"""Headers: what they tell, and which images are refused because of them."""
+
+import tracemalloc
+
+import pytest
+from PIL import Image
+
+from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.imaging.decode import decode
+from app.imaging.header import MAX_ASPECT, MAX_SIDE, is_quick, read_header
+from tests.imaging.samples import (
+    FORMATS,
+    GREY,
+    MEGA,
+    NOISE,
+    PIXELS,
+    encode,
+    exif_of,
+    hostile_tags,
+    insert_segment,
+    png,
+    store,
+)
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_size_is_read(image_format: str) -> None:
+    """Width and height are known before anything is decoded."""
+    header = read_header(encode(Image.fromarray(PIXELS), image_format), MEGA)
+
+    assert (header.width, header.height, header.orientation) == (32, 16, 1)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["PNG", "WEBP", "JPEG"])
+def test_size_is_that_of_the_upright_image(image_format: str, orientation: int) -> None:
+    """Width and height are swapped where the orientation says that the image lies on its side."""
+    data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
+
+    header = read_header(data, MEGA)
+
+    assert (header.width, header.height, header.orientation) == (32, 16, orientation)
+
+
+@pytest.mark.parametrize(("mode", "is_open"), [("RGB", False), ("L", False), ("CMYK", True)])
+def test_pillow_opens_only_unusual_jpegs(mode: str, *, is_open: bool) -> None:
+    """A JPEG that libjpeg-turbo can read by itself is not opened a second time."""
+    header = read_header(encode(Image.new(mode, (32, 16)), "JPEG"), MEGA)
+
+    assert (header.file is not None) is is_open
+
+
+@pytest.mark.parametrize(("marker", "identifier"), [(0xE1, b"Exif\0\0"), (0xE2, b"MPF\0")])
+def test_pillow_does_not_parse_the_blocks_of_a_jpeg(marker: int, identifier: bytes) -> None:
+    """A block of tags that each claim the whole block costs no memory, also in a CMYK JPEG, which Pillow opens."""
+    data = insert_segment(encode(Image.new("CMYK", (32, 16)), "JPEG"), marker, identifier + hostile_tags())
+    tracemalloc.start()
+    header = read_header(data, MEGA)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert decode(header, (32, 16)).shape == (16, 32, 3)
+    assert peak < 5_000_000
+
+
+def resize_header(jpeg: bytes, width: int, height: int) -> bytes:
+    """Let the frame header of a progressive JPEG announce another size."""
+    at = jpeg.index(b"\xff\xc2") + 5
+    return jpeg[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + jpeg[at + 4 :]
+
+
+def test_scans_count_by_the_pixels_they_visit() -> None:
+    """The ten scans that encoders write are accepted up to 150 megapixels; one row more, and the JPEG is refused."""
+    data = encode(Image.fromarray(PIXELS), "JPEG", progressive=True)
+    assert data.count(b"\xff\xda") == 10
+
+    assert read_header(resize_header(data, 12_000, 12_500), 178 * MEGA).height == 12_500
+    with pytest.raises(InvalidImage, match="too many scans for its size"):
+        read_header(resize_header(data, 12_000, 12_501), 178 * MEGA)
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_file_of_a_few_bytes_is_refused(image_format: str) -> None:
+    """However few bytes of a file arrive, the error says that it is not an image or an invalid one."""
+    data = encode(NOISE, image_format)
+
+    for length in range(40):
+        with pytest.raises((UnsupportedFormat, InvalidImage)):
+            decode(read_header(data[:length], MEGA), (64, 48))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0",
+        b"GIF",
+        b"%PDF-1.7",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"II*\0",
+        b"RIFF\0\0\0\0WAVE",
+        b"not an image",
+    ],
+)
+def test_other_formats_are_refused(data: bytes) -> None:
+    """Data that does not begin like one of the five formats is refused, and the message lists the formats."""
+    with pytest.raises(UnsupportedFormat, match=r"not an image of a supported format \(JPEG, PNG, WEBP, GIF, BMP\)"):
+        read_header(data, MEGA)
+
+
+def test_tiff_is_refused() -> None:
+    """A format that Pillow could read is refused all the same if it is not one of the five."""
+    with pytest.raises(UnsupportedFormat):
+        read_header(encode(NOISE, "TIFF"), MEGA)
+
+
+def test_unreadable_header_names_the_format() -> None:
+    """The right first bytes with garbage behind them are an invalid image, not an unsupported format."""
+    with pytest.raises(InvalidImage, match="the PNG header"):
+        read_header(b"\x89PNG\r\n\x1a\n" + b"\xff" * 50, MEGA)
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 0), (0, 10), (10, 0)])
+def test_image_without_pixels_is_invalid(width: int, height: int) -> None:
+    """An image with a side of zero is refused."""
+    with pytest.raises(InvalidImage):
+        read_header(png(width, height, 8, GREY), MEGA)
+
+
+def test_pixel_limit_is_inclusive() -> None:
+    """An image of exactly the limit is accepted; one with one more row is not."""
+    assert read_header(png(100, 50, 8, GREY), 5000).height == 50
+
+    with pytest.raises(ImageTooLarge, match="100 x 51 pixels"):
+        read_header(png(100, 51, 8, GREY), 5000)
+
+
+@pytest.mark.parametrize(("width", "height"), [(13000, 13000), (16000, 16000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_bomb_is_refused_by_its_header(width: int, height: int) -> None:
+    """A small file that would unpack to gigabytes is too large, also beyond Pillow's own limit."""
+    data = png(width, height, 1, GREY)
+
+    with pytest.raises(ImageTooLarge, match="the limit is 50 megapixels"):
+        read_header(data, 50 * MEGA)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_only_our_own_pixel_limit_counts() -> None:
+    """An image that Pillow would warn about is accepted where the limit allows it."""
+    header = read_header(png(13000, 13000, 1, GREY), 178 * MEGA)
+
+    assert (header.width, header.height) == (13000, 13000)
+
+
+@pytest.mark.parametrize(("width", "height"), [(MAX_SIDE, 164), (164, MAX_SIDE), (MAX_ASPECT, 1), (1, MAX_ASPECT), (1, 1)])
+def test_dimensions_at_their_limits_are_accepted(width: int, height: int) -> None:
+    """The longest side and the most extreme aspect ratio are accepted."""
+    header = read_header(png(width, height, 8, GREY), 3 * MEGA)
+
+    assert (header.width, header.height) == (width, height)
+
+
+@pytest.mark.parametrize(("width", "height"), [(MAX_SIDE + 1, 200), (200, MAX_SIDE + 1), (101, 1), (1, 101), (1000, 9)])
+def test_dimensions_beyond_their_limits_are_refused(width: int, height: int) -> None:
+    """Dimensions that no detector can use are refused, and the message names the limits."""
+    message = f"{width} x {height} pixels; the limits are 16384 pixels a side and 100 : 1"
+    with pytest.raises(InvalidImageDimensions, match=message):
+        read_header(png(width, height, 8, GREY), 50 * MEGA)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 3), True),
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 2), False),
+        (b"\xff\xd8\xff", True),
+        (encode(NOISE, "PNG"), False),
+        (encode(NOISE, "WEBP"), False),
+        (b"", False),
+    ],
+    ids=["JPEG of 1 MiB", "larger JPEG", "start of a JPEG", "PNG", "WebP", "empty"],
+)
+def test_only_the_header_of_a_small_jpeg_is_quick(data: bytes, *, expected: bool) -> None:
+    """A JPEG of up to 1 MiB is read without Pillow's help in next to no time; other formats need Pillow."""
+    assert is_quick(data) is expected

@@ -1,0 +1,213 @@
+"""Blocking work runs in a few threads, in order, and under the deadline of its request."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from app.errors import DeadlinePassed, InvalidImage
+from app.pipeline.decode_pool import DecodePool
+from app.resilience.deadline import Deadline
+from tests.support import eventually
+
+
+def soon() -> Deadline:
+    return Deadline.after(0.3)
+
+
+def later() -> Deadline:
+    return Deadline.after(30)
+
+
+class Gate:
+    """Work that tells when it has started, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.has_started = threading.Event()
+        self.may_end = threading.Event()
+
+    def __call__(self) -> str:
+        self.has_started.set()
+        self.may_end.wait(10)
+        return "done"
+
+
+@pytest.fixture
+def pool() -> Iterator[DecodePool]:
+    """A pool of one thread."""
+    made = DecodePool(1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.may_end.set()
+
+
+async def test_work_runs_in_a_thread_of_the_pool(pool: DecodePool) -> None:
+    """Not on the event loop, and its result comes back."""
+    name = await pool.run(lambda: threading.current_thread().name, later())
+
+    assert name.startswith("decode")
+
+
+async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) -> None:
+    """Other requests are served while an image is decoded."""
+    running = asyncio.ensure_future(pool.run(gate, later()))
+    assert await eventually(gate.has_started.is_set)
+    assert not running.done()
+    gate.may_end.set()
+
+    assert await running == "done"
+
+
+async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
+    """The caller is told what is wrong with the image."""
+
+    def fail() -> None:
+        raise InvalidImage("truncated")
+
+    with pytest.raises(InvalidImage, match="truncated"):
+        await pool.run(fail, later())
+
+
+async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> None:
+    """Whoever came first is served first."""
+    order: list[int] = []
+    blocking = asyncio.ensure_future(pool.run(gate, later()))
+    waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later())) for n in range(5)]  # type: ignore[misc]
+    assert await eventually(gate.has_started.is_set)
+    assert order == []
+    gate.may_end.set()
+    await asyncio.gather(blocking, *waiting)
+
+    assert order == list(range(5))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
+    """More would only compete for the cores."""
+    pool, gates = DecodePool(threads), [Gate() for _ in range(5)]
+    running = [asyncio.ensure_future(pool.run(gate, later())) for gate in gates]
+    assert await eventually(lambda: sum(gate.has_started.is_set() for gate in gates) == threads)
+    await asyncio.sleep(0.1)
+    assert [gate.has_started.is_set() for gate in gates] == [index < threads for index in range(5)]
+    for gate in gates:
+        gate.may_end.set()
+
+    assert await asyncio.gather(*running) == ["done"] * 5
+    pool.close()
+
+
+async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate) -> None:
+    """Nobody waits for it any more, and it would delay the others."""
+    ran: list[bool] = []
+    blocking = asyncio.ensure_future(pool.run(gate, later()))
+    assert await eventually(gate.has_started.is_set)
+    with pytest.raises(DeadlinePassed, match="took too long"):
+        await pool.run(lambda: ran.append(True), soon())
+    gate.may_end.set()
+    await blocking
+    await pool.run(lambda: None, later())
+
+    assert ran == []
+
+
+async def test_a_job_that_runs_at_its_deadline_is_left_alone(pool: DecodePool, gate: Gate) -> None:
+    """A thread cannot be stopped; only the waiting ends."""
+    jobs: list[Future[str]] = []
+    with pytest.raises(DeadlinePassed, match="took too long"):
+        await pool.run(gate, soon(), jobs.append)
+    assert gate.has_started.is_set()
+    assert jobs[0].running()
+    gate.may_end.set()
+
+    assert await asyncio.wrap_future(jobs[0]) == "done"
+
+
+async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
+    """However little there would be to do."""
+    blocking = asyncio.ensure_future(pool.run(gate, later()))
+    with pytest.raises(DeadlinePassed):
+        await pool.run(lambda: None, Deadline.after(-1))
+    gate.may_end.set()
+
+    assert await blocking == "done"
+
+
+async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: Gate) -> None:
+    """Its client has disconnected."""
+    ran: list[bool] = []
+    blocking = asyncio.ensure_future(pool.run(gate, later()))
+    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later()))
+    assert await eventually(gate.has_started.is_set)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.may_end.set()
+    await blocking
+    await pool.run(lambda: None, later())
+
+    assert ran == []
+
+
+async def test_the_job_is_handed_out_before_it_can_end(pool: DecodePool) -> None:
+    """`on_start` gets it on the loop, whether or not anybody still waits for it later."""
+    jobs: list[Future[int]] = []
+    assert await pool.run(lambda: 7, later(), jobs.append) == 7
+
+    assert [job.result() for job in jobs] == [7]
+
+
+async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -> None:
+    """What a thread writes to must exist until it has ended."""
+    pool, jobs = DecodePool(1), list[Future[Any]]()
+    ran: list[bool] = []
+    running = asyncio.ensure_future(pool.run(gate, later(), jobs.append))
+    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), jobs.append))
+    assert await eventually(gate.has_started.is_set)
+    threading.Timer(0.2, gate.may_end.set).start()
+    pool.close()
+
+    assert gate.may_end.is_set()
+    assert jobs[0].result(0) == "done"
+    assert jobs[1].cancelled()
+    assert await running == "done"
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ran == []
+
+
+class Pixels:
+    """Something large that a failed job refers to."""
+
+
+async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodePool) -> None:
+    """The image it was about is freed at once, not when the garbage collector runs."""
+
+    async def request() -> None:
+        pixels = Pixels()
+
+        def fail() -> None:
+            raise InvalidImage(f"{type(pixels)}")
+
+        await pool.run(fail, later())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(InvalidImage):
+                await request()
+        alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
+    finally:
+        gc.enable()
+
+    assert len(alive) <= 1  # the last failure is still known to the thread and to pytest

@@ -1,0 +1,416 @@
+"""The whole job: steps in order, each in its place, under one deadline, with nothing kept afterwards."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.config import Settings
+from app.detection.select import Criteria
+from app.embedded.server import Server
+from app.errors import DeadlinePassed, InvalidImage, InvalidModelOutput, InvalidParameter, UnknownModel
+from app.imaging import canvas
+from app.main import create_app
+from app.pipeline import detector as detector_module
+from app.pipeline.detector import Detections, Detector, Limits
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import Timing
+from app.triton import transport as transport_module
+from app.triton.client import TritonClient
+from app.triton.transport import SLOTS, Transport
+from tests.fakes import models
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
+from tests.support import SCENE, eventually, finds, json, started
+
+Fake = tuple[FakeTriton, TritonClient]
+
+CRITERIA = Criteria(0.25, None, 100)
+TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
+"""Two rows in the 32 x 32 canvas, on which the image of 200 x 100 covers 32 x 16."""
+FOUR = {"count": np.array([1], np.int32), "boxes": TABLE[:, :4], "scores": TABLE[:, 4], "classes": TABLE[:, 5].astype(np.int32)}
+YOLO_HEAD = np.zeros((6, 21), np.float32)
+YOLOX_HEAD = np.zeros((21, 7), np.float32)
+
+
+def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
+    """Make the config of a model with these outputs."""
+    types = {"float32": "TYPE_FP32", "int32": "TYPE_INT32"}
+    return {
+        **CONFIG,
+        "output": [
+            {"name": name, "data_type": types[tensor.dtype.name], "dims": list(tensor.shape)} for name, tensor in outputs.items()
+        ],
+    }
+
+
+def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Note the names of the threads in which a step of the detector runs."""
+    threads: list[str] = []
+    step = getattr(detector_module, name)
+
+    def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        threads.append(threading.current_thread().name)
+        return step(*arguments, **keywords)
+
+    monkeypatch.setattr(detector_module, name, noted)
+    return threads
+
+
+class Gate:
+    """Stands in the way of a step, in its thread, until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:  # noqa: ANN401
+        """Block a step."""
+        step = getattr(module, name)
+
+        def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            self.reached.set()
+            self.opened.wait(10)
+            return step(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, blocked)
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+@pytest.fixture
+async def detector(fake_triton: Fake) -> AsyncIterator[Detector]:
+    """A detector with one thread, on a fake Triton that finds `TABLE`."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    transport = Transport(client, "auto")
+    made = Detector(client, transport, "tiny", frozenset({"listed"}), Limits(1, 10**6, 10))
+    yield made
+    fake.may_answer.set()
+    await made.close()
+    await transport.close()
+
+
+async def detect(  # noqa: PLR0913 - as `Detector.detect`
+    detector: Detector,
+    data: bytes = SCENE,
+    *,
+    model: str | None = None,
+    criteria: Criteria = CRITERIA,
+    seconds: float = 30,
+    timing: Timing | None = None,
+) -> Detections:
+    """Detect with what most tests do not care about."""
+    return await detector.detect(
+        data, model=model, criteria=criteria, deadline=Deadline.after(seconds), timing=timing or Timing(), request_id="abc"
+    )
+
+
+def free_slots(detector: Detector, nbytes: int = SPEC.image_bytes) -> int:
+    """Count the free slots of a size."""
+    slot = detector.transport.take(nbytes)
+    assert slot
+    slot.free()
+    return len(slot.arena.free_offsets)
+
+
+async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector) -> None:
+    """In pixels of the image, clipped to it, the best first, with the model that answered."""
+    fake, _ = fake_triton
+    fake.answer.model_version = "7"
+    found = await detect(detector)
+
+    assert found.boxes.tolist() == [[0, 0, 200, 100], [50, 50, 100, 100]]
+    assert found.scores.tolist() == [0.75, 0.5]
+    assert found.class_ids.tolist() == [0, 1]
+    assert (found.width, found.height) == models.SIZE
+    assert (found.spec.name, found.version) == ("tiny", "7")
+
+
+async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton: Fake, detector: Detector) -> None:
+    """What the steps before have used is not granted again."""
+    fake, _ = fake_triton
+    await detect(detector, seconds=5)
+    (request,) = fake.requests
+
+    assert request.id == "abc"
+    assert 0 < request.parameters["timeout"].int64_param < 5_000_000
+    assert "shared_memory_region" in request.inputs[0].parameters
+
+
+@pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
+async def test_the_default_model_is_asked_unless_another_is_named(
+    fake_triton: Fake, detector: Detector, model: str | None, asked: str
+) -> None:
+    """The detections say which one it was."""
+    fake, _ = fake_triton
+    found = await detect(detector, model=model)
+
+    assert fake.requests[0].model_name == found.spec.name == asked
+
+
+@pytest.mark.parametrize(
+    ("criteria", "scores"),
+    [
+        (Criteria(0.6, None, 100), [0.75]),
+        (Criteria(0.1, ["1"], 100), [0.5]),
+        (Criteria(0.1, None, 1), [0.75]),
+        (Criteria(0.9, None, 100), []),
+    ],
+)
+async def test_only_what_meets_the_criteria_is_returned(detector: Detector, criteria: Criteria, scores: list[float]) -> None:
+    """Confidence, classes and number are the caller's."""
+    found = await detect(detector, criteria=criteria)
+
+    assert found.scores.tolist() == scores
+    assert found.boxes.shape == (len(scores), 4)
+
+
+async def test_an_unknown_class_is_refused_before_the_image_is_decoded(fake_triton: Fake, detector: Detector) -> None:
+    """Neither a thread nor Triton is bothered."""
+    fake, _ = fake_triton
+    with pytest.raises(InvalidParameter, match="unicorn"):
+        await detect(detector, b"not an image", criteria=Criteria(0.25, ["unicorn"], 100))
+
+    assert not fake.requests
+
+
+async def test_every_step_is_timed(detector: Detector) -> None:
+    """In the order in which a request passes them."""
+    timing = Timing()
+    await detect(detector, timing=timing)
+
+    assert list(timing.stages) == ["model", "queue", "decode", "infer", "post"]
+
+
+@pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
+async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, detector: Detector, image_format: str) -> None:
+    """Milliseconds on the event loop would delay every other request."""
+    threads = in_which_threads(monkeypatch, "fill_input")
+    await detect(detector, models.scene(image_format))
+
+    assert [name.startswith("decode") for name in threads] == [True]
+
+
+@pytest.mark.parametrize(("image_format", "is_threaded"), [("JPEG", False), ("PNG", True), ("BMP", True), ("GIF", True)])
+async def test_a_quick_header_is_read_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_triton: Fake,
+    detector: Detector,
+    image_format: str,
+    is_threaded: bool,  # noqa: FBT001
+) -> None:
+    """For a model that takes the file; handing it to a thread would take longer. Pillow's headers may take long."""
+    fake, _ = fake_triton
+    file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
+    fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
+    threads = in_which_threads(monkeypatch, "fill_input")
+    timing = Timing()
+    found = await detect(detector, models.scene(image_format), timing=timing)
+
+    assert found.scores.tolist() == [0.75, 0.5]
+    assert [name.startswith("decode") for name in threads] == [is_threaded]
+    assert list(timing.stages) == ["model", "queue", "decode", "infer", "post"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "is_threaded"),
+    [({"head": YOLO_HEAD}, True), ({"head": YOLOX_HEAD}, True), ({"table": TABLE}, False), (FOUR, False)],
+    ids=["yolo head", "yolox head", "six columns", "end to end"],
+)
+async def test_a_raw_head_is_decoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+    fake_triton: Fake,
+    detector: Detector,
+    outputs: dict[str, NDArray[Any]],
+    is_threaded: bool,  # noqa: FBT001
+) -> None:
+    """It takes milliseconds of numpy; final detections take so little that a thread would cost more."""
+    fake, _ = fake_triton
+    fake.config = outputs_config(**outputs)
+    fake.answer = infer_response(**outputs)
+    threads = in_which_threads(monkeypatch, "decode_outputs")
+    found = await detect(detector)
+
+    assert found.spec.output_format.is_heavy is is_threaded
+    assert [name.startswith("decode") for name in threads] == [is_threaded]
+
+
+async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+) -> None:
+    """The pool may be busy with images by then."""
+    fake, _ = fake_triton
+    fake.config = outputs_config(head=YOLO_HEAD)
+    fake.answer = infer_response(head=YOLO_HEAD)
+    await detect(detector)
+    fake.may_answer.clear()
+    asking = asyncio.ensure_future(detect(detector, seconds=1.5))
+    assert await eventually(lambda: len(fake.requests) == 2)
+    gate.block(monkeypatch, detector_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(detector))
+    assert await eventually(gate.reached.is_set)
+    fake.may_answer.set()
+
+    with pytest.raises(DeadlinePassed, match="took too long"):
+        await asking
+    gate.opened.set()
+    assert len((await blocking).scores) == 0
+
+
+async def test_an_output_that_does_not_fit_the_config_is_invalid(fake_triton: Fake, detector: Detector) -> None:
+    """The slot is given back all the same."""
+    fake, _ = fake_triton
+    fake.answer = infer_response(output0=TABLE[:, :5])
+    with pytest.raises(InvalidModelOutput, match="tiny"):
+        await detect(detector)
+
+    assert free_slots(detector) == SLOTS
+
+
+async def test_a_broken_image_never_reaches_triton(fake_triton: Fake, detector: Detector) -> None:
+    """Its slot is given back."""
+    fake, _ = fake_triton
+    with pytest.raises(InvalidImage):
+        await detect(detector, SCENE[:500])
+
+    assert not fake.requests
+    assert free_slots(detector) == SLOTS
+
+
+async def test_a_known_model_is_ready_without_a_question(fake_triton: Fake, detector: Detector) -> None:
+    """Its spec is kept, and its slots exist; not even a deadline that has passed is noticed then."""
+    fake, _ = fake_triton
+    spec = await detector.ready("tiny", Deadline.after(5))
+
+    assert await detector.ready("tiny", Deadline.after(-1)) is spec
+    assert fake.config_reads == 1
+    assert len(fake.registrations) == 1
+    assert detector.transport.in_use == "shm"
+
+
+async def test_a_model_is_not_ready_while_its_slots_are_missing(fake_triton: Fake, detector: Detector) -> None:
+    """A spec that is known does not mean that there is memory for its images."""
+    await detector.specs.get("tiny")
+    fake, _ = fake_triton
+    assert not fake.registrations
+    await detector.ready("tiny", Deadline.after(5))
+
+    assert len(fake.registrations) == 1
+
+
+@pytest.mark.parametrize("step", ["read_config", "register"])
+async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(
+    monkeypatch: pytest.MonkeyPatch, detector: Detector, step: str
+) -> None:
+    """Whichever question it does not answer."""
+
+    async def hang(*_: object) -> tuple[dict[str, Any], str]:
+        await asyncio.sleep(0.5)
+        return CONFIG, "1"
+
+    monkeypatch.setattr(TritonClient, step, hang)
+    with pytest.raises(DeadlinePassed, match="did not answer in time"):
+        await detect(detector, seconds=0.1)
+
+
+@pytest.mark.parametrize(("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model")])
+async def test_a_model_that_could_be_pulled_says_how(fake_triton: Fake, detector: Detector, model: str, detail: str) -> None:
+    """Any other is simply not there."""
+    fake, _ = fake_triton
+    fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+
+    with pytest.raises(UnknownModel, match=detail) as caught:
+        await detect(detector, model=model)
+    assert ("restart Triton" in caught.value.detail) is (model == "listed")
+
+
+async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+) -> None:
+    """It takes neither a slot nor an inference."""
+    fake, _ = fake_triton
+    gate.block(monkeypatch, detector_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(detector))
+    assert await eventually(gate.reached.is_set)
+    with pytest.raises(DeadlinePassed):
+        await detect(detector, seconds=0.1)
+    assert free_slots(detector) == SLOTS
+    gate.opened.set()
+    await blocking
+
+    assert len(fake.requests) == 1
+
+
+async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, gate: Gate) -> None:
+    """Both use slots, whether or not anybody waits for the result."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    transport = Transport(client, "auto")
+    detector = Detector(client, transport, "tiny", frozenset(), Limits(1, 10**6, 10))
+    await detect(detector)
+    fake.may_answer.clear()
+    with pytest.raises(DeadlinePassed):
+        await detect(detector, seconds=0.5)
+    gate.block(monkeypatch, detector_module, "fill_input")
+    with pytest.raises(DeadlinePassed):
+        await detect(detector, seconds=0.5)
+    assert free_slots(detector) == SLOTS - 1
+    asyncio.get_running_loop().call_later(0.2, fake.may_answer.set)
+    threading.Timer(0.6, gate.opened.set).start()
+    await detector.close()
+
+    assert gate.opened.is_set()
+    assert fake.may_answer.is_set()
+    await asyncio.sleep(0)
+    assert free_slots(detector) == SLOTS
+    await transport.close()
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_a_slot_is_free_only_when_its_thread_has_ended(
+    settings: Settings, triton: Server, monkeypatch: pytest.MonkeyPatch, gate: Gate, how: str
+) -> None:
+    """A decoder cannot be stopped, so another image does not get the slot it writes to. With a real Triton."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url)
+    transport = Transport(client, "auto")
+    detector = Detector(client, transport, "six_columns", frozenset(), Limits(1, 10**7, 30))
+    spec = await detector.ready("six_columns", Deadline.after(30))
+    assert free_slots(detector, spec.image_bytes) == SLOTS
+    gate.block(monkeypatch, canvas, "decode")
+    asking = asyncio.ensure_future(detect(detector, seconds=0.5 if how == "deadline" else 30))
+    assert await eventually(gate.reached.is_set)
+    assert free_slots(detector, spec.image_bytes) == SLOTS - 1
+    if how == "cancel":
+        asking.cancel()
+    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+        await asking
+    assert free_slots(detector, spec.image_bytes) == SLOTS - 1
+    gate.opened.set()
+
+    assert await eventually(lambda: free_slots(detector, spec.image_bytes) == SLOTS)
+    await detector.close()
+    await transport.close()
+    await client.close()
+
+
+@pytest.mark.usefixtures("triton")
+async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are slots, and shared memory is still available. With a real Triton."""
+    monkeypatch.setattr(transport_module, "SLOTS", 2)
+    async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
+        for _ in range(5):
+            json(await client.post("/predict/six_columns", content=SCENE[:500]), 422)
+
+        assert await finds(client)

@@ -1,0 +1,241 @@
+"""The input tensor of a model from an encoded image: every type and order of axes and channels, and files as they are."""
+
+from collections.abc import AsyncIterator
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.imaging.letterbox import LetterboxTransform
+from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline.buffer import InputBuffer
+from app.pipeline.preprocess import fill_input
+from app.triton.client import TritonClient
+from app.triton.transport import SLOTS, Transport
+from tests.fakes.triton import CONFIG, FakeTriton
+
+MAX_PIXELS = 10**6
+PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
+
+
+def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
+    """Derive the spec of a model with this input."""
+    config = {
+        **CONFIG,
+        "max_batch_size": batch,
+        "input": [{"name": "image", "data_type": data_type, "dims": dims}],
+        "parameters": {name: {"string_value": value} for name, value in hints.items()},
+    }
+    return from_triton_config(config, "1")
+
+
+def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -> bytes:  # noqa: ANN401
+    """Encode pixels (height, width, 3) RGB."""
+    encoded = BytesIO()
+    Image.fromarray(pixels).save(encoded, image_format, **options)
+    return encoded.getvalue()
+
+
+@pytest.fixture
+async def inline(fake_triton: tuple[FakeTriton, TritonClient]) -> Transport:
+    """A transport without shared memory."""
+    return Transport(fake_triton[1], "inline")
+
+
+@pytest.fixture
+async def shared(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Transport]:
+    """A transport with shared memory."""
+    made = Transport(fake_triton[1], "auto")
+    yield made
+    await made.close()
+
+
+def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
+    """Fill an input and return a copy of the tensor."""
+    with InputBuffer(transport) as buffer:
+        fill_input(data, model, MAX_PIXELS, buffer)
+        return buffer.tensor.copy()
+
+
+def free_slots(transport: Transport, model: ModelSpec) -> int:
+    """Count the slots of a model's size that are free."""
+    slot = transport.take(model.image_bytes)
+    assert slot
+    slot.free()
+    return len(slot.arena.free_offsets)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
+@pytest.mark.parametrize(("data_type", "dtype"), [("TYPE_UINT8", np.uint8), ("TYPE_FP32", np.float32), ("TYPE_FP16", np.float16)])
+@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
+async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
+    inline: Transport, dims: list[int], data_type: str, dtype: type, channels: str, batch: int
+) -> None:
+    """Order of axes and channels, type and scale are those of the spec; only a canvas as it is needs no copy."""
+    model = spec(data_type, dims, batch, channels=channels, scale="127.5")
+    expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
+    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
+    values = expected if dtype is np.uint8 else (expected / np.float32(127.5)).astype(dtype)
+
+    tensor = filled(inline, file(PIXELS), model)
+
+    assert tensor.dtype == dtype
+    assert tensor.nbytes == model.image_bytes
+    np.testing.assert_array_equal(tensor, values)
+    assert model.takes_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
+
+
+async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
+    """YOLOX's floats are 0 to 255, and its channels BGR."""
+    pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)
+    config = {
+        **CONFIG,
+        "max_batch_size": 1,
+        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
+        "output": [{"name": "output", "data_type": "TYPE_FP32", "dims": [21, 85]}],
+    }
+    tensor = filled(inline, file(pixels), from_triton_config(config, "1"))
+
+    np.testing.assert_array_equal(tensor[::-1], pixels.transpose(2, 0, 1).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "dims", "channels"),
+    [("TYPE_UINT8", [4, 6, 3], "RGB"), ("TYPE_FP32", [3, 4, 6], "RGB"), ("TYPE_UINT8", [3, 4, 6], "BGR")],
+)
+async def test_the_tensor_is_the_same_in_shared_memory(
+    inline: Transport, shared: Transport, data_type: str, dims: list[int], channels: str
+) -> None:
+    """Only where it lies differs; what the slot contained before does not shine through."""
+    model = spec(data_type, dims, channels=channels)
+    await shared.prepare(model.image_bytes)
+    slot = shared.take(model.image_bytes)
+    assert slot
+    slot.array((model.image_bytes,), np.uint8)[:] = 77
+    slot.free()
+    data = file(PIXELS[:2])
+    with InputBuffer(shared) as buffer:
+        fill_input(data, model, MAX_PIXELS, buffer)
+        assert buffer.slot == slot
+        np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
+        np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
+
+
+async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
+    """The rest of the canvas is padding."""
+    model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
+    with InputBuffer(inline) as buffer:
+        transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, MAX_PIXELS, buffer)
+        canvas = buffer.tensor.copy()
+
+    assert transform == LetterboxTransform(0, 8, 32, 16, 100, 50)
+    assert (transform.area(canvas) == 200).all()
+    assert (canvas[:8] == 9).all()
+    assert (canvas[24:] == 9).all()
+
+
+@pytest.mark.parametrize("placement", ["center", "top_left"])
+async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
+    """Placement, enlarging and padding come from the model's config."""
+    model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
+    with InputBuffer(inline) as buffer:
+        transform = fill_input(file(PIXELS), model, MAX_PIXELS, buffer)
+
+    assert (transform.width, transform.height) == (6, 4)
+    assert (transform.left, transform.top) == ((13, 14) if placement == "center" else (0, 0))
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
+async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str) -> None:
+    """With its length in front; only its header is read, for the way back."""
+    model = spec("TYPE_STRING", [1], square="64")
+    data = file(np.zeros((50, 100, 3), np.uint8), image_format)
+    with InputBuffer(inline) as buffer:
+        transform = fill_input(data, model, MAX_PIXELS, buffer)
+
+        assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
+    assert transform == LetterboxTransform(0, 16, 64, 32, 100, 50)
+
+
+async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:
+    """Whoever decodes it turns it, too."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
+    with InputBuffer(inline) as buffer:
+        transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), MAX_PIXELS, buffer)
+
+    assert (transform.image_width, transform.image_height) == (50, 100)
+
+
+@pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
+async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is_shared: bool) -> None:  # noqa: FBT001
+    """To the byte, with its length; a larger one has memory of its own."""
+    model = spec("TYPE_STRING", [1], square="64")
+    await shared.prepare(model.image_bytes)
+    data = file(PIXELS)
+    data += bytes(model.image_bytes - 4 - len(data) + more)
+    with InputBuffer(shared) as buffer:
+        fill_input(data, model, MAX_PIXELS, buffer)
+
+        assert (buffer.slot is not None) is is_shared
+        assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
+    assert free_slots(shared, model) == SLOTS
+
+
+@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"%PDF-1.7", UnsupportedFormat),
+        (b"", UnsupportedFormat),
+        (file(np.zeros((1001, 1000, 3), np.uint8)), ImageTooLarge),
+        (file(np.zeros((101, 1, 3), np.uint8)), InvalidImageDimensions),
+        (file(PIXELS, "PNG")[:20], InvalidImage),
+    ],
+    ids=["no image", "empty", "too large", "too narrow", "no header"],
+)
+async def test_a_refused_image_takes_no_memory(
+    shared: Transport, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
+) -> None:
+    """Its header is checked before there is a tensor, whoever will decode it."""
+    model = spec(data_type, dims, square="32")
+    await shared.prepare(model.image_bytes)
+    with InputBuffer(shared) as buffer:
+        with pytest.raises(expected):
+            fill_input(data, model, MAX_PIXELS, buffer)
+        assert buffer.slot is None
+        assert buffer.tensor.nbytes == 0
+        assert free_slots(shared, model) == SLOTS
+
+
+@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32])])
+@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
+async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
+    shared: Transport, data_type: str, dims: list[int], image_format: str
+) -> None:
+    """It has a slot by then."""
+    model = spec(data_type, dims)
+    await shared.prepare(model.image_bytes)
+    noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
+    data = file(noise, image_format)
+    with InputBuffer(shared) as buffer:
+        with pytest.raises(InvalidImage):
+            fill_input(data[: len(data) // 2], model, MAX_PIXELS, buffer)
+        assert buffer.slot is not None
+
+    assert free_slots(shared, model) == SLOTS
+
+
+async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
+    """Only its header is read here."""
+    data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
+    with InputBuffer(inline) as buffer:
+        fill_input(data, spec("TYPE_STRING", [1], square="64"), MAX_PIXELS, buffer)
+
+        assert buffer.tensor.nbytes == 2004

@@ -1,0 +1,44 @@
+"""Processes that tests start: wait for them, and make sure that none is left."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+PATIENCE_SECONDS = 20
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something holds; fail if it takes too long."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Return whether a process has ended, even if nobody has collected it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(processes: Iterable[psutil.Process]) -> None:
+    """Wait until all of them have ended."""
+    waited_for = list(processes)
+    wait_for(lambda: all(has_ended(process) for process in waited_for))
+
+
+def children() -> set[psutil.Process]:
+    """Return what this process has started, and what that has started."""
+    return set(psutil.Process().children(recursive=True))
+
+
+@contextmanager
+def no_process_left() -> Iterator[None]:
+    """Demand that every process that is started meanwhile ends."""
+    before = children()
+    yield
+    wait_until_gone(children() - before)

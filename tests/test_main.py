@@ -1,0 +1,165 @@
+"""Composition: what an application owns while it runs, and that nothing of it is left afterwards."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+
+from app.config import Settings, SettingsError
+from app.main import create_app
+from app.triton.shared_memory import SHM
+from tests.fakes.triton import FakeTriton, serving
+from tests.imaging.samples import GREY, png
+from tests.support import REPOSITORY, free_port, json, started
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Leave the rest of the session its own configuration."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(model="tiny", model_repository=str(tmp_path), transport="inline", log_level="error")
+
+
+def with_triton(settings: Settings, port: int) -> Settings:
+    return msgspec.structs.replace(settings, triton_urls=f"127.0.0.1:{port}")
+
+
+def arenas() -> set[str]:
+    return {path.name for path in SHM.glob("nereid-*")}
+
+
+async def test_default_model_is_known_before_the_first_request(settings: Settings) -> None:
+    """Its config is read while the application starts."""
+    fake = FakeTriton()
+    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
+        assert fake.config_reads == 1
+
+
+async def test_application_starts_without_triton(settings: Settings) -> None:
+    """Triton may start later; until then only what needs it fails."""
+    async with started(create_app(with_triton(settings, free_port()))) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/models")).status_code == 503
+
+
+async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
+    """The slots for the default model exist while the application runs, here and in Triton, and not afterwards."""
+    fake, before = FakeTriton(), arenas()
+    async with serving(fake) as port:
+        async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
+            created = set(fake.regions)
+            assert len(created) == 1
+            assert created <= arenas() - before
+        assert not fake.regions
+        assert not created & arenas()
+
+
+async def test_transport_is_that_of_the_settings(settings: Settings) -> None:
+    """With `inline` no shared memory is used."""
+    fake = FakeTriton()
+    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
+        assert not fake.regions
+
+
+@pytest.fixture
+def leftover() -> Iterator[str]:
+    """An arena of a worker that cannot exist: its process id is larger than the kernel allows."""
+    path = SHM / "nereid-4194304-0123abcd"
+    path.touch()
+    yield path.name
+    path.unlink(missing_ok=True)
+
+
+async def test_leftovers_of_killed_workers_are_removed(settings: Settings, leftover: str) -> None:
+    """A new worker removes them from shared memory, and from Triton."""
+    fake = FakeTriton()
+    fake.regions.add(leftover)
+    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
+        assert leftover not in arenas()
+        assert leftover not in fake.regions
+
+
+async def test_nothing_runs_once_the_application_has_ended(settings: Settings) -> None:
+    """No task and no thread of it is left."""
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    async with serving(FakeTriton()) as port:
+        async with started(create_app(with_triton(settings, port))) as client:
+            # An image that is refused by the decoder, so that the pool has started a thread.
+            assert (await client.post("/detect", content=b"\x89PNG\r\n\x1a\n")).status_code == 422
+            assert asyncio.all_tasks() > tasks
+        left = {task for task in asyncio.all_tasks() - tasks if "grpc" not in repr(task)}
+
+    assert not left
+    assert not {thread for thread in set(threading.enumerate()) - threads if "grpc" not in repr(thread)}
+
+
+async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:
+    """The garbage collector does not examine again what lives as long as the worker."""
+    gc.unfreeze()
+    async with serving(FakeTriton()) as port, started(create_app(with_triton(settings, port))):
+        assert gc.get_freeze_count() > 10_000
+
+
+async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
+    """The registry in the model repository is read when the application starts."""
+    async with serving(FakeTriton()) as port:
+        with_registry = msgspec.structs.replace(with_triton(settings, port), model_repository=str(REPOSITORY))
+        async with started(create_app(with_registry)) as client:
+            models = json(await client.get("/models"))["models"]
+
+    assert {model["name"] for model in models if model["state"] == "not_pulled"} == {"yolo11n", "yolox_nano"}
+
+
+async def test_limits_are_those_of_the_settings(settings: Settings) -> None:
+    """The largest body and the largest image are what the settings allow."""
+    limits = msgspec.structs.replace(settings, max_file_size_mb=0.001, max_megapixels=0.0001)
+    image = png(20, 20, 8, GREY)
+    async with serving(FakeTriton()) as port, started(create_app(with_triton(limits, port))) as client:
+        large_body = await client.post("/detect", content=image + bytes(2000))
+        large_image = await client.post("/detect", content=image)
+
+    assert (large_body.status_code, large_body.json()["code"]) == (413, "body_too_large")
+    assert (large_image.status_code, large_image.json()["code"]) == (413, "image_too_large")
+
+
+async def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Granian passes none, so that each worker reads its own."""
+    async with serving(FakeTriton()) as port:
+        monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{port}")
+        monkeypatch.setenv("NEREID_MODEL", "other")
+        monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
+        monkeypatch.setenv("NEREID_TRANSPORT", "inline")
+        async with started(create_app()) as client:
+            assert json(await client.get("/models"))["default"] == "other"
+
+
+def test_invalid_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No application is built from settings that are not valid."""
+    monkeypatch.setenv("NEREID_PORT", "http")
+
+    with pytest.raises(SettingsError, match="NEREID_PORT"):
+        create_app()
+
+
+def test_process_is_configured(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs have the level and the format of the settings, and freed memory is kept."""
+    called: list[int] = []
+    monkeypatch.setattr("app.host.allocator.keep_freed_memory", lambda: called.append(1))
+    create_app(msgspec.structs.replace(settings, log_level="warning", log_format="json"))
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().warning("loud")
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert msgspec.json.decode(line)["event"] == "loud"
+    assert called == [1]

