@@ -27,11 +27,11 @@ def create_app(settings: Settings | None = None) -> application.Application:
     allocator.keep_freed_memory()
     settings = settings or config.load()
     logging.configure(settings.log_level, settings.log_format)
-    return application.build(partial(_open_worker, settings), settings.max_body_bytes)
+    return application.build(partial(open_worker, settings), settings.max_body_bytes)
 
 
 @asynccontextmanager
-async def _open_worker(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector]]:
+async def open_worker(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector]]:
     """Create what a worker owns, and close it in reverse order."""
     async with AsyncExitStack() as stack:
         triton = TritonClient(settings.triton_url)

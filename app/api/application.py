@@ -7,7 +7,7 @@ from litestar import Litestar, Router
 from litestar.types import ASGIApp
 
 from app.api import docs, problems
-from app.api.dependencies import providers
+from app.api.dependencies import Worker, providers
 from app.api.detect import detect, predict
 from app.api.health import health, livez, readyz
 from app.api.middleware import RequestContextMiddleware
@@ -22,16 +22,17 @@ OpenWorker = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detect
 
 def build(open_worker: OpenWorker, max_body_bytes: int) -> Application:
     """Build the application of one worker."""
+    worker = Worker()
 
     @asynccontextmanager
-    async def lifespan(app: Litestar) -> AsyncIterator[None]:
-        async with open_worker() as (app.state.triton, app.state.detector):
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        async with open_worker() as (worker.triton, worker.detector):
             yield
 
     handlers = [detect, predict, models, health, livez, readyz]
     app = Litestar(
         route_handlers=[*handlers, Router("/v1", route_handlers=handlers, include_in_schema=False), docs.docs_asset],
-        dependencies=providers(),
+        dependencies=providers(worker),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],
         request_max_body_size=max_body_bytes,

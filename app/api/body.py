@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api import parameters
-from app.api.content_type import JSON, MULTIPART
+from app.api.content_type import JSON, MULTIPART, media_type
 from app.errors import ClientGone, InvalidParameter, MalformedRequest
 
 FILE_FIELDS = ("image", "file")
@@ -54,9 +54,9 @@ async def read_body(request: Request[Any, Any, Any]) -> bytes:
     return data
 
 
-def has_form(content_type: str) -> bool:
-    """Return whether a body of this type has to be parsed; any other is the image itself."""
-    return content_type in {MULTIPART, JSON}
+def is_form(header: str) -> bool:
+    """Return whether a body with this `Content-Type` header has to be parsed; any other is the image itself."""
+    return media_type(header) in {MULTIPART, JSON}
 
 
 def parse_form(data: bytes, header: str) -> Upload:
@@ -66,8 +66,7 @@ def parse_form(data: bytes, header: str) -> Upload:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
-    is_multipart = header.partition(";")[0].strip().lower() == MULTIPART
-    upload = parse_multipart(data, header) if is_multipart else parse_json(data)
+    upload = parse_multipart(data, header) if media_type(header) == MULTIPART else parse_json(data)
     if not upload.image:
         raise MalformedRequest("the image is empty")
     return upload

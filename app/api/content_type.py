@@ -1,19 +1,22 @@
 """The content types of a detection request."""
 
-from typing import Any
-
-from litestar.connection import ASGIConnection
+from litestar.types import Scope
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 _RAW = ("", "application/octet-stream")
 
 
-def declared_type(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """Return the declared content type in lower case, without its parameters; empty if there is none."""
-    return connection.headers.get("content-type", "").partition(";")[0].strip().lower()
+def content_type_header(scope: Scope) -> str:
+    """Return the `Content-Type` header; empty if there is none."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"), "")
 
 
-def is_supported(content_type: str) -> bool:
+def media_type(header: str) -> str:
+    """Return the type in a `Content-Type` header, in lower case and without its parameters."""
+    return header.partition(";")[0].strip().lower()
+
+
+def is_supported(media_type: str) -> bool:
     """Return whether a body of this type may contain an image. What it really is, its first bytes tell."""
-    return content_type in (*_RAW, MULTIPART, JSON) or content_type.startswith("image/")
+    return media_type in (*_RAW, MULTIPART, JSON) or media_type.startswith("image/")

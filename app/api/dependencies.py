@@ -1,26 +1,30 @@
-"""What handlers receive by dependency injection. The lifespan puts it into the application's state."""
+"""What handlers receive by dependency injection."""
 
-from litestar.datastructures import State
 from litestar.di import Provide
 
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
 
-def provide_triton(state: State) -> TritonClient:
-    """Provide the worker's one Triton client."""
-    client: TritonClient = state.triton
-    return client
+class Worker:
+    """What one worker owns. The lifespan of its application sets it, because gRPC needs the running event loop."""
+
+    triton: TritonClient
+    detector: Detector
 
 
-def provide_detector(state: State) -> Detector:
-    """Provide the worker's detector."""
-    detector: Detector = state.detector
-    return detector
+def providers(worker: Worker) -> dict[str, Provide]:
+    """Return the dependencies of one application, by parameter name; each is provided once and then cached.
 
+    The providers take no parameters: Litestar would collect those again for each request, cached or not.
+    """
 
-def providers() -> dict[str, Provide]:
-    """Return the dependencies of one application, by parameter name; each is provided once and then cached."""
+    def provide_triton() -> TritonClient:
+        return worker.triton
+
+    def provide_detector() -> Detector:
+        return worker.detector
+
     return {
         "triton": Provide(provide_triton, use_cache=True, sync_to_thread=False),
         "detector": Provide(provide_detector, use_cache=True, sync_to_thread=False),

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
-from app.api.content_type import declared_type
+from app.api.content_type import content_type_header
 from app.api.context import context_of
 from app.api.formatting import to_response
 from app.api.guards import guard_payload, guard_timing, one_guard
@@ -57,8 +57,9 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
     options = parameters.parse(pairs)  # an invalid query is refused before the body is read
     image = await body.read_body(request)
     deadline = Deadline.after(detector.limits.timeout_seconds)
-    if body.has_form(declared_type(request)):
-        parse = partial(body.parse_form, image, request.headers["content-type"])
+    header = content_type_header(request.scope)
+    if body.is_form(header):
+        parse = partial(body.parse_form, image, header)
         image, more = await detector.pool.run(parse, deadline)
         options = parameters.parse([*pairs, *more])
     context.timing.lap("read")

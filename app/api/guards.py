@@ -9,7 +9,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
-from app.api.content_type import declared_type, is_supported
+from app.api.content_type import content_type_header, is_supported, media_type
 from app.api.context import context_of
 from app.errors import UnsupportedMediaType
 
@@ -23,11 +23,10 @@ def guard_payload(connection: Connection) -> None:
         UnsupportedMediaType: The type is neither an image nor a supported form.
         RequestEntityTooLarge: The length is above the route's limit.
     """
-    content_type = declared_type(connection)
-    if not is_supported(content_type):
+    declared = media_type(content_type_header(connection.scope))
+    if not is_supported(declared):
         raise UnsupportedMediaType(
-            f"{content_type[:64]!r} is not supported; "
-            "send image/*, application/octet-stream, multipart/form-data or application/json"
+            f"{declared[:64]!r} is not supported; send image/*, application/octet-stream, multipart/form-data or application/json"
         )
     if isinstance(connection, Request):
         length, limit = connection.content_length, connection.route_handler.resolve_request_max_body_size()

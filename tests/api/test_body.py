@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from litestar import Litestar, Request, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from app.api.body import Upload, has_form, parse_form, parse_json, parse_multipart, read_body
+from app.api.body import Upload, is_form, parse_form, parse_json, parse_multipart, read_body
 from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest
 from tests.support import call, receiving
 
@@ -91,7 +91,7 @@ async def test_a_body_above_the_limit_is_refused_while_it_arrives() -> None:
 )
 def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None:  # noqa: FBT001
     """Any other body is the image itself."""
-    assert has_form(content_type) is expected
+    assert is_form(content_type) is expected
 
 
 @pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])

@@ -3,7 +3,7 @@
 import pytest
 from litestar.testing import RequestFactory
 
-from app.api.content_type import declared_type, is_supported
+from app.api.content_type import content_type_header, is_supported, media_type
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_the_declared_type_is_compared_without_case_and_parameters(header: str |
     """Without a header it is empty."""
     headers = {} if header is None else {"Content-Type": header}
 
-    assert declared_type(RequestFactory().get("/", headers=headers)) == expected
+    assert media_type(content_type_header(RequestFactory().get("/", headers=headers).scope)) == expected
 
 
 @pytest.mark.parametrize(

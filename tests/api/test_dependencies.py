@@ -1,16 +1,14 @@
 """Handlers get what their own application's worker owns."""
 
-import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from litestar.datastructures import State
 
-from app.api import application, dependencies
+from app.api import application
 from app.api.application import Application
-from app.api.dependencies import provide_detector, provide_triton, providers
+from app.api.dependencies import Worker, providers
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 from tests.support import json, started
@@ -45,18 +43,19 @@ def build(triton: StubTriton, model: str) -> Application:
     return application.build(open_worker, 1000)
 
 
-def test_each_provider_takes_its_part_of_the_state() -> None:
-    """The lifespan has put both there."""
-    triton, detector = object(), object()
-    state = State({"triton": triton, "detector": detector})
+async def test_each_provider_returns_its_part_of_the_worker() -> None:
+    """It may be set after the providers were made, as the lifespan does."""
+    worker = Worker()
+    provided = providers(worker)
+    worker.triton, worker.detector = StubTriton(), StubDetector("a")
 
-    assert provide_triton(state) is triton
-    assert provide_detector(state) is detector
+    assert await provided["triton"]() is worker.triton
+    assert await provided["detector"]() is worker.detector
 
 
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
-    first, second = providers(), providers()
+    first, second = providers(Worker()), providers(Worker())
 
     assert first.keys() == second.keys() == {"triton", "detector"}
     assert all(first[name] is not second[name] for name in first)
@@ -67,22 +66,18 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
     """However many requests and routes use them."""
     provided: list[str] = []
 
-    def counted(provide: Callable[[State], Any]) -> Callable[[State], Any]:
-        @functools.wraps(provide)
-        def wrapper(state: State) -> Any:  # noqa: ANN401
-            provided.append(provide.__name__)
-            return provide(state)
+    class CountingWorker(Worker):
+        def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+            provided.append(name)
+            return super().__getattribute__(name)
 
-        return wrapper
-
-    for provide in (provide_triton, provide_detector):
-        monkeypatch.setattr(dependencies, provide.__name__, counted(provide))
+    monkeypatch.setattr(application, "Worker", CountingWorker)
     triton = StubTriton()
     async with started(build(triton, "a")) as client:
         for path in ("/readyz", "/v1/readyz", "/readyz"):
             json(await client.get(path))
 
-    assert sorted(provided) == ["provide_detector", "provide_triton"]
+    assert sorted(provided) == ["detector", "triton"]
     assert triton.asked == ["a", "a", "a"]
 
 

@@ -1,21 +1,25 @@
 """Nereid's own functions, with the tensor inside the request or in shared memory."""
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from app.api.application import build
 from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
 from app.config import Settings
+from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
-from app.main import create_app
+from app.main import open_worker
 from app.pipeline.detector import Detections, Detector
 from app.resilience.deadline import Deadline
+from app.telemetry import logging
 from app.triton.client import TritonClient
 from bench.experiments.candidates.asgi import Host
 from bench.experiments.candidates.registry import Step
@@ -60,11 +64,20 @@ def _serving(transport: str) -> dict[str, Step]:
     address = os.environ.get("BENCH_TRITON")
     if not address:
         return {}
-    values = {"triton_urls": address, "model": _MODEL, "transport": transport, "log_format": "json"}
-    application: Any = create_app(msgspec.convert(values, Settings))
-    host = Host(application)
-    client: TritonClient = application.app.state.triton
-    detector: Detector = application.app.state.detector
+    values = {"triton_urls": address, "model": _MODEL, "transport": transport}
+    settings = msgspec.convert(values, Settings)
+    allocator.keep_freed_memory()
+    logging.configure("info", "json")
+    opened: list[tuple[TritonClient, Detector]] = []
+
+    @asynccontextmanager
+    async def open_and_note() -> AsyncIterator[tuple[TritonClient, Detector]]:
+        async with open_worker(settings) as worker:
+            opened.append(worker)
+            yield worker
+
+    host = Host(build(open_and_note, settings.max_body_bytes))
+    ((client, detector),) = opened
     spec = host.loop.run_until_complete(detector.ready(_MODEL, Deadline.after(_SECONDS)))
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")
