@@ -162,16 +162,19 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 def _prepare(settings: Settings) -> None:
     """Install the embedded Triton and pull the default model, unless they are there."""
-    install(Path(settings.triton_home))
     repository = Path(settings.model_repository)
-    if settings.model not in loadable_models(repository):
-        pull(settings.model, _entry(settings, settings.model), repository)
+    entry = None if settings.model in loadable_models(repository) else _entry(settings, settings.model)
+    install(Path(settings.triton_home))
+    if entry is not None:
+        pull(settings.model, entry, repository)
 
 
 def _entry(settings: Settings, name: str) -> registry.Entry:
     known = registry.load(settings.registry)
     if name not in known:
-        raise PullError(f"{name} is not in {settings.registry}, which lists {', '.join(known) or 'no model'}")
+        if not known:
+            raise PullError(f"{settings.registry} lists no model; run this in the project's folder or set {PREFIX}MODEL_REPOSITORY")
+        raise PullError(f"{name} is not in {settings.registry}, which lists {', '.join(known)}")
     return known[name]
 
 

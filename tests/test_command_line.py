@@ -194,7 +194,8 @@ def test_repository_without_a_registry_lists_no_model(repository: Path, capsys: 
     (repository / "models.toml").unlink()
 
     assert main(["pull"]) == 1
-    assert one_line(capsys) == f"yolo11n is not in {repository}/models.toml, which lists no model"
+    expected = f"{repository}/models.toml lists no model; run this in the project's folder or set NEREID_MODEL_REPOSITORY"
+    assert one_line(capsys) == expected
 
 
 def test_invalid_registry_is_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
