@@ -10,12 +10,11 @@ from pathlib import Path
 from app import config
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError, install
-from app.embedded.server import EmbeddedError, Server, loadable_models
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, loadable_models
 from app.embedded.supervisor import DRAIN_SECONDS, ignore_signals, supervise
 from app.host import ports
-from app.host.packages import PackageError
+from app.host.packages import PackageError, has_pillow_simd
 from app.host.processes import die_with_parent
-from app.imaging.decode import is_simd
 from app.telemetry.logging import say
 from app.zoo import registry
 from app.zoo.download import DownloadError
@@ -25,8 +24,8 @@ from app.zoo.registry import RegistryError
 _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
-# Each has a message of one line for the person at the terminal.
-_FAILURES = (SettingsError, RegistryError, PackageError, InstallError, EmbeddedError, DownloadError, PullError)
+# Each has a message of one line for the user.
+_FAILURES = (SettingsError, RegistryError, PackageError, InstallError, EmbeddedTritonError, DownloadError, PullError)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
-        ("pull", _pull, "get a model"),
+        ("pull", _pull, "download a model and add it to the model repository"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("settings", _settings, "print the table of settings"),
     ):
@@ -69,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         if name in {"serve", "api", "doctor"}:
             command.add_argument("--triton", help="host:port of a running Triton's gRPC endpoint")
         if name == "pull":
-            command.add_argument("name", nargs="?", help="of the model; the default model if omitted")
-            command.add_argument("--from", dest="source", type=Path, help="a file, or a folder that mirrors the sources")
-            command.add_argument("--sha256", help="of the network's file, for a network of your own")
+            command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
+            command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
+            command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
     return parser
 
 
@@ -80,7 +79,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     if settings.triton_urls:
         return supervise(settings, None)
     _prepare(settings)
-    triton = Server(settings)
+    triton = EmbeddedTriton(settings)
     try:
         triton.start()
         say(f"Triton is ready; its log is {triton.log}")
@@ -117,9 +116,9 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _become_worker() -> None:
-    """Let signals end a worker from its first moment: it inherits handlers that only take note of them.
+    """Restore the default signal handlers in a new worker, and let the kernel kill it when its parent ends.
 
-    Its parent's end must end it as well: nobody else would, and while it starts it may not react to a milder signal.
+    The handlers that it inherits only record a signal, and a worker that is still starting may ignore SIGTERM.
     """
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
@@ -128,7 +127,7 @@ def _become_worker() -> None:
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:
     _prepare(settings)
-    triton = Server(settings)
+    triton = EmbeddedTriton(settings)
     triton.start()
     say(f"ready: gRPC at {settings.triton_url}; the log is {triton.log}; Ctrl-C stops it")
     try:
@@ -137,7 +136,7 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     else:
-        say(f"Triton ended with code {code}; its log is {triton.log}")
+        say(f"Triton exited with code {code}; its log is {triton.log}")
         return 1
     finally:
         ignore_signals()
@@ -169,24 +168,26 @@ def _prepare(settings: Settings) -> None:
         pull(settings.model, entry, repository)
 
 
-def _entry(settings: Settings, name: str) -> registry.Entry:
-    known = registry.load(settings.registry)
+def _entry(settings: Settings, name: str) -> registry.PublishedModel:
+    known = registry.load(settings.registry_path)
     if name not in known:
         if not known:
-            raise PullError(f"{settings.registry} lists no model; run this in the project's folder or set {PREFIX}MODEL_REPOSITORY")
-        raise PullError(f"{name} is not in {settings.registry}, which lists {', '.join(known)}")
+            raise PullError(
+                f"{settings.registry_path} lists no model; run this in the project's folder or set {PREFIX}MODEL_REPOSITORY"
+            )
+        raise PullError(f"{name} is not in {settings.registry_path}, which lists {', '.join(known)}")
     return known[name]
 
 
 def _require_usable(settings: Settings) -> None:
     """Report here what every worker would report by itself."""
-    registry.load(settings.registry)
+    registry.load(settings.registry_path)
     _require_simd()
     _require_port(settings)
 
 
 def _require_simd() -> None:
-    if sys.platform == "linux" and os.uname().machine == "x86_64" and not is_simd():
+    if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
         raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
 
 
@@ -194,7 +195,7 @@ def _require_port(settings: Settings) -> None:
     try:
         is_free = ports.is_free(settings.host, settings.port)
     except OSError as error:
-        raise SettingsError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
     if not is_free:
         raise SettingsError(f"port {settings.port} is in use; choose another with --port")
 

@@ -20,33 +20,35 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
     workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one per core.")] = 0
-    decode_threads: Annotated[int, Meta(ge=1, le=256, description="Threads per worker that decode images.")] = 2
+    decode_threads: Annotated[
+        int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
+    ] = 2
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
     model_repository: Annotated[
         str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"
     triton_urls: Annotated[
         str,
-        Meta(description="`host:port` of a running Triton's gRPC endpoint (one, for now). Empty: use the embedded Triton."),
+        Meta(description="gRPC endpoint of a running Triton, `host:port` (one, for now). Empty: use the embedded Triton."),
     ] = ""
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
-    triton_home: Annotated[str, Meta(description="Folder the embedded Triton is installed in and logs to.")] = ".triton"
+    triton_home: Annotated[str, Meta(description="Folder of the embedded Triton's installation and logs.")] = ".triton"
     transport: Annotated[
         Literal["auto", "shm", "inline"],
-        Meta(description="How pixels reach Triton: shared memory, inside the request, or `auto`: shared memory if it works."),
+        Meta(
+            description="How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."
+        ),
     ] = "auto"
     timeout_seconds: Annotated[
         float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
     ] = 10.0
-    max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Largest request body, MiB.")] = 50.0
+    max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Maximum size of a request body, MiB.")] = 50.0
     max_megapixels: Annotated[
-        float, Meta(gt=0, le=178, description="Largest image in millions of pixels, according to its header.")
+        float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe level that is logged.")] = (
-        "info"
-    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log messages.")] = "info"
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
     ] = "auto"
@@ -67,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.max_megapixels * 1e6)
 
     @property
-    def registry(self) -> Path:
+    def registry_path(self) -> Path:
         """The list of models that `pull` knows."""
         return Path(self.model_repository, "models.toml")
 
@@ -92,7 +94,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         message, _, field = str(error).partition(" - at `$.")
         raise SettingsError(f"{PREFIX}{field.rstrip('`').upper()}: {message}") from error
     if "," in settings.triton_urls:
-        raise SettingsError(f"{PREFIX}TRITON_URLS: one address is supported, found several")
+        raise SettingsError(f"{PREFIX}TRITON_URLS: only one address is supported")
     return settings
 
 

@@ -14,9 +14,9 @@ from app.config import Settings
 from app.detection.outputs import decode_outputs
 from app.embedded.server import loadable_models
 from app.errors import GatewayError
-from app.imaging.decode import is_simd
+from app.host.packages import has_pillow_simd
 from app.triton.client import TritonClient
-from app.triton.specs import ModelSpecs
+from app.triton.specs import SpecCache
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 
@@ -32,7 +32,7 @@ def report(settings: Settings) -> int:
 def _check_machine(settings: Settings) -> Iterator[tuple[bool, str]]:
     yield _OLDEST <= sys.version_info[:2] <= _NEWEST, f"Python {platform.python_version()} (3.11 to 3.13)"
     needs_simd = sys.platform == "linux" and platform.machine() == "x86_64"
-    yield is_simd() or not needs_simd, f"{'pillow-simd' if is_simd() else 'stock Pillow'} is installed"
+    yield has_pillow_simd() or not needs_simd, f"{'pillow-simd' if has_pillow_simd() else 'stock Pillow'} is installed"
     for name in ("jpg", "zlib", "webp"):
         yield bool(features.check(name)), f"{name} support"
     repository = Path(settings.model_repository)
@@ -45,7 +45,7 @@ async def _check_triton(settings: Settings) -> list[tuple[bool, str]]:
     results = []
     try:
         results.append((True, f"Triton {(await triton.read_server()).version} at {settings.triton_url}"))
-        spec = await ModelSpecs(triton).get(settings.model)
+        spec = await SpecCache(triton).get(settings.model)
         formats = f"{spec.input_format.value} in, {spec.output_format.description} out"
         results.append((True, f"{spec.name}: {formats}, {len(spec.labels)} class names"))
         if spec.dtype is not None:

@@ -11,8 +11,9 @@ GatewayError
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
 ├── ClientGone              499  the client disconnected; appears in the log only
+├── InferenceFailed         502  Triton could not run the model
 ├── InvalidModelOutput      502  the model's output violates its own config
-├── UnsupportedModel        502  the model's tensors have a layout without an adapter
+├── UnsupportedModel        502  the format of the model's inputs or outputs is not supported
 ├── TritonUnavailable       503  Triton is down, draining or full
 ├── ModelNotReady           503  Triton runs, but the model is not loaded
 └── DeadlinePassed          504  the request took longer than its deadline
@@ -37,7 +38,7 @@ class GatewayError(Exception):
 
 
 class MalformedRequest(GatewayError):
-    status, code, title = 400, "malformed_request", "The request cannot be read"
+    status, code, title = 400, "malformed_request", "The request is malformed"
 
 
 class InvalidParameter(GatewayError):
@@ -76,12 +77,16 @@ class ClientGone(GatewayError):
     status, code, title = 499, "client_gone", "The client disconnected"
 
 
+class InferenceFailed(GatewayError):
+    status, code, title = 502, "inference_failed", "The model could not be run"
+
+
 class InvalidModelOutput(GatewayError):
     status, code, title = 502, "invalid_model_output", "The model returned an invalid output"
 
 
 class UnsupportedModel(GatewayError):
-    status, code, title = 502, "unsupported_model", "The model's tensors have an unsupported layout"
+    status, code, title = 502, "unsupported_model", "The model's inputs or outputs are not supported"
 
 
 class TritonUnavailable(GatewayError):

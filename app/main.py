@@ -27,12 +27,12 @@ def create_app(settings: Settings | None = None) -> application.Application:
     allocator.keep_freed_memory()
     settings = settings or config.load()
     logging.configure(settings.log_level, settings.log_format)
-    return application.build(partial(open_worker, settings), settings.max_body_bytes)
+    return application.build(partial(open_resources, settings), settings.max_body_bytes)
 
 
 @asynccontextmanager
-async def open_worker(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector]]:
-    """Create what a worker owns, and close it in reverse order."""
+async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector]]:
+    """Open the Triton client and the detector of a worker, and close them in reverse order."""
     async with AsyncExitStack() as stack:
         triton = TritonClient(settings.triton_url)
         stack.push_async_callback(triton.close)
@@ -40,11 +40,11 @@ async def open_worker(settings: Settings) -> AsyncIterator[tuple[TritonClient, D
         stack.push_async_callback(transport.close)
         await transport.sweep()
         limits = Limits(settings.decode_threads, settings.max_pixels, settings.timeout_seconds)
-        pullable = frozenset(registry.load(settings.registry))
+        pullable = frozenset(registry.load(settings.registry_path))
         detector = Detector(triton, transport, settings.model, pullable, limits)
         stack.push_async_callback(detector.close)
         with suppress(GatewayError):  # Triton may start later
-            await detector.ready(settings.model, Deadline.after(settings.timeout_seconds))
+            await detector.prepare(settings.model, Deadline.after(settings.timeout_seconds))
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()

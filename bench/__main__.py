@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.config import SettingsError
 from app.embedded.install import InstallError
-from app.embedded.server import EmbeddedError
+from app.embedded.server import EmbeddedTritonError
 from app.host.packages import PackageError
 from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
@@ -18,8 +18,8 @@ from bench.report.page import page
 from bench.report.records import load_record
 
 _INTERRUPTED = 130
-# Each has a message of one line for the person at the terminal.
-_FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, PackageError, InstallError, EmbeddedError)
+# Each has a message of one line for the user.
+_FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, PackageError, InstallError, EmbeddedTritonError)
 
 
 def main(arguments: list[str] | None = None) -> int:

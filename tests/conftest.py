@@ -11,7 +11,7 @@ import pytest
 
 from app.config import Settings
 from app.embedded.install import install
-from app.embedded.server import Server
+from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
 from app.triton.client import TritonClient
@@ -70,9 +70,9 @@ def settings(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Sett
 
 
 @pytest.fixture(scope="session")
-def triton(settings: Settings) -> Iterator[Server]:
+def triton(settings: Settings) -> Iterator[EmbeddedTriton]:
     """The embedded Triton, running."""
-    server = Server(settings)
+    server = EmbeddedTriton(settings)
     server.start()
     yield server
     server.stop()
@@ -80,20 +80,20 @@ def triton(settings: Settings) -> Iterator[Server]:
 
 
 @pytest.fixture
-def own_triton(settings: Settings) -> Iterator[tuple[Settings, Server]]:
+def own_triton(settings: Settings) -> Iterator[tuple[Settings, EmbeddedTriton]]:
     """A Triton of its own, which the test may stop, and the settings for it."""
     http, grpc_port, metrics = find_free(3)
     own = msgspec.structs.replace(
         settings, triton_http_port=http, triton_grpc_port=grpc_port, triton_metrics_port=metrics, model="six_columns"
     )
-    server = Server(own)
+    server = EmbeddedTriton(own)
     server.start()
     yield own, server
     server.stop()
 
 
 @pytest.fixture(scope="session")
-async def client(settings: Settings, triton: Server) -> AsyncIterator[httpx.AsyncClient]:
+async def client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, whose Triton is running."""
     assert triton.poll() is None
     async with started(create_app(settings)) as client:

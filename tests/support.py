@@ -4,7 +4,7 @@ import asyncio
 import json as stdlib_json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +94,11 @@ def receiving(*messages: dict[str, Any]) -> Receive:
     return receive
 
 
-async def call(app: Application, receive: Receive, path: str = "/", headers: dict[str, str] | None = None) -> Reply:
+Headers = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Headers of a request; a sequence may contain a name more than once."""
+
+
+async def call(app: Application, receive: Receive, path: str = "/", headers: Headers = ()) -> Reply:
     """POST to an application directly, as a server does, with control over what it receives."""
     sent: list[Any] = []
 
@@ -102,6 +106,7 @@ async def call(app: Application, receive: Receive, path: str = "/", headers: dic
         sent.append(message)
 
     path, _, query = path.partition("?")
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
     scope: Any = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -112,7 +117,7 @@ async def call(app: Application, receive: Receive, path: str = "/", headers: dic
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in pairs],
         "client": ("127.0.0.1", 1),
         "server": ("nereid", 80),
         "extensions": {},

@@ -16,12 +16,12 @@ from app import config
 from app.__main__ import main
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError
-from app.embedded.server import EmbeddedError
+from app.embedded.server import EmbeddedTritonError
 from app.embedded.supervisor import DRAIN_SECONDS
 from app.host.packages import PackageError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError
-from app.zoo.registry import Entry, RegistryError
+from app.zoo.registry import PublishedModel, RegistryError
 from tests.support import REPOSITORY, ROOT, free_port
 
 
@@ -62,11 +62,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Entry, dict[str, Any]]]:
+def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, PublishedModel, dict[str, Any]]]:
     """Collect what would be pulled into the test's repository."""
-    seen: list[tuple[str, Entry, dict[str, Any]]] = []
+    seen: list[tuple[str, PublishedModel, dict[str, Any]]] = []
 
-    def pull(name: str, entry: Entry, into: Path, **options: Any) -> None:  # noqa: ANN401
+    def pull(name: str, entry: PublishedModel, into: Path, **options: Any) -> None:  # noqa: ANN401
         assert into == repository
         seen.append((name, entry, options))
 
@@ -118,7 +118,7 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
     [[], ["detect"], ["doctor", "--port", "80"], ["triton", "--triton", "a:1"], ["settings", "extra"], ["pull", "--model", "x"]],
 )
 def test_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Arguments that a command does not know are refused with its usage and exit code 2."""
+    """Arguments that a command does not know are rejected with its usage and exit code 2."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
 
@@ -161,7 +161,7 @@ def test_invalid_value_is_one_line(arguments: list[str], name: str, capsys: pyte
 
 
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is the table of the README, with every setting in it."""
+    """The command prints the table of the README, with every setting in it."""
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
@@ -206,7 +206,7 @@ def test_invalid_registry_is_one_line(repository: Path, capsys: pytest.CaptureFi
     assert one_line(capsys).startswith(f"{repository}/models.toml: ")
 
 
-def test_pull_passes_its_options_on(pulled: list[tuple[str, Entry, dict[str, Any]]]) -> None:
+def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict[str, Any]]]) -> None:
     """Name, source and SHA-256 are those on the command line."""
     assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
 
@@ -216,7 +216,7 @@ def test_pull_passes_its_options_on(pulled: list[tuple[str, Entry, dict[str, Any
 
 
 def test_pull_without_a_name_pulls_the_default_model(
-    pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default model is that of the settings."""
     monkeypatch.setenv("NEREID_MODEL", "yolox_nano")
@@ -242,7 +242,7 @@ def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("command", ["serve", "api"])
-def test_stock_pillow_is_refused(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """If another package replaced pillow-simd by Pillow, the message says what to do."""
     monkeypatch.setattr("PIL.__version__", "12.1.1")
     monkeypatch.setattr("sys.platform", "linux")
@@ -287,7 +287,7 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
         pytest.fail("the embedded Triton was touched")
 
     monkeypatch.setattr("app.__main__.supervise", supervise)
-    for name in ("app.__main__.install", "app.__main__.Server", "app.__main__.pull"):
+    for name in ("app.__main__.install", "app.__main__.EmbeddedTriton", "app.__main__.pull"):
         monkeypatch.setattr(name, never)
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
@@ -315,12 +315,12 @@ class Triton:
 
 
 def test_triton_alone_is_prepared_and_stopped(
-    pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is installed and its model pulled before it starts; if it ends by itself, that is a failure."""
     done: list[str] = []
     monkeypatch.setattr("app.__main__.install", lambda home: done.append(f"install {home}"))
-    monkeypatch.setattr("app.__main__.Server", lambda _: Triton(done))
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton(done))
     monkeypatch.setenv("NEREID_TRITON_HOME", "/somewhere")
 
     assert main(["triton"]) == 1
@@ -332,14 +332,14 @@ def test_triton_alone_is_prepared_and_stopped(
 
 
 def test_pulled_model_is_not_pulled_again(
-    repository: Path, pulled: list[tuple[str, Entry, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    repository: Path, pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second start needs no network."""
     shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
     (repository / "yolo11n" / "1").mkdir()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.Server", lambda _: Triton([]))
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([]))
     main(["triton"])
 
     assert pulled == []
@@ -349,7 +349,7 @@ def test_pulled_model_is_not_pulled_again(
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The message has the reason."""
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.Server", lambda _: Triton([], EmbeddedError("port 4600 is in use")))
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([], EmbeddedTritonError("port 4600 is in use")))
 
     assert main(["triton"]) == 1
     assert one_line(capsys) == "port 4600 is in use"
@@ -378,7 +378,7 @@ def test_signal_leaves_no_traceback(
         RegistryError,
         PackageError,
         InstallError,
-        EmbeddedError,
+        EmbeddedTritonError,
         DownloadError,
         PullError,
     ],
@@ -386,7 +386,7 @@ def test_signal_leaves_no_traceback(
 def test_every_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[Exception]
 ) -> None:
-    """An error for the person at the terminal has no traceback, and line breaks in its message become spaces."""
+    """An error for the user has no traceback, and line breaks in its message become spaces."""
 
     def fail(_: Settings) -> int:
         raise failure("nothing works,\n    whatever  is tried")
@@ -406,10 +406,10 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     def supervise(_: Settings, watched: object) -> int:
         assert watched is triton
         done.append("supervise")
-        raise EmbeddedError("Triton ended with code -11 right after its start")
+        raise EmbeddedTritonError("Triton exited with code -11 right after its start")
 
     monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
-    monkeypatch.setattr("app.__main__.Server", lambda _: triton)
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: triton)
     monkeypatch.setattr("app.__main__.supervise", supervise)
 
     assert main(["serve", "--port", str(free_port())]) == 1
@@ -417,7 +417,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ready, failed = capsys.readouterr().err.splitlines()
     assert ready == "nereid: Triton is ready; its log is triton.log"
-    assert failed == "nereid: Triton ended with code -11 right after its start"
+    assert failed == "nereid: Triton exited with code -11 right after its start"
 
 
 def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.M
     (repository / "yolo11n" / "config.pbtxt").touch()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.Server", lambda _: Running(done))
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Running(done))
 
     assert main(["triton"]) == 0
     assert done == ["start", "stop"]
@@ -443,7 +443,7 @@ def test_address_of_another_machine_is_one_line(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("NEREID_HOST", "203.0.113.1")
 
     assert main(["api", "--port", "8080"]) == 1
-    assert one_line(capsys).startswith("203.0.113.1:8080 cannot be listened on: ")
+    assert one_line(capsys).startswith("cannot listen on 203.0.113.1:8080: ")
 
 
 def test_server_is_not_imported_for_other_commands() -> None:

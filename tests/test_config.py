@@ -49,7 +49,7 @@ def test_variables_of_others_are_ignored() -> None:
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
 def test_unknown_variable_is_named(name: str) -> None:
-    """A misspelt setting is refused instead of ignored."""
+    """A misspelt setting is rejected instead of ignored."""
     with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
         load({"NEREID_PORT": "4603", name: "1"})
 
@@ -78,7 +78,7 @@ def test_unknown_variable_is_named(name: str) -> None:
     ],
 )
 def test_invalid_value_is_named(name: str, text: str) -> None:
-    """A value of the wrong type or out of range is refused, and the message begins with the variable."""
+    """A value of the wrong type or out of range is rejected, and the message begins with the variable."""
     with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: [A-Z]"):
         load({PREFIX + name: text})
 
@@ -97,9 +97,9 @@ def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
     assert load({"NEREID_TRITON_URLS": "triton:8001"}).triton_url == "triton:8001"
 
 
-def test_two_tritons_are_refused() -> None:
+def test_two_tritons_are_rejected() -> None:
     """More than one address is not supported, and the message says so."""
-    with pytest.raises(SettingsError, match=r"^NEREID_TRITON_URLS: one address is supported, found several$"):
+    with pytest.raises(SettingsError, match=r"^NEREID_TRITON_URLS: only one address is supported$"):
         load({"NEREID_TRITON_URLS": "a:8001,b:8001"})
 
 
@@ -112,7 +112,7 @@ def test_limits_are_whole_bytes_and_pixels() -> None:
 
 def test_registry_is_in_the_model_repository() -> None:
     """`models.toml` is found beside the models."""
-    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry == Path("/srv/models/models.toml")
+    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry_path == Path("/srv/models/models.toml")
 
 
 def test_settings_do_not_change() -> None:
@@ -133,7 +133,7 @@ def test_table_has_a_row_for_each_setting() -> None:
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
     assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
-    assert any(line.startswith("| `NEREID_TRITON_URLS` |  | `host:port`") for line in lines)
+    assert any(line.startswith("| `NEREID_TRITON_URLS` |  | gRPC endpoint of a running Triton, `host:port`") for line in lines)
 
 
 def test_readme_has_the_table() -> None:

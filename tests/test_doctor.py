@@ -10,7 +10,7 @@ from PIL import features
 
 from app import doctor
 from app.config import Settings
-from app.embedded.server import Server
+from app.embedded.server import EmbeddedTriton
 from tests.support import free_port
 
 STOCK_PILLOW = "12.1.1"
@@ -30,7 +30,7 @@ def without_triton(tmp_path: Path) -> Settings:
     return Settings(triton_urls=f"127.0.0.1:{free_port()}", model_repository=str(tmp_path))
 
 
-def test_everything_is_fine(settings: Settings, triton: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_fine(settings: Settings, triton: EmbeddedTriton, capsys: pytest.CaptureFixture[str]) -> None:
     """With a running Triton every check passes, down to an inference, and the exit code is 0."""
     code, good, bad = check(settings, capsys)
 

@@ -42,7 +42,7 @@ def pulled(repository: Path, name: str) -> onnx.ModelProto:
 
 @both
 def test_model_has_the_name_of_its_folder(name: str, file: str) -> None:
-    """Triton refuses a model whose config has another name than its folder."""
+    """Triton rejects a model whose config has another name than its folder."""
     assert parsed(name, file).name == name
 
 
@@ -62,7 +62,7 @@ def test_model_takes_an_image_and_returns_detections(name: str, file: str) -> No
     spec = spec_of(name, file)
 
     assert spec.input_format is InputFormat.HWC
-    assert spec.takes_canvas
+    assert spec.input_is_canvas
     assert spec.output_format is OutputFormat.END_TO_END
     assert spec.has_batch_dimension
     assert spec.input_size == (recipe.square, recipe.square)
@@ -113,7 +113,7 @@ def test_every_class_has_a_label(name: str, file: str, repository: Path) -> None
 
 @both
 def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> None:
-    """A full queue refuses at once, and a request may bring its own timeout."""
+    """A full queue rejects requests at once, and a request may bring its own timeout."""
     config = parsed(name, file)
     policy = config.dynamic_batching.default_queue_policy
 

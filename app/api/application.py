@@ -7,7 +7,7 @@ from litestar import Litestar, Router
 from litestar.types import ASGIApp
 
 from app.api import docs, problems
-from app.api.dependencies import Worker, providers
+from app.api.dependencies import WorkerResources, providers
 from app.api.detect import detect, predict
 from app.api.health import health, livez, readyz
 from app.api.middleware import RequestContextMiddleware
@@ -16,23 +16,30 @@ from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
 Application = ASGIApp
-OpenWorker = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector]]]
-"""Creates what a worker owns, and closes it after the last request."""
+OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector]]]
+"""Opens the Triton client and the detector of a worker, and closes them after the last request."""
 
 
-def build(open_worker: OpenWorker, max_body_bytes: int) -> Application:
-    """Build the application of one worker."""
-    worker = Worker()
+def build(open_resources: OpenResources, max_body_bytes: int) -> Application:
+    """Build the application of one worker.
+
+    Args:
+        open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
+        max_body_bytes: Maximum size of a request body.
+    """
+    resources = WorkerResources()
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        async with open_worker() as (worker.triton, worker.detector):
+        if hasattr(resources, "detector"):
+            raise RuntimeError("this application was started before; build another one")
+        async with open_resources() as (resources.triton, resources.detector):
             yield
 
     handlers = [detect, predict, models, health, livez, readyz]
     app = Litestar(
         route_handlers=[*handlers, Router("/v1", route_handlers=handlers, include_in_schema=False), docs.docs_asset],
-        dependencies=providers(worker),
+        dependencies=providers(resources),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],
         request_max_body_size=max_body_bytes,

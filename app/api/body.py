@@ -1,4 +1,4 @@
-"""A request body to the image in it and the parameters beside it: as it is, as a multipart form, or in JSON."""
+"""Receive request bodies, and parse those that contain more than the image: multipart forms and JSON."""
 
 import base64
 import re
@@ -54,32 +54,32 @@ async def read_body(request: Request[Any, Any, Any]) -> bytes:
     return data
 
 
-def is_form(header: str) -> bool:
+def needs_parsing(content_type: str) -> bool:
     """Return whether a body with this `Content-Type` header has to be parsed; any other is the image itself."""
-    return media_type(header) in {MULTIPART, JSON}
+    return media_type(content_type) in {MULTIPART, JSON}
 
 
-def parse_form(data: bytes, header: str) -> Upload:
+def parse_upload(data: bytes, content_type: str) -> Upload:
     """Parse a multipart or JSON body; its `Content-Type` header tells which.
 
     Raises:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
-    upload = parse_multipart(data, header) if media_type(header) == MULTIPART else parse_json(data)
+    upload = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
     if not upload.image:
         raise MalformedRequest("the image is empty")
     return upload
 
 
-def parse_multipart(data: bytes, header: str) -> Upload:
-    """Parse a multipart form; `header` names its boundary. Raises as `parse_form`."""
+def parse_multipart(data: bytes, content_type: str) -> Upload:
+    """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_upload`."""
     files: list[bytes] = []
     pairs = []
     name = ""
     chunks: list[bytes] = []
     try:
-        _, options = parse_options_header(header)
+        _, options = parse_options_header(content_type)
         with PushMultipartParser(options.get("boundary", ""), max_segment_count=_MAX_PARTS) as parser:
             for event in parser.parse(data):
                 if isinstance(event, MultipartSegment):
@@ -98,12 +98,12 @@ def parse_multipart(data: bytes, header: str) -> Upload:
 
 
 def parse_json(data: bytes) -> Upload:
-    """Parse a JSON object whose `image` is base64. Raises as `parse_form`."""
+    """Parse a JSON object whose `image` is base64. Raises as `parse_upload`."""
     try:
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if found := _UNKNOWN.fullmatch(str(error)):
-            raise parameters.unknown(found[1]) from error
+            raise parameters.unknown_parameter(found[1]) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
     encoded = document.image
     if not isinstance(encoded, str):

@@ -1,4 +1,4 @@
-"""What is known of one request while it is handled, carried in the ASGI scope."""
+"""The context of one request, stored in its ASGI scope for routes, error handlers and the log line."""
 
 from typing import Any
 
@@ -8,17 +8,19 @@ from app.telemetry.timing import Timing
 
 
 class RequestContext:
-    """One request and its response, for routes, error handlers and the log line alike."""
+    """Request id, timing and log fields of one request, and the status of its response."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, content_type: str) -> None:
         self.request_id = request_id
+        self.content_type = content_type
+        """The `Content-Type` header; empty if there is none."""
         self.timing = Timing()
         self.status = 0
-        """Of the response; 0 until it is sent."""
+        """Status of the response; 0 until it is sent."""
         self.is_client_gone = False
         """Whether the client disconnected before its request was complete."""
         self.log_fields: dict[str, Any] = {}
-        """Added to the log line of the request."""
+        """Fields to add to the log line of the request."""
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -28,5 +30,5 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 def attach(context: RequestContext, scope: Scope) -> None:
-    """Make it the context of the request with this scope."""
+    """Store the context of a request in its scope."""
     scope.setdefault("state", {})["request_context"] = context

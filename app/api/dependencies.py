@@ -6,24 +6,24 @@ from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
 
-class Worker:
-    """What one worker owns. The lifespan of its application sets it, because gRPC needs the running event loop."""
+class WorkerResources:
+    """What handlers share within one worker. The application's lifespan sets it, because gRPC needs the running event loop."""
 
     triton: TritonClient
     detector: Detector
 
 
-def providers(worker: Worker) -> dict[str, Provide]:
+def providers(resources: WorkerResources) -> dict[str, Provide]:
     """Return the dependencies of one application, by parameter name; each is provided once and then cached.
 
     The providers take no parameters: Litestar would collect those again for each request, cached or not.
     """
 
     def provide_triton() -> TritonClient:
-        return worker.triton
+        return resources.triton
 
     def provide_detector() -> Detector:
-        return worker.detector
+        return resources.detector
 
     return {
         "triton": Provide(provide_triton, use_cache=True, sync_to_thread=False),

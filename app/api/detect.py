@@ -12,16 +12,14 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
-from app.api.content_type import content_type_header
 from app.api.context import context_of
 from app.api.formatting import to_response
-from app.api.guards import guard_payload, guard_timing, one_guard
+from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
 from app.pipeline.detector import Detector
-from app.resilience.deadline import Deadline
 
-_GUARDS = [one_guard(guard_payload, guard_timing)]
+_GUARDS = [combine_guards(guard_payload, guard_timing)]
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
 
 
@@ -34,7 +32,7 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", ge
     status_code=200,
 )
 async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
-    """Use the default model, or the one that the parameters name."""
+    """Detect objects with the default model, or with the one that the parameter `model` names."""
     return await _detect(request, detector, [])
 
 
@@ -47,30 +45,21 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
     status_code=200,
 )
 async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
-    """Use the model in the path."""
+    """Detect objects with the model in the path."""
     return await _detect(request, detector, [("model", model)])
 
 
 async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
     context = context_of(request.scope)
     pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
-    options = parameters.parse(pairs)  # an invalid query is refused before the body is read
-    image = await body.read_body(request)
-    deadline = Deadline.after(detector.limits.timeout_seconds)
-    header = content_type_header(request.scope)
-    if body.is_form(header):
-        parse = partial(body.parse_form, image, header)
-        image, more = await detector.pool.run(parse, deadline)
-        options = parameters.parse([*pairs, *more])
+    wanted = parameters.parse(pairs)  # an invalid query is rejected before the body is read
+    image = data = await body.read_body(request)
+    deadline = detector.deadline()
+    if body.needs_parsing(context.content_type):
+        image, more = await detector.run_in_thread(partial(body.parse_upload, data, context.content_type), deadline)
+        wanted = parameters.parse([*pairs, *more])
     context.timing.lap("read")
-    found = await detector.detect(
-        image,
-        model=options.model,
-        criteria=options.criteria,
-        deadline=deadline,
-        timing=context.timing,
-        request_id=context.request_id,
-    )
-    context.log_fields |= {"model": found.spec.name, "bytes": len(image), "detections": len(found.scores)}
-    response = to_response(found, options.boxes, context.timing.total, context.request_id)
+    found = await detector.detect(image, wanted.options, deadline=deadline, timing=context.timing, request_id=context.request_id)
+    context.log_fields |= {"model": found.spec.name, "image_bytes": len(image), "detections": len(found.scores)}
+    response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
     return ASGIResponse(body=msgspec.json.encode(response))

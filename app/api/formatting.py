@@ -1,8 +1,8 @@
-"""Detections to the JSON the caller asked for."""
+"""Format detections as the JSON the caller asked for."""
 
 import numpy as np
 
-from app.api.schema import BoxUnit, Detection, DetectResponse, ImageSize, ModelUsed
+from app.api.schema import BoxFormat, Detection, DetectResponse, ImageSize, ModelUsed
 from app.pipeline.detector import Detections
 
 # A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
@@ -11,9 +11,9 @@ _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
 
 
-def to_response(found: Detections, unit: BoxUnit, total_time_ms: float, request_id: str) -> DetectResponse:
+def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
     """Describe the result of one request."""
-    detections = to_json(found, unit)
+    detections = to_detections(found, unit)
     return DetectResponse(
         detections=detections,
         num_detections=len(detections),
@@ -25,7 +25,7 @@ def to_response(found: Detections, unit: BoxUnit, total_time_ms: float, request_
     )
 
 
-def to_json(found: Detections, unit: BoxUnit) -> list[Detection]:
+def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
     """Describe each detection.
 
     Args:

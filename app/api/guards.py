@@ -1,4 +1,4 @@
-"""Guards of the detection routes: what is decided before the body is read."""
+"""Guards of the detection routes: checks that run before the body is read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
-from app.api.content_type import content_type_header, is_supported, media_type
+from app.api.content_type import is_supported, media_type
 from app.api.context import context_of
 from app.errors import UnsupportedMediaType
 
@@ -17,13 +17,13 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def guard_payload(connection: Connection) -> None:
-    """Refuse a body by its declared type and length.
+    """Reject a body by its declared type and length.
 
     Raises:
-        UnsupportedMediaType: The type is neither an image nor a supported form.
+        UnsupportedMediaType: The type is not one of an image or a form.
         RequestEntityTooLarge: The length is above the route's limit.
     """
-    declared = media_type(content_type_header(connection.scope))
+    declared = media_type(context_of(connection.scope).content_type)
     if not is_supported(declared):
         raise UnsupportedMediaType(
             f"{declared[:64]!r} is not supported; send image/*, application/octet-stream, multipart/form-data or application/json"
@@ -39,7 +39,7 @@ def guard_timing(connection: Connection) -> None:
     context_of(connection.scope).timing.start_lap()
 
 
-def one_guard(*guards: Callable[[Connection], None]) -> Guard:
+def combine_guards(*guards: Callable[[Connection], None]) -> Guard:
     """Combine guards into one, in this order: Litestar copies the route handler for each guard of each request."""
 
     async def guard(connection: Connection, _: BaseRouteHandler) -> None:  # a plain function would run in a thread

@@ -12,7 +12,7 @@ from app import __version__
 from app.api.context import context_of
 from app.api.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 from app.errors import GatewayError
-from app.imaging.decode import is_simd
+from app.host.packages import has_pillow_simd
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
@@ -23,13 +23,13 @@ _UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", 
 
 @get("/livez", summary="The process answers")
 async def livez() -> Liveness:
-    """Answer, whatever else is down."""
+    """Liveness probe: 200 while the process handles requests."""
     return Liveness("alive")
 
 
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
 async def readyz(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> Response[Readiness]:
-    """Ask Triton whether the default model is ready."""
+    """Readiness probe: 200 while the default model is ready in Triton."""
     if await triton.is_ready(detector.default_model):
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
@@ -39,12 +39,12 @@ async def readyz(triton: NamedDependency[TritonClient], detector: NamedDependenc
 async def health(
     request: Request[Any, Any, Any], triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]
 ) -> Response[Health]:
-    """Report what a person or a dashboard wants to see."""
+    """Report the state of the gateway, Triton and the default model."""
     gpu = is_ready = False
     triton_health = TritonHealth("unreachable")
     try:
         triton_health = TritonHealth("not_ready", (await triton.read_server()).version)
-        gpu = (await detector.specs.get(detector.default_model)).device == "gpu"
+        gpu = (await detector.spec(detector.default_model)).device == "gpu"
         is_ready = await triton.is_ready(detector.default_model)
     except GatewayError as error:
         context_of(request.scope).log_fields["detail"] = error.detail
@@ -62,7 +62,7 @@ async def health(
         memory=Memory(rss_mb),
         performance=Performance(
             memory_mb=rss_mb,
-            optimizations={"pillow_simd": is_simd(), "transport": detector.transport.in_use},
+            optimizations={"pillow_simd": has_pillow_simd(), "transport": detector.transport_mode},
         ),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)

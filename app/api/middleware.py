@@ -6,6 +6,7 @@ It wraps the whole application, so that it also sees requests that no route matc
 import asyncio
 import re
 import secrets
+from collections.abc import Mapping
 
 import structlog
 from litestar.enums import ScopeType
@@ -34,7 +35,8 @@ class RequestContextMiddleware:
             await self.app(scope, receive, send)
 
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
-        context = RequestContext(_request_id(scope))
+        headers = dict(scope["headers"])
+        context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
 
         async def send_with_headers(message: Message) -> None:
@@ -63,14 +65,12 @@ class RequestContextMiddleware:
                 method=scope["method"],
                 path=scope["path"][:200],
                 status=status,
-                milliseconds=round(context.timing.total, 2),
+                duration_ms=round(context.timing.total, 2),
                 **context.log_fields,
             )
 
 
-def _request_id(scope: HTTPScope) -> str:
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """Return the caller's request id if it is well formed, else a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _ID.fullmatch(text := value.decode("latin-1")):
-            return text
-    return secrets.token_hex(8)
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    return given if _ID.fullmatch(given) else secrets.token_hex(8)

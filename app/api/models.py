@@ -12,7 +12,7 @@ from app.triton.client import TritonClient
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
 async def models(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> ModelList:
-    """Describe every model Triton knows."""
+    """List the models in Triton's repository and those that `pull` can get."""
     states = dict.fromkeys(detector.pullable, "") | await triton.list_models()
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
 
@@ -23,7 +23,7 @@ async def _describe(detector: Detector, name: str, state: str) -> ModelInfo:
     if state != "READY":
         return ModelInfo(name, "not_ready")
     try:
-        spec = await detector.specs.get(name)
+        spec = await detector.spec(name)
     except GatewayError as error:
         return ModelInfo(name, "ready", detail=error.detail)
     return ModelInfo(
@@ -32,7 +32,7 @@ async def _describe(detector: Detector, name: str, state: str) -> ModelInfo:
         version=spec.version,
         width=spec.input_size[0],
         height=spec.input_size[1],
-        layout=spec.output_format.description,
+        output_format=spec.output_format.description,
         device=spec.device,
         classes=list(spec.labels),
         source=spec.source,

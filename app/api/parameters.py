@@ -1,4 +1,4 @@
-"""What a caller may ask for; the same in the query, in form fields and in JSON members."""
+"""Parse the parameters of a request: the same in the query, in form fields and in JSON members."""
 
 import re
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from app.api.schema import BoxUnit
-from app.detection.select import Criteria
+from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
+from app.pipeline.detector import DetectOptions
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -20,11 +20,15 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The parameters of one request. The OpenAPI document is generated from the descriptions here."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
-    confidence: Annotated[float, Meta(ge=0, le=1, description="Least confidence of a detection.")] = 0.25
-    classes: Annotated[str | None, Meta(description="Only these classes: names or ids, separated by commas.")] = None
-    max_detections: Annotated[int, Meta(ge=1, le=300, description="Return at most this many detections, the best ones.")] = 100
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
+    classes: Annotated[
+        str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
+    ] = None
+    max_detections: Annotated[
+        int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
+    ] = 100
     boxes: Annotated[
-        BoxUnit,
+        BoxFormat,
         Meta(
             description="`normalized`: corners as fractions of the image; `pixel`: corners in pixels; "
             "`coco`: `bbox` as x, y, width, height in pixels."
@@ -32,18 +36,18 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = "normalized"
 
     @property
-    def criteria(self) -> Criteria:
-        """Which detections to return."""
-        return Criteria(self.confidence, split_classes(self.classes), self.max_detections)
+    def options(self) -> DetectOptions:
+        """What they ask of the detector."""
+        return DetectOptions(self.model, self.confidence, split_classes(self.classes), self.max_detections)
 
 
 NAMES = (*Parameters.__struct_fields__, *_ALIASES)
 """All names of parameters, including aliases."""
 
 
-def unknown(name: str) -> InvalidParameter:
-    """Make the error for a name that is not a parameter; it lists those that are."""
-    return InvalidParameter(f"unknown parameter {name[:64]!r}; known are {', '.join(Parameters.__struct_fields__)}")
+def unknown_parameter(name: str) -> InvalidParameter:
+    """Return the error for a name that is not a parameter; it lists those that are."""
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; supported parameters: {', '.join(Parameters.__struct_fields__)}")
 
 
 def split_classes(classes: str | None) -> list[str] | None:
@@ -62,7 +66,7 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     for given, value in pairs:
         name = _ALIASES.get(given, given)
         if name not in Parameters.__struct_fields__:
-            raise unknown(given)
+            raise unknown_parameter(given)
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")
         if len(value) > _MAX_LENGTH:

@@ -1,4 +1,4 @@
-"""Every exception to problem+json of one shape."""
+"""Convert every exception to a response of type application/problem+json."""
 
 from http import HTTPStatus
 from typing import Any
@@ -11,7 +11,7 @@ from litestar.types import ExceptionHandlersMap
 
 from app.api.context import context_of
 from app.api.schema import Problem
-from app.errors import BodyTooLarge, ClientGone, GatewayError
+from app.errors import BodyTooLarge, ClientGone, GatewayError, MalformedRequest
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -26,7 +26,6 @@ def handlers() -> ExceptionHandlersMap:
 _DETAILS = {
     HTTPStatus.NOT_FOUND: "this path does not exist; /docs lists those that do",
     HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; /docs lists those it supports",
-    HTTPStatus.BAD_REQUEST: "the request cannot be read",
 }
 
 
@@ -45,6 +44,8 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         limit = request.route_handler.resolve_request_max_body_size() or 0
         return _from_gateway_error(request, BodyTooLarge(f"the limit is {round(limit / 2**20, 3):g} MiB"))
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return _from_gateway_error(request, MalformedRequest("the request's headers or body are malformed"))
     status = HTTPStatus(error.status_code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _from_exception(request, error)
@@ -54,7 +55,7 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
 
 def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     LOG.error("unexpected exception", request_id=context_of(request.scope).request_id, exc_info=error)
-    text = "internal", "Internal error", "the failure has been logged with this request_id"
+    text = "internal_error", "Internal error", "the failure has been logged with this request_id"
     return _respond(request, HTTPStatus.INTERNAL_SERVER_ERROR, text, {})
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-BoxUnit = Literal["normalized", "pixel", "coco"]
-"""Unit and shape of the boxes."""
+BoxFormat = Literal["normalized", "pixel", "coco"]
+"""How boxes are written."""
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     version: str | None = None
     width: int | None = None
     height: int | None = None
-    layout: str | None = None
+    output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []
     source: str | None = None
@@ -109,7 +109,7 @@ class Performance(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """For people and dashboards; the status is 503 when no detection is possible."""
+    """State of the gateway, Triton and the default model; the status is 503 when no detection is possible."""
 
     status: Literal["healthy", "unhealthy"]
     version: str

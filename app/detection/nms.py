@@ -1,6 +1,6 @@
-"""Raw detector heads to boxes, in numpy, for models that do not bring their own post-processing.
+"""Decode raw detector heads to boxes in numpy, for models without post-processing of their own.
 
-The same choices as in the graphs that `pull` composes: an anchor stands for its best class, boxes of different classes
+It makes the same choices as the graphs that `pull` composes: an anchor stands for its best class, boxes of different classes
 never suppress each other, and candidates are limited before the quadratic step.
 """
 
@@ -12,7 +12,7 @@ from app.model.anchors import anchor_grid
 MAX_CANDIDATES = 1000
 MAX_DETECTIONS = 300
 # Low, because the caller's own threshold is applied per request and can only be higher.
-SCORE_FLOOR = 0.05
+MIN_SCORE = 0.05
 
 Boxes = NDArray[np.float32]
 Scores = NDArray[np.float32]
@@ -41,7 +41,7 @@ def _select(boxes: Boxes, scores: Scores, iou: float) -> tuple[Boxes, Scores, Cl
     winners = scores.argmax(axis=1)
     best = scores[np.arange(len(scores)), winners]
     order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
-    order = order[best[order] > SCORE_FLOOR]
+    order = order[best[order] > MIN_SCORE]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
     best, classes = best[order], winners[order].astype(np.int32)

@@ -1,4 +1,4 @@
-"""A model's output tensors to candidate detections, whatever their format. Invalid outputs are refused here, for all formats."""
+"""Decode a model's output tensors, whatever their format, and reject invalid ones."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], images:
     """Decode the outputs of one inference.
 
     Args:
-        spec: Of the model that answered.
-        outputs: By name.
+        spec: Spec of the model.
+        outputs: Tensors by name.
         images: How many images were in the inference; one for a model without a batch dimension.
 
     Returns:
@@ -58,7 +58,7 @@ def _take(spec: ModelSpec, name: str, outputs: Mapping[str, NDArray[Any]], image
 
 
 def _decode_image(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[spec.output_format](spec, tensors)
         if spec.has_normalized_boxes:
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
@@ -95,7 +95,7 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candida
     (table,) = tensors
     _expect_shape(spec, table, (None, 6))
     table = table.astype(np.float32)
-    table = table[~(table[:, 4] <= 0)]  # drops padding; written so that a NaN stays and is refused
+    table = table[~(table[:, 4] <= 0)]  # drops padding; written so that a NaN stays and is rejected
     return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
 
 
@@ -121,7 +121,7 @@ def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
 
 
 def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
-    """Convert class ids of any type; a value that is not an id becomes -1, which is refused."""
+    """Convert class ids of any type; a value that is not an id becomes -1, which is rejected."""
     if classes.dtype == np.int32:
         return classes
     ids = classes.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Installing the Triton that comes with Nereid.
+"""Install the embedded Triton.
 
 A PyPI wheel contains a complete Triton without GPU support. It is unpacked beside an environment of its own for the
 models, which need onnxruntime but nothing of the application.
@@ -28,7 +28,7 @@ _NEEDED_BYTES = 1_500_000_000
 
 
 class InstallError(Exception):
-    """The embedded Triton cannot be installed; the message is one line for the person at the terminal."""
+    """The embedded Triton cannot be installed; the message is one line for the user."""
 
 
 def install(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Takes the place of Triton's onnxruntime backend where only the Python backend exists.
+"""An ONNX backend for a Triton that has only the Python backend; it takes the place of Triton's own onnxruntime backend.
 
 Runs inside the embedded Triton, in an environment of its own; the gateway never imports it. Installed once as the
 backend `onnxruntime`, it executes the `model.onnx` of every model that names that backend, with one CPU thread per
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import triton_python_backend_utils as triton
+import triton_python_backend_utils as pb_utils
+
+_STRING = "tensor(string)"
 
 
 class TritonPythonModel:
@@ -25,38 +27,44 @@ class TritonPythonModel:
         options.inter_op_num_threads = 1
         file = Path(args["model_repository"], args["model_version"], "model.onnx")
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        self._inputs = [tensor.name for tensor in self._session.get_inputs()]
+        self._inputs = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
 
     def execute(self, requests: list) -> list:
         """Run what Triton has batched, as one batch where the shapes allow it."""
-        feeds = [{name: _to_numpy(triton.get_input_tensor_by_name(r, name)) for name in self._inputs} for r in requests]
         try:
-            results = self._run_batch(feeds) if len(feeds) > 1 else [self._run(feeds[0])]
+            wanted = [set(request.requested_output_names()) for request in requests]
+            names = [name for name in self._outputs if any(name in some for some in wanted)]
+            feeds = [{name: self._input(request, name) for name in self._inputs} for request in requests]
+            results = self._run_batch(feeds, names) if len(feeds) > 1 else [self._session.run(names, feeds[0])]
+            return [
+                pb_utils.InferenceResponse(
+                    [_to_triton(name, array) for name, array in zip(names, result, strict=True) if name in some]
+                )
+                for some, result in zip(wanted, results, strict=True)
+            ]
         except Exception as error:  # noqa: BLE001 - an exception that leaves here leaks Triton's shared memory
-            return [triton.InferenceResponse(error=triton.TritonError(str(error))) for _ in requests]
-        return [triton.InferenceResponse(list(map(_to_triton, self._outputs, result))) for result in results]
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
 
-    def _run(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return self._session.run(self._outputs, feed)
+    def _input(self, request: "pb_utils.InferenceRequest", name: str) -> np.ndarray:
+        tensor = pb_utils.get_input_tensor_by_name(request, name)
+        return tensor.as_numpy() if self._inputs[name] == _STRING else np.from_dlpack(tensor)
 
-    def _run_batch(self, feeds: list[dict[str, np.ndarray]]) -> list[list[np.ndarray]]:
+    def _run_batch(self, feeds: list[dict[str, np.ndarray]], names: list[str]) -> list[list[np.ndarray]]:
         """Run requests, each a batch of one or more, as one batch, and split the results again."""
-        sizes = [len(feed[self._inputs[0]]) for feed in feeds]
-        together = self._run({name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
+        sizes = [len(next(iter(feed.values()))) for feed in feeds]
+        together = self._session.run(names, {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
         parts = [np.split(tensor, np.cumsum(sizes)[:-1]) for tensor in together]
         return [list(result) for result in zip(*parts, strict=True)]
 
 
-# Triton 2.51's own conversions return empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton
-# adds `Tensor` to its module after this one is loaded, so annotations of it are strings.
-def _to_numpy(tensor: "triton.Tensor") -> np.ndarray:
-    return np.from_dlpack(tensor)
-
-
-def _to_triton(name: str, array: np.ndarray) -> "triton.Tensor":
+# Triton 2.51's own conversions return empty tensors under numpy 2, without an error; DLPack, which has no strings, works
+# with any numpy. Triton adds its classes to `pb_utils` after this module is loaded, so annotations of them are strings.
+def _to_triton(name: str, array: np.ndarray) -> "pb_utils.Tensor":
+    if array.dtype == np.object_:
+        return pb_utils.Tensor(name, array)
     capsule = np.ascontiguousarray(array).__dlpack__()
     # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
     # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
     ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
-    return triton.Tensor.from_dlpack(name, capsule)
+    return pb_utils.Tensor.from_dlpack(name, capsule)

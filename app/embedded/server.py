@@ -1,7 +1,6 @@
 """The process of the embedded Triton; it listens on loopback only."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from app.config import Settings
 from app.embedded.install import libpython_folder
 from app.embedded.startup_check import StartupCheckError, check_inference
 from app.host.ports import is_free
-from app.host.processes import die_with_parent, end_group, first_answer
+from app.host.processes import die_with_parent, end_group, wait_for_answer
 
 BACKEND = Path(__file__).with_name("onnx_backend.py")
 CONFIG_NAME = "embedded"
@@ -18,11 +17,11 @@ _READY_SECONDS = 15.0
 _STOP_SECONDS = 10.0
 
 
-class EmbeddedError(Exception):
-    """The embedded Triton cannot be run; the message is one line for the person at the terminal."""
+class EmbeddedTritonError(Exception):
+    """The embedded Triton cannot be run; the message is one line for the user."""
 
 
-class Server:
+class EmbeddedTriton:
     """One embedded Triton, running or not."""
 
     def __init__(self, settings: Settings) -> None:
@@ -37,15 +36,15 @@ class Server:
         """Start it and wait until the default model has answered.
 
         Raises:
-            EmbeddedError: A port is in use, a path contains a space, or it did not become ready; the message names its log.
+            EmbeddedTritonError: A port is in use, a path contains a space, or it did not become ready; the message names its log.
         """
         settings = self._settings
         for folder in (self._home, Path(settings.model_repository).resolve()):
             if " " in str(folder):
-                raise EmbeddedError(f"Triton's Python backend cannot run from a path with a space in it: {folder}")
+                raise EmbeddedTritonError(f"Triton's Python backend cannot run from a path with a space in it: {folder}")
         for port in (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port):
             if not is_free("127.0.0.1", port):
-                raise EmbeddedError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")
+                raise EmbeddedTritonError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")
         self._sweep()
         try:
             if self.log.exists():  # it may tell why the last one ended
@@ -61,13 +60,13 @@ class Server:
                     preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
                 )
         except OSError as error:
-            raise EmbeddedError(f"Triton cannot be run here: {error}") from error
+            raise EmbeddedTritonError(f"Triton cannot be run here: {error}") from error
         try:
             self._wait(self._process)
             check_inference(settings.triton_http_port, settings.model, _READY_SECONDS)
         except StartupCheckError as error:
             self.stop()
-            raise EmbeddedError(str(error)) from error
+            raise EmbeddedTritonError(str(error)) from error
         except BaseException:
             self.stop()
             raise
@@ -94,7 +93,7 @@ class Server:
         settings, triton = self._settings, self._home / "server" / "pytriton" / "tritonserver"
         backend = triton / "backends" / "onnxruntime"
         backend.mkdir(exist_ok=True)
-        shutil.copyfile(BACKEND, backend / "model.py")
+        _replace(backend / "model.py", BACKEND.read_bytes())
         options = {
             "model-repository": str(Path(settings.model_repository).resolve()),
             "model-config-name": CONFIG_NAME,
@@ -127,16 +126,16 @@ class Server:
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         model = self._settings.model
         # Triton loads its models before it listens, so that its first answer is final.
-        status = first_answer(
+        status = wait_for_answer(
             f"http://127.0.0.1:{self._settings.triton_http_port}/v2/models/{model}/ready", process, _READY_SECONDS
         )
         if status == 200:  # noqa: PLR2004
             return
         if status is not None:
-            raise EmbeddedError(f"{model} could not be loaded; Triton's log is {self.log}")
+            raise EmbeddedTritonError(f"{model} could not be loaded; Triton's log is {self.log}")
         if process.poll() is not None:
-            raise EmbeddedError(f"Triton ended with code {process.poll()} while it started; its log is {self.log}")
-        raise EmbeddedError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
+            raise EmbeddedTritonError(f"Triton exited with code {process.poll()} while it started; its log is {self.log}")
+        raise EmbeddedTritonError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
 
     def _sweep(self) -> None:
         for leftover in Path("/dev/shm").glob(f"{self._shm_prefix}*"):  # noqa: S108 - where Triton puts them
@@ -151,3 +150,12 @@ def loadable_models(repository: Path) -> list[str]:
         if has_config and any(path.parent.name.isdigit() for path in folder.glob("*/*")):
             names.append(folder.name)
     return names
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file that a running Triton of the same installation may be reading."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_bytes(content)
+    written.replace(path)

@@ -11,11 +11,9 @@ from app.errors import UnsupportedModel
 from app.host.processes import LOOPBACK
 from app.model.spec import from_triton_config
 
-_DATATYPES = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32"}
-
 
 class StartupCheckError(Exception):
-    """The model did not answer as it must; the message is one line for the person at the terminal."""
+    """The model did not answer as it must; the message is one line for the user."""
 
 
 def check_inference(http_port: int, model: str, seconds: float) -> None:
@@ -41,7 +39,7 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
                 {
                     "name": spec.input_name,
                     "shape": tensor.shape,
-                    "datatype": _DATATYPES[tensor.dtype.type],
+                    "datatype": spec.datatype,
                     "parameters": {"binary_data_size": tensor.nbytes},
                 }
             ],

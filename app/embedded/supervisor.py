@@ -6,33 +6,38 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
+import app
 from app.config import Settings
-from app.embedded.server import EmbeddedError, Server
-from app.host.processes import die_with_parent, first_answer, kill_group
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
+from app.host.processes import die_with_parent, kill_group, wait_for_answer
 from app.telemetry.logging import say
 from app.triton import shared_memory
 
 DRAIN_SECONDS = 30
 """How long requests in progress may take to end."""
 
+_ROOT = str(Path(app.__file__).parents[1])
 _POLL_SECONDS = 0.2
 _SECOND_SIGNAL_SECONDS = 2
 # A Triton that ends sooner than this after its start would do so again.
 _MIN_UPTIME_SECONDS = 10.0
 
 
-def supervise(settings: Settings, triton: Server | None) -> int:
+def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     """Run the API; restart Triton when it ends; return when the API ends.
 
     Returns:
         An exit code: the API's own, or 0 after a signal.
 
     Raises:
-        EmbeddedError: Triton ended right after its start, or could not be restarted.
+        EmbeddedTritonError: Triton ended right after its start, or could not be restarted.
     """
     api = subprocess.Popen(
-        [sys.executable, "-m", "app", "api"],
+        # With -P, a package `app` in the current folder cannot take the place of this one.
+        [sys.executable, "-P", "-m", "app", "api"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))},
         start_new_session=True,  # a Ctrl-C reaches only us
         preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
     )
@@ -44,8 +49,8 @@ def supervise(settings: Settings, triton: Server | None) -> int:
             if triton is None or triton.poll() is None:
                 continue
             if time.monotonic() - started < _MIN_UPTIME_SECONDS:
-                raise EmbeddedError(f"Triton ended with code {triton.poll()} right after its start; its log is {triton.log}")
-            say(f"Triton ended with code {triton.poll()}; restarting it; its last log is {triton.log}.1")
+                raise EmbeddedTritonError(f"Triton exited with code {triton.poll()} right after its start; its log is {triton.log}")
+            say(f"Triton exited with code {triton.poll()}; restarting it; its last log is {triton.log}.1")
             triton.stop()
             triton.start()
             started = time.monotonic()
@@ -53,7 +58,7 @@ def supervise(settings: Settings, triton: Server | None) -> int:
         say("waiting for requests in progress")
         return 0
     else:
-        say(f"the API ended with code {code}")
+        say(f"the API exited with code {code}")
         return code
     finally:
         ignore_signals()
@@ -83,8 +88,8 @@ def _stop(api: "subprocess.Popen[bytes]") -> None:
 
 
 def _announce(settings: Settings, api: "subprocess.Popen[bytes]") -> None:
-    """Tell the person at the terminal when the API answers."""
+    """Tell the user when the API answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared only
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    if first_answer(f"{url}/livez", api) is not None:
+    if wait_for_answer(f"{url}/livez", api) is not None:
         say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")

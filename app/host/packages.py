@@ -1,4 +1,4 @@
-"""Python packages: download a wheel, take files out of it, check a SHA-256, make an environment.
+"""Python packages: what is installed, and how to get more: wheels, files in them, virtual environments.
 
 pip does the downloading, so that this machine's own settings apply: index, mirror, proxy, certificates.
 """
@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import PIL
+
 
 class PackageError(Exception):
-    """A package is not available or not the expected one; the message is one line for the person at the terminal."""
+    """A package is not available or not the expected one; the message is one line for the user."""
+
+
+def has_pillow_simd() -> bool:
+    """Return whether the installed Pillow is pillow-simd."""
+    return bool(PIL.__version__.partition(".post")[1])
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:

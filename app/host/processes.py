@@ -24,7 +24,7 @@ def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
 
 
-def first_answer(
+def wait_for_answer(
     url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
 ) -> int | None:
     """Ask a server until it answers.

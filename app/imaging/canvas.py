@@ -1,4 +1,4 @@
-"""The way from an encoded image to a filled canvas: header checked, canvas taken, image drawn."""
+"""Check an image's header, allocate a canvas and draw the image on it: all that the pipeline needs of this package."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,21 @@ from app.imaging.decode import decode
 from app.imaging.header import read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
 
+_QUICK_BYTES = 1 << 20
 
-def check(data: bytes, letterbox: Letterbox, max_pixels: int) -> LetterboxTransform:
+
+def is_quick_to_check(data: bytes) -> bool:
+    """Return whether `check_image` takes next to no time, whatever the bytes are. Pillow reads all headers but JPEG's."""
+    return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
+
+
+def check_image(data: bytes, letterbox: Letterbox, max_pixels: int) -> LetterboxTransform:
     """Check an image that will be decoded elsewhere.
 
     Args:
         data: The encoded image.
-        letterbox: How whoever decodes it will fit it.
-        max_pixels: Largest image.
+        letterbox: The letterbox that will be applied to it.
+        max_pixels: Maximum size of an image.
 
     Raises:
         GatewayError: As `read_header` says.
@@ -25,14 +32,16 @@ def check(data: bytes, letterbox: Letterbox, max_pixels: int) -> LetterboxTransf
     return letterbox.fit(header.width, header.height)
 
 
-def render(data: bytes, letterbox: Letterbox, max_pixels: int, take_canvas: Callable[[], NDArray[np.uint8]]) -> LetterboxTransform:
-    """Draw an image on a canvas.
+def draw_image(
+    data: bytes, letterbox: Letterbox, max_pixels: int, allocate_canvas: Callable[[], NDArray[np.uint8]]
+) -> LetterboxTransform:
+    """Decode an image and draw it on a canvas.
 
     Args:
         data: The encoded image.
         letterbox: How to fit it.
-        max_pixels: Largest image.
-        take_canvas: Called once the header is accepted; returns UINT8 (height, width, 3) of the letterbox's size,
+        max_pixels: Maximum size of an image.
+        allocate_canvas: Called once the header is accepted; returns UINT8 (height, width, 3) of the letterbox's size,
             every byte of which is then written.
 
     Raises:
@@ -40,7 +49,7 @@ def render(data: bytes, letterbox: Letterbox, max_pixels: int, take_canvas: Call
     """
     header = read_header(data, max_pixels)
     transform = letterbox.fit(header.width, header.height)
-    canvas = take_canvas()
-    pixels = decode(header, transform.decode_size, transform.area(canvas))
+    canvas = allocate_canvas()
+    pixels = decode(header, transform.min_decode_size, transform.area(canvas))
     letterbox.draw(pixels, transform, canvas)
     return transform

@@ -1,4 +1,4 @@
-"""Encoded image to upright RGB pixels.
+"""Decode images to upright RGB pixels.
 
 Modes that Pillow cannot convert faithfully have a conversion of their own (16 bits would clip to white), and alpha is
 dropped, as in the images that detectors are trained on.
@@ -7,7 +7,6 @@ dropped, as in the images that detectors are trained on.
 from io import BytesIO
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -16,37 +15,32 @@ from app.imaging import exif, jpeg
 from app.imaging.header import ImageHeader
 
 
-def is_simd() -> bool:
-    """Return whether pillow-simd is the installed Pillow."""
-    return bool(PIL.__version__.partition(".post")[1])
-
-
-def decode(header: ImageHeader, min_size: tuple[int, int], into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
     """Decode, convert to RGB and turn upright.
 
     Args:
         header: From `read_header`.
-        min_size: Width and height in pixels, upright, that the caller needs. A larger JPEG may be decoded at a
+        min_decode_size: Width and height in pixels, upright, that the caller needs. A larger JPEG may be decoded at a
             reduced size, but not below this one, which is many times faster.
-        into: Where to put the pixels if they come out at exactly its size and upright.
+        out: Where to put the pixels if they come out at exactly its size and upright.
 
     Returns:
-        UINT8 (height, width, 3) RGB, upright, of the true size or smaller; `into` itself if it was used.
+        UINT8 (height, width, 3) RGB, upright, of the true size or smaller; `out` itself if it was used.
 
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
     size = header.width, header.height
     if exif.is_sideways(header.orientation):
-        size, min_size = size[::-1], min_size[::-1]
+        size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
     if header.file is None:
-        pixels = jpeg.decode(header.data, size, min_size, into if header.orientation == 1 else None)
+        pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
         try:
             file = header.file or Image.open(BytesIO(header.data), formats=("JPEG",))
             if file.format in {"JPEG", "MPO"}:
-                file.draft(file.mode, min_size)
+                file.draft(file.mode, min_decode_size)
             file.load()
             pixels = np.asarray(_to_rgb(file))
         except Exception as error:  # Pillow's decoders raise anything on broken input

@@ -1,6 +1,6 @@
-"""Which image format some bytes are, and whether they are built to keep a decoder busy.
+"""Identify the format of an image, and reject files that are crafted to exhaust CPU time.
 
-A decoding thread cannot be stopped, so files whose cost is out of proportion to their pixels are refused before any
+A decoding thread cannot be stopped, so files whose cost is out of proportion to their pixels are rejected before any
 decoder sees them. The limits are far beyond what cameras and programs write. JPEG has its own, in `jpeg`.
 """
 
@@ -14,7 +14,7 @@ _MAGIC = {
     "GIF": ((0, b"GIF8"),),
     "BMP": ((0, b"BM"),),
 }
-# A decoder reads each chunk by itself, and chunks without pixels may be compressed. 50 MB in chunks of 4 KB are 12,000.
+# A decoder reads each chunk by itself, and chunks without pixels may be compressed. 50 MiB in chunks of 4 KiB are 12,800.
 _MAX_PNG_PIXEL_CHUNKS = 20_000
 _MAX_PNG_OTHER_CHUNKS = 100
 _PNG_PIXEL_CHUNKS = {b"IDAT", b"fcTL", b"fdAT"}
@@ -27,11 +27,11 @@ def identify(data: bytes) -> str:
 
     Raises:
         UnsupportedFormat: The bytes are none of these.
-        InvalidImage: A PNG or GIF is built to keep a decoder busy.
+        InvalidImage: A PNG or GIF is crafted to exhaust CPU time.
     """
     name = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
     if name is None:
-        raise UnsupportedFormat(f"the body is not an image of a supported format ({', '.join(_MAGIC)})")
+        raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC)})")
     if name == "PNG" and _has_too_many_chunks(data):
         raise InvalidImage("the PNG has too many chunks")
     if name == "GIF" and _has_too_many_extensions(data):

@@ -1,4 +1,4 @@
-"""The header of an encoded image: format, size and orientation, checked against the limits before anything is decoded."""
+"""Read and check the header of an encoded image, format, size and orientation, before anything is decoded."""
 
 import warnings
 from io import BytesIO
@@ -12,7 +12,6 @@ from app.imaging import exif, formats, jpeg
 MAX_SIDE = 16384
 MAX_ASPECT = 100
 
-_QUICK_BYTES = 1 << 20
 # Pixels of all scans of a JPEG together: thirty scans of fifty megapixels.
 _MAX_SCANNED_PIXELS = 1_500_000_000
 
@@ -39,19 +38,14 @@ class ImageHeader(NamedTuple):
     """EXIF, 1 to 8."""
 
 
-def is_quick(data: bytes) -> bool:
-    """Return whether `read_header` takes next to no time, whatever the bytes are. Pillow reads all formats but JPEG."""
-    return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
-
-
 def read_header(data: bytes, max_pixels: int) -> ImageHeader:
     """Read format, size and orientation.
 
     Raises:
-        UnsupportedFormat: The bytes are not a JPEG, PNG, WebP, BMP or GIF.
+        UnsupportedFormat: The bytes are not an image in a supported format.
         ImageTooLarge: More than `max_pixels` pixels.
         InvalidImageDimensions: A side is over `MAX_SIDE` pixels, or one is over `MAX_ASPECT` times the other.
-        InvalidImage: The header cannot be read, or the file is built to keep a decoder busy.
+        InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time.
     """
     name = formats.identify(data)
     is_jpeg = name == "JPEG"

@@ -43,7 +43,7 @@ def read_segments(data: bytes) -> Segments:
     """Go from marker to marker as libjpeg does; only through the header if the first scan holds the whole image.
 
     Raises:
-        InvalidImage: The file is built to keep a decoder busy.
+        InvalidImage: The file is crafted to exhaust CPU time.
     """
     exif, components, scans = b"", -1, 0
     for marker, at in _iterate(data):
@@ -94,29 +94,29 @@ def read_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode(
-    data: bytes, size: tuple[int, int], min_size: tuple[int, int], into: NDArray[np.uint8] | None
+    data: bytes, size: tuple[int, int], min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None
 ) -> NDArray[np.uint8] | None:
     """Decode to RGB, at the smallest of full, half, quarter and eighth size that is large enough.
 
     Args:
         data: The file.
         size: Width and height, from `read_size`.
-        min_size: Width and height that are needed, as stored.
-        into: UINT8 (height, width, 3) to decode into, if the image comes out at exactly this size.
+        min_decode_size: Width and height that are needed, as stored.
+        out: UINT8 (height, width, 3) to decode into, if the image comes out at exactly this size.
 
     Returns:
-        UINT8 (height, width, 3), `into` itself if it was used; None for a file that Pillow should decode.
+        UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
     """
     # libjpeg can also reduce to the other eighths, but not in fast code: five eighths take longer than the full size.
     reduction = next(
-        k for k in (8, 4, 2, 1) if k == 1 or all(-(-side // k) >= least for side, least in zip(size, min_size, strict=True))
+        k for k in (8, 4, 2, 1) if k == 1 or all(-(-side // k) >= least for side, least in zip(size, min_decode_size, strict=True))
     )
     width, height = (-(-side // reduction) for side in size)
-    if into is not None and not (into.flags.c_contiguous and into.shape[:2] == (height, width)):
-        into = None
-    buffer = None if into is None else into.reshape(-1)
+    if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
+        out = None
+    buffer = None if out is None else out.reshape(-1)
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
     except (ValueError, KeyError):  # the latter for an unknown subsampling
         return None
-    return pixels if into is None else into
+    return pixels if out is None else out

@@ -1,4 +1,4 @@
-"""The letterbox: an image into the model's input, and boxes back to the image.
+"""Fit an image into the model's input, and map boxes back to the image.
 
 Both directions live here so that they agree: the way back uses the rounded size that the image got on the canvas, per
 axis, never the unrounded scale.
@@ -25,8 +25,8 @@ class LetterboxTransform(NamedTuple):
     image_height: int
 
     @property
-    def decode_size(self) -> tuple[int, int]:
-        """Least width and height in pixels to decode at, for a format that can be decoded at a reduced size.
+    def min_decode_size(self) -> tuple[int, int]:
+        """Minimum width and height in pixels to decode at, for a format that can be decoded at a reduced size.
 
         Reduced decoding is faster, but averages pixels; from four times the size on the canvas it no longer shows in
         the boxes (README, Decisions).
@@ -49,8 +49,8 @@ class LetterboxTransform(NamedTuple):
 class Letterbox(NamedTuple):
     """How a model wants its images fitted."""
 
-    size: tuple[int, int]
-    """Width and height of the canvas, pixels."""
+    canvas_size: tuple[int, int]
+    """Width and height, pixels."""
     placement: Literal["center", "top_left"]
     enlarge: bool
     """Whether small images are enlarged to the canvas."""
@@ -65,16 +65,16 @@ class Letterbox(NamedTuple):
         Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         """
         is_centred = self.placement == "center"
-        scale = min(self.size[0] / width, self.size[1] / height)
+        scale = min(self.canvas_size[0] / width, self.canvas_size[1] / height)
         if not self.enlarge:
             scale = min(scale, 1.0)
         to_pixels = round if is_centred else int
         inner_width, inner_height = (
-            max(1, min(to_pixels(side * scale), limit)) for side, limit in zip((width, height), self.size, strict=True)
+            max(1, min(to_pixels(side * scale), limit)) for side, limit in zip((width, height), self.canvas_size, strict=True)
         )
         left, top = (
             round((outer - inner) / 2 - 0.1) if is_centred else 0
-            for outer, inner in zip(self.size, (inner_width, inner_height), strict=True)
+            for outer, inner in zip(self.canvas_size, (inner_width, inner_height), strict=True)
         )
         return LetterboxTransform(left, top, inner_width, inner_height, width, height)
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from app.errors import UnsupportedModel
 from app.model.anchors import count_anchors
-from app.model.triton_config import Hints, ModelConfig, Placement, TensorConfig
+from app.model.triton_config import ModelConfig, ModelParameters, Placement, TensorConfig
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
+_DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
 _BYTES = "TYPE_STRING"
 _DEFAULT_SIDE = 640
 # Larger files are rare; they travel inside the request.
@@ -58,7 +59,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     input_size: tuple[int, int]
     """Width and height of the model's input, pixels."""
     output_names: tuple[str, ...]
-    """For END_TO_END in the order of its description."""
+    """Names of the output tensors; for END_TO_END in the order of its description."""
     output_format: OutputFormat
     placement: Placement
     enlarge: bool
@@ -73,14 +74,27 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     licence: str
 
     @property
+    def datatype(self) -> str:
+        """Triton's name for the type of the input."""
+        return _DATATYPES[self.dtype]
+
+    @property
     def image_shape(self) -> tuple[int, ...]:
         """Shape of the input tensor of one image, without a batch dimension."""
         width, height = self.input_size
         return {InputFormat.HWC: (height, width, 3), InputFormat.CHW: (3, height, width), InputFormat.FILE: (1,)}[self.input_format]
 
     def batch_shape(self, images: int) -> tuple[int, ...]:
-        """Shape of the input tensor of that many images, one after the other; one at a time without a batch dimension."""
-        return (images, *self.image_shape) if self.has_batch_dimension else self.image_shape
+        """Shape of the input tensor of that many images, one after the other.
+
+        Raises:
+            ValueError: The model takes one image at a time.
+        """
+        if self.has_batch_dimension:
+            return (images, *self.image_shape)
+        if images != 1:
+            raise ValueError(f"{self.name} has no batch dimension")
+        return self.image_shape
 
     @property
     def image_bytes(self) -> int:
@@ -88,7 +102,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return _MAX_SHARED_FILE_BYTES if self.dtype is None else math.prod(self.image_shape) * np.dtype(self.dtype).itemsize
 
     @property
-    def takes_canvas(self) -> bool:
+    def input_is_canvas(self) -> bool:
         """Whether the canvas itself, UINT8 (height, width, 3) RGB, is the input tensor."""
         return self.input_format is InputFormat.HWC and self.dtype is np.uint8 and self.channels == "RGB"
 
@@ -98,7 +112,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
 
     Args:
         config: The model's config as Triton's JSON.
-        version: The version that will be asked.
+        version: The version that will be used.
 
     Raises:
         UnsupportedModel: No adapter fits; the message names the tensors.
@@ -106,7 +120,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     try:
         model = msgspec.convert(config, ModelConfig, strict=False)
         texts = {key: value.string_value for key, value in model.parameters.items()}
-        hints = msgspec.convert(texts, Hints, strict=False)
+        hints = msgspec.convert(texts, ModelParameters, strict=False)
     except msgspec.ValidationError as error:
         raise UnsupportedModel(f"the config of {config.get('name')} has an invalid parameter: {error}") from error
     input_format, has_batch_dimension, input_size = _read_input(model, hints)
@@ -137,7 +151,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     )
 
 
-def _read_input(model: ModelConfig, hints: Hints) -> tuple[InputFormat, bool, tuple[int, int]]:
+def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat, bool, tuple[int, int]]:
     """Find the input format, whether it has a batch dimension, and the input's width and height."""
     if len(model.input) != 1:
         raise _unsupported(model)

@@ -56,7 +56,7 @@ class ModelConfig(msgspec.Struct):
     parameters: dict[str, ParameterValue] = {}
 
 
-class Hints(msgspec.Struct):
+class ModelParameters(msgspec.Struct):
     """The parameters listed above, validated."""
 
     labels: str = ""

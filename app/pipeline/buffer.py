@@ -13,17 +13,17 @@ from app.triton.shared_memory import Slot
 from app.triton.transport import Transport
 
 
-class Work(Protocol):
+class Job(Protocol):
     """A future of a thread pool or of an event loop."""
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Call back once it has ended."""
+        """Call `callback` once the job has ended."""
 
 
 class InputBuffer:
     """A slot in shared memory or memory of its own, allocated once within a `with` block.
 
-    The slot is given back when the block has been left and all work that `keep_for` was told of has ended: a decoding
+    The slot is given back when the block has been left and all jobs passed to `keep_for` have ended: a decoding
     thread cannot be stopped, and Triton reads a slot until the RPC ends, whether or not the request still waits for it.
     """
 
@@ -41,10 +41,10 @@ class InputBuffer:
         self.tensor = np.empty(shape, dtype) if self.slot is None else self.slot.array(shape, dtype)
         return self.tensor
 
-    def keep_for(self, work: Work) -> None:
-        """Keep the slot until `work` has ended, too."""
+    def keep_for(self, job: Job) -> None:
+        """Keep the slot at least until a job has ended."""
         self._add_user()
-        work.add_done_callback(lambda _: self._remove_user())
+        job.add_done_callback(lambda _: self._remove_user())
 
     def __enter__(self) -> Self:
         self._add_user()

@@ -1,4 +1,4 @@
-"""The threads of one worker for whatever would block its event loop: images, request bodies, raw detector heads."""
+"""Threads for what would block a worker's event loop: decoding images, parsing bodies, decoding raw model outputs."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,27 +1,42 @@
-"""The whole job: an encoded image to detections."""
+"""Detect objects in an encoded image: the steps of a request, joined."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import Criteria, select
+from app.detection.select import select, to_class_ids
 from app.errors import DeadlinePassed, UnknownModel
-from app.imaging.header import is_quick
+from app.imaging import canvas
 from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.decode_pool import DecodePool
-from app.pipeline.inference import Inferences
+from app.pipeline.inference import InferenceRunner
 from app.pipeline.preprocess import fill_input
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
-from app.triton.specs import ModelSpecs
+from app.triton.specs import SpecCache
 from app.triton.transport import Transport
+
+T = TypeVar("T")
+
+
+class DetectOptions(NamedTuple):
+    """What the caller asks for."""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    confidence: float
+    """Minimum score."""
+    classes: list[str] | None
+    """Names or ids; None for all classes."""
+    max_detections: int
 
 
 class Detections(NamedTuple):
@@ -34,89 +49,78 @@ class Detections(NamedTuple):
     class_ids: NDArray[np.int32]
     """(n,)."""
     width: int
-    """Of the upright image, pixels."""
+    """Width of the upright image, pixels."""
     height: int
-    """Of the upright image, pixels."""
+    """Height of the upright image, pixels."""
     spec: ModelSpec
-    """Of the model that was asked."""
+    """Spec of the model that was asked."""
     version: str
-    """Of the model that answered."""
+    """Version of the model that answered."""
 
 
 class Limits(NamedTuple):
     """What one worker allows itself and its callers."""
 
-    threads: int
-    """That decode images."""
+    decode_threads: int
     max_pixels: int
-    """Of an image, according to its header."""
+    """Maximum size of an image, checked in its header."""
     timeout_seconds: float
-    """From the end of a request's body to its response."""
+    """Time from the end of a request's body to its response."""
 
 
 class Detector:
-    """Joins the steps of a request. One per worker."""
+    """Joins the steps of a request. Each worker has one."""
 
     def __init__(
         self, triton: TritonClient, transport: Transport, default_model: str, pullable: frozenset[str], limits: Limits
     ) -> None:
-        self.transport = transport
-        self.specs = ModelSpecs(triton)
         self.default_model = default_model
         self.pullable = pullable
         """Models that `pull` could get."""
-        self.limits = limits
-        self.pool = DecodePool(limits.threads)
-        self._inferences = Inferences(triton, transport, self.specs)
+        self._limits = limits
+        self._transport = transport
+        self._specs = SpecCache(triton)
+        self._pool = DecodePool(limits.decode_threads)
+        self._inferences = InferenceRunner(triton, transport, self._specs)
 
-    async def close(self) -> None:
-        """Wait for images that are being decoded, and for inferences that nobody waits for."""
-        self.pool.close()
-        await self._inferences.drain()
+    @property
+    def transport_mode(self) -> Literal["shm", "inline"]:
+        """How tensors reach Triton now."""
+        return self._transport.active_mode
 
-    async def detect(  # noqa: PLR0913 - what a request consists of
-        self, data: bytes, *, model: str | None, criteria: Criteria, deadline: Deadline, timing: Timing, request_id: str
-    ) -> Detections:
-        """Detect objects in one image.
+    def deadline(self) -> Deadline:
+        """Return the deadline of a request whose body has just been received."""
+        return Deadline.after(self._limits.timeout_seconds)
 
-        Args:
-            data: A JPEG, PNG, WebP, BMP or GIF file.
-            model: Its name; None for the default model.
-            criteria: Which of the model's detections to return.
-            deadline: When to give up.
-            timing: Gets the laps `model` (its spec), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`.
-            request_id: For Triton's own log.
+    async def run_in_thread(self, work: Callable[[], T], deadline: Deadline) -> T:
+        """Run something that would block the event loop, such as parsing a large body, where images are decoded.
 
         Raises:
-            GatewayError: As the steps say; DeadlinePassed if they take too long together.
+            DeadlinePassed: It took too long.
         """
-        spec = await self.ready(model or self.default_model, deadline)
-        class_ids = criteria.class_ids(spec.labels)
-        timing.lap("model")
-        with InputBuffer(self.transport) as buffer:
-            transform = await self._fill(buffer, data, spec, deadline, timing)
-            timing.lap("decode")
-            answer = await self._inferences.run(spec, buffer, deadline, request_id)
-            timing.lap("infer")
-        decode = partial(_decode, spec, answer.outputs, criteria, class_ids)
-        found = await self.pool.run(decode, deadline) if spec.output_format.is_heavy else decode()
-        boxes = transform.to_image(found.boxes)
-        timing.lap("post")
-        return Detections(boxes, found.scores, found.class_ids, transform.image_width, transform.image_height, spec, answer.version)
+        return await self._pool.run(work, deadline)
 
-    async def ready(self, model: str, deadline: Deadline) -> ModelSpec:
+    async def spec(self, model: str) -> ModelSpec:
+        """Return what is known of a model.
+
+        Raises:
+            GatewayError: There is no such model, or it cannot be used.
+        """
+        return await self._specs.get(model)
+
+    async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return a model's spec, and have slots for its images.
 
         Raises:
-            GatewayError: There is no such model, or it cannot be asked.
+            GatewayError: There is no such model, or it cannot be used.
         """
-        spec = self.specs.known(model)
-        if spec is not None and self.transport.is_prepared(spec.image_bytes):
+        spec = self._specs.cached(model)
+        if spec is not None and self._transport.is_prepared(spec.image_bytes):
             return spec
         try:
             async with asyncio.timeout(deadline.remaining):
-                spec = await self.specs.get(model)
-                await self.transport.prepare(spec.image_bytes)
+                spec = await self._specs.get(model)
+                await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
@@ -125,6 +129,40 @@ class Detector:
             raise
         return spec
 
+    async def detect(
+        self, data: bytes, options: DetectOptions, *, deadline: Deadline, timing: Timing, request_id: str
+    ) -> Detections:
+        """Detect objects in one image.
+
+        Args:
+            data: The encoded image.
+            options: What to look for.
+            deadline: When to give up.
+            timing: Gets the laps `model` (its spec), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`.
+            request_id: Request id, for Triton's log.
+
+        Raises:
+            GatewayError: As the steps say; DeadlinePassed if they take too long together.
+        """
+        spec = await self.prepare(options.model or self.default_model, deadline)
+        class_ids = to_class_ids(options.classes, spec.labels)
+        timing.lap("model")
+        with InputBuffer(self._transport) as buffer:
+            transform = await self._fill(buffer, data, spec, deadline, timing)
+            timing.lap("decode")
+            result = await self._inferences.run(spec, buffer, deadline, request_id)
+            timing.lap("infer")
+        decode = partial(_decode, spec, result.outputs, options, class_ids)
+        found = await self._pool.run(decode, deadline) if spec.output_format.is_heavy else decode()
+        boxes = transform.to_image(found.boxes)
+        timing.lap("post")
+        return Detections(boxes, found.scores, found.class_ids, transform.image_width, transform.image_height, spec, result.version)
+
+    async def close(self) -> None:
+        """Wait for images that are being decoded, and for abandoned inferences."""
+        self._pool.close()
+        await self._inferences.drain()
+
     async def _fill(
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, deadline: Deadline, timing: Timing
     ) -> LetterboxTransform:
@@ -132,13 +170,15 @@ class Detector:
 
         def fill() -> LetterboxTransform:
             timing.lap("queue")
-            return fill_input(data, spec, self.limits.max_pixels, buffer)
+            return fill_input(data, spec, self._limits.max_pixels, buffer)
 
-        if spec.input_format is InputFormat.FILE and is_quick(data):
+        if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             return fill()
-        return await self.pool.run(fill, deadline, buffer.keep_for)
+        return await self._pool.run(fill, deadline, buffer.keep_for)
 
 
-def _decode(spec: ModelSpec, outputs: dict[str, NDArray[Any]], criteria: Criteria, class_ids: frozenset[int] | None) -> Candidates:
+def _decode(
+    spec: ModelSpec, outputs: dict[str, NDArray[Any]], options: DetectOptions, class_ids: frozenset[int] | None
+) -> Candidates:
     (found,) = decode_outputs(spec, outputs, images=1)
-    return select(found, criteria, class_ids)
+    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)

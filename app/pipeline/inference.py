@@ -1,59 +1,58 @@
-"""Inferences in progress, including those that nobody waits for any more."""
+"""Run inferences, and keep track of those whose request has timed out or was cancelled."""
 
 import asyncio
 
-from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.errors import DeadlinePassed, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.resilience.deadline import Deadline
 from app.triton.client import TritonClient
-from app.triton.messages import Answer
-from app.triton.specs import ModelSpecs
+from app.triton.messages import InferResult
+from app.triton.specs import SpecCache
 from app.triton.status import UnknownRegion
 from app.triton.transport import Transport
 
-# Each of them holds a slot or its pixels.
+# Each abandoned inference holds a slot or a copy of its pixels.
 _MAX_ABANDONED = 64
 _DRAIN_SECONDS = 8.0
+_LATE = "the model did not answer in time"
 
 
-class Inferences:
+class InferenceRunner:
     """Runs inferences on one Triton, each in a task of its own that ends with its RPC.
 
     An RPC is never cancelled unless Triton is known to survive that.
     """
 
-    def __init__(self, client: TritonClient, transport: Transport, specs: ModelSpecs) -> None:
+    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache) -> None:
         self._client = client
         self._transport = transport
         self._specs = specs
-        self._abandoned: set[asyncio.Task[Answer]] = set()
+        self._abandoned: set[asyncio.Task[InferResult]] = set()
 
-    async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> Answer:
-        """Run one inference about the image in a buffer.
+    async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> InferResult:
+        """Run one inference on the image in a buffer.
 
         Args:
-            spec: Of the model to ask.
-            buffer: Its input; kept until the RPC has ended.
+            spec: Spec of the model.
+            buffer: The model's input; kept until the RPC has ended.
             deadline: When to stop waiting. The RPC itself goes on, unless it reads no slot and Triton survives a cancel.
-            request_id: For Triton's own log.
+            request_id: Request id, for Triton's log.
 
         Raises:
             DeadlinePassed: No answer in time.
             GatewayError: As `TritonClient.infer` says.
         """
         if len(self._abandoned) >= _MAX_ABANDONED:
-            raise TritonUnavailable("too many inferences that nobody waits for have not ended")
+            raise TritonUnavailable("too many inferences that timed out are still running in Triton")
         task = asyncio.create_task(self._infer(spec, buffer, deadline, request_id))
         buffer.keep_for(task)
         try:
             async with asyncio.timeout(deadline.remaining):
                 return await asyncio.shield(task)
         except TimeoutError as error:
-            raise DeadlinePassed("the model did not answer in time") from error
-        except (TritonUnavailable, DeadlinePassed):
-            raise
-        except GatewayError:
+            raise DeadlinePassed(_LATE) from error
+        except (UnknownModel, ModelNotReady, InferenceFailed):
             self._specs.forget(spec.name)
             raise
         finally:
@@ -66,10 +65,10 @@ class Inferences:
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_DRAIN_SECONDS)
 
-    async def _infer(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> Answer:
-        """Ask Triton; if it has forgotten the shared memory, most likely in a restart, register it and ask again."""
+    async def _infer(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> InferResult:
+        """Call Triton; if it has forgotten the shared memory, most likely in a restart, register it and call again."""
 
-        async def ask(*, is_shared: bool) -> Answer:
+        async def infer(*, is_shared: bool) -> InferResult:
             return await self._client.infer(
                 spec,
                 buffer.tensor,
@@ -79,13 +78,16 @@ class Inferences:
             )
 
         try:
-            return await ask(is_shared=True)
+            return await infer(is_shared=True)
         except UnknownRegion:
             if buffer.slot is None:
                 raise
-            return await ask(is_shared=await self._transport.register_again(buffer.slot.arena))
+            is_registered = deadline.remaining > 0 and await self._transport.register_again(buffer.slot.arena)
+            if deadline.remaining <= 0:
+                raise DeadlinePassed(_LATE) from None
+            return await infer(is_shared=is_registered)
 
-    def _abandon(self, task: asyncio.Task[Answer], buffer: InputBuffer) -> None:
+    def _abandon(self, task: asyncio.Task[InferResult], buffer: InputBuffer) -> None:
         """Stop waiting for an inference."""
         server = self._client.server
         if server is not None and server.survives_cancel and buffer.slot is None:
@@ -93,7 +95,7 @@ class Inferences:
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
 
-    def _forget(self, task: asyncio.Task[Answer]) -> None:
+    def _forget(self, task: asyncio.Task[InferResult]) -> None:
         """Forget an abandoned inference that has ended, and retrieve its exception, which asyncio would report otherwise."""
         self._abandoned.discard(task)
         if not task.cancelled():

@@ -1,4 +1,4 @@
-"""An encoded image to the input tensor of a model."""
+"""Fill a model's input tensor from an encoded image."""
 
 from typing import Any
 
@@ -17,32 +17,36 @@ def fill_input(data: bytes, spec: ModelSpec, max_pixels: int, buffer: InputBuffe
 
     Args:
         data: The encoded image.
-        spec: Of the model that will be asked.
-        max_pixels: Largest image.
+        spec: Spec of the model.
+        max_pixels: Maximum size of an image.
         buffer: Gets the tensor.
 
     Returns:
         Where the image lies in the model's input.
 
     Raises:
-        GatewayError: The image is refused, as `canvas.render` says.
+        GatewayError: The image is rejected, as `canvas.draw_image` says.
     """
     letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
     dtype = spec.dtype
     if dtype is None:
-        transform = canvas.check(data, letterbox, max_pixels)
+        transform = canvas.check_image(data, letterbox, max_pixels)
         write_bytes_element(data, buffer.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes))
         return transform
-    width, height = spec.input_size
-    scratch = None if spec.takes_canvas else np.empty((height, width, 3), np.uint8)
+    pixels: NDArray[np.uint8] | None = None
 
-    def take_canvas() -> NDArray[np.uint8]:
+    def allocate_canvas() -> NDArray[np.uint8]:
+        nonlocal pixels
         tensor = buffer.allocate(spec.image_shape, dtype, spec.image_bytes)
-        return tensor if scratch is None else scratch
+        if spec.input_is_canvas:
+            return tensor
+        width, height = spec.input_size
+        pixels = np.empty((height, width, 3), np.uint8)
+        return pixels
 
-    transform = canvas.render(data, letterbox, max_pixels, take_canvas)
-    if scratch is not None:
-        _write_pixels(scratch, spec, buffer.tensor)
+    transform = canvas.draw_image(data, letterbox, max_pixels, allocate_canvas)
+    if pixels is not None:
+        _write_pixels(pixels, spec, buffer.tensor)
     return transform
 
 

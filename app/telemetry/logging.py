@@ -1,4 +1,4 @@
-"""Structured logs on stdout for machines, plain messages on stderr for the person at the terminal."""
+"""Structured logs on stdout for machines, plain messages on stderr for the user."""
 
 import json
 import logging
@@ -40,5 +40,5 @@ def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN40
 
 
 def say(message: str) -> None:
-    """Print a message for the person at the terminal."""
+    """Print a message for the user."""
     print(f"nereid: {message}", file=sys.stderr, flush=True)

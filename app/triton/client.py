@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.json_format import MessageToDict
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from app.errors import GatewayError
 from app.model.spec import ModelSpec
-from app.triton.messages import Answer, infer_request, read_answer
+from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use
 
@@ -27,7 +27,7 @@ _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
 
 _CHANNEL_OPTIONS = [
-    # gRPC's default limit is 4 MB, less than one FP32 image.
+    # gRPC's default limit is 4 MiB, less than one FP32 image.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
@@ -58,7 +58,7 @@ class TritonClient:
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer", response_deserializer=messages.ModelInferResponse.FromString
+            "/inference.GRPCInferenceService/ModelInfer", response_deserializer=service_pb2.ModelInferResponse.FromString
         )
         self.server: ServerInfo | None = None
         """As read when the channel connected; None while it is not connected."""
@@ -76,13 +76,13 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        answer = await _query(self._stub.ServerMetadata(messages.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
+        answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
         return ServerInfo(answer.version)
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready; False also when Triton does not answer."""
         with suppress(grpc.RpcError):
-            return bool((await self._stub.ModelReady(messages.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS)).ready)
+            return bool((await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS)).ready)
         return False
 
     async def list_models(self) -> dict[str, str]:
@@ -91,7 +91,7 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        index = await _query(self._stub.RepositoryIndex(messages.RepositoryIndexRequest(), timeout=_QUERY_SECONDS))
+        index = await _query(self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=_QUERY_SECONDS))
         states: dict[str, str] = {}
         for model in index.models:  # one entry per version
             if states.get(model.name) != "READY":
@@ -106,8 +106,8 @@ class TritonClient:
             ModelNotReady: It is not loaded.
             TritonUnavailable: Triton does not answer.
         """
-        metadata = await _query(self._stub.ModelMetadata(messages.ModelMetadataRequest(name=model), timeout=_QUERY_SECONDS))
-        answer = await _query(self._stub.ModelConfig(messages.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS))
+        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=_QUERY_SECONDS))
+        answer = await _query(self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS))
         newest = max((version for version in metadata.versions if version.isdigit()), key=int, default="")
         return MessageToDict(answer.config, preserving_proto_field_name=True), newest
 
@@ -116,9 +116,9 @@ class TritonClient:
 
         Raises:
             TritonUnavailable: Triton does not answer.
-            GatewayError: Triton refused; most likely it runs on another host.
+            GatewayError: Triton rejected it; most likely it runs on another host.
         """
-        request = messages.SystemSharedMemoryRegisterRequest(name=arena.name, key=f"/{arena.name}", byte_size=arena.nbytes)
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.name, key=f"/{arena.name}", byte_size=arena.nbytes)
         try:
             await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS)
         except grpc.RpcError as error:
@@ -129,9 +129,9 @@ class TritonClient:
     async def unregister(self, name: str) -> None:
         """Let Triton unmap an arena by its name, whether or not Triton knows it or answers.
 
-        Triton refuses while an inference still reads the arena, which may be one of a worker that was just killed.
+        Triton rejects this while an inference still reads the arena, which may be one of a worker that was just killed.
         """
-        request = messages.SystemSharedMemoryUnregisterRequest(name=name)
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUERY_SECONDS):
                 for _ in range(_UNREGISTER_ATTEMPTS):
@@ -143,7 +143,7 @@ class TritonClient:
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
-    async def infer(  # noqa: PLR0913 - what an inference consists of
+    async def infer(  # noqa: PLR0913 - the parts of a request
         self,
         spec: ModelSpec,
         tensor: NDArray[Any],
@@ -152,28 +152,29 @@ class TritonClient:
         images: int = 1,
         request_id: str = "",
         slot: Slot | None = None,
-    ) -> Answer:
+    ) -> InferResult:
         """Run one inference to its end, which may be later than `timeout_seconds`. Cancelling it cancels the RPC.
 
         Args:
-            spec: Of the model to ask.
+            spec: Spec of the model.
             tensor: Its input, contiguous: the images one after the other; files as `messages.write_bytes_element` writes them.
             timeout_seconds: How long Triton may keep it in its queue.
             images: How many images there are.
-            request_id: For Triton's own log.
+            request_id: Request id, for Triton's log.
             slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns.
 
         Raises:
             DeadlinePassed: It waited too long in Triton's queue.
-            TritonUnavailable, UnknownRegion, ModelNotReady, UnknownModel: Triton refused.
-            InvalidModelOutput: Triton could not run the model, or the answer is not consistent.
+            TritonUnavailable, UnknownRegion, ModelNotReady, UnknownModel: Triton rejected the request.
+            InferenceFailed: Triton could not run the model.
+            InvalidModelOutput: The response is not consistent.
         """
         request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
         try:
             answer = await self._model_infer(request, timeout=max(0.0, timeout_seconds) + _BACKSTOP_SECONDS)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
-        return read_answer(answer)
+        return read_response(answer)
 
     async def _watch(self) -> None:
         """Read the server's version whenever the channel has connected."""

@@ -1,4 +1,4 @@
-"""Tensors in Triton's messages: one inference as a request, its answer as arrays.
+"""Encode an inference as a Triton request, and decode its response to arrays.
 
 Written by hand, because tritonclient's helpers check and copy again what is known here.
 """
@@ -7,30 +7,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import triton_to_np_dtype
 
 from app.errors import InvalidModelOutput
 from app.model.spec import ModelSpec
 from app.triton.shared_memory import Slot
 
-_DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
 _DTYPES = {
     name: np.dtype(triton_to_np_dtype(name))
     for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BOOL")
 }
-_RAW_INPUT_TAG = messages.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
+_RAW_INPUT_TAG = service_pb2.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
 """What precedes the length of the tensor in a serialized request."""
 _LENGTH_BYTES = 4
 
 
-class Answer(NamedTuple):
+class InferResult(NamedTuple):
     """What Triton returned for one inference."""
 
     outputs: dict[str, NDArray[Any]]
-    """By name; with the batch dimension in front where the model has one."""
+    """Tensors by name, with the batch dimension in front where the model has one."""
     version: str
-    """Of the model that answered."""
+    """Version of the model that answered."""
 
 
 def bytes_element_size(data: bytes) -> int:
@@ -38,33 +37,33 @@ def bytes_element_size(data: bytes) -> int:
     return _LENGTH_BYTES + len(data)
 
 
-def write_bytes_element(data: bytes, into: NDArray[np.uint8]) -> None:
+def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
     """Write a file as an element of a BYTES tensor: its length, four bytes little-endian, then the file itself.
 
     Args:
         data: The file.
-        into: UINT8 (`bytes_element_size(data)`,), written to.
+        out: UINT8 (`bytes_element_size(data)`,), written to.
     """
-    into[:_LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
-    into[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
+    out[:_LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+    out[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
 
 
-def infer_request(  # noqa: PLR0913 - what a request consists of
+def infer_request(  # noqa: PLR0913 - the parts of a request
     spec: ModelSpec, tensor: NDArray[Any], *, images: int, timeout_seconds: float, request_id: str, slot: Slot | None
 ) -> bytes:
     """Serialize an inference request.
 
     Args:
-        spec: Of the model to ask.
+        spec: Spec of the model.
         tensor: The model's input, contiguous: the images one after the other.
         images: How many there are.
         timeout_seconds: For Triton's queue, which drops a request that has waited longer.
-        request_id: For Triton's own log.
+        request_id: Request id, for Triton's log.
         slot: The shared memory in which `tensor` begins; without one, the tensor becomes part of the request.
     """
-    message = messages.ModelInferRequest(model_name=spec.name, id=request_id)
+    message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
-    tensor_message = message.inputs.add(name=spec.input_name, datatype=_DATATYPES[spec.dtype], shape=spec.batch_shape(images))
+    tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(images))
     for name in spec.output_names:
         message.outputs.add(name=name)
     if slot is None:
@@ -86,7 +85,7 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
-def read_answer(message: messages.ModelInferResponse) -> Answer:
+def read_response(message: service_pb2.ModelInferResponse) -> InferResult:
     """View the output tensors of a response; read-only.
 
     Raises:
@@ -98,4 +97,4 @@ def read_answer(message: messages.ModelInferResponse) -> Answer:
             outputs[output.name] = np.frombuffer(content, _DTYPES[output.datatype]).reshape(tuple(output.shape))
         except (ValueError, KeyError) as error:
             raise InvalidModelOutput(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
-    return Answer(outputs, message.model_version)
+    return InferResult(outputs, message.model_version)

@@ -1,4 +1,4 @@
-"""The specs of the models of one Triton, kept for a minute."""
+"""Read the specs of a Triton's models, and keep them for a minute."""
 
 from time import monotonic
 
@@ -9,16 +9,16 @@ from app.triton.client import TritonClient
 _KEEP_SECONDS = 60.0
 
 
-class ModelSpecs:
-    """Reads specs from Triton and keeps them: a model may change while Triton is restarted without our knowledge."""
+class SpecCache:
+    """Specs by model. They are read again after a minute, because a restart of Triton may change a model unnoticed."""
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
         self._specs: dict[str, tuple[ModelSpec, float]] = {}
-        """By model; the spec and when to read it again."""
+        """Spec of each model, and when to read it again."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
 
-    def known(self, model: str) -> ModelSpec | None:
+    def cached(self, model: str) -> ModelSpec | None:
         """Return the spec of a model, if it was read within the last minute."""
         spec, until = self._specs.get(model, (None, 0.0))
         return spec if monotonic() < until else None
@@ -30,7 +30,7 @@ class ModelSpecs:
             UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says.
             UnsupportedModel: No adapter fits the model.
         """
-        return self.known(model) or await self._reading.run(model, lambda: self._read(model))
+        return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
 
     def forget(self, model: str) -> None:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""

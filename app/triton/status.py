@@ -1,8 +1,8 @@
-"""gRPC status and message of a refusal by Triton to our errors."""
+"""Translate gRPC errors to the gateway's errors."""
 
 import grpc
 
-from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 
 
 class UnknownRegion(TritonUnavailable):
@@ -16,7 +16,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", "maximum queue size", TritonUnavailable, "the model's queue is full"),
     ("UNAVAILABLE", "Request for unknown model", ModelNotReady, "the model is not loaded"),
     ("UNAVAILABLE", "", TritonUnavailable, "Triton does not answer"),
-    ("NOT_FOUND", "Unable to find shared memory region", UnknownRegion, "Triton was restarted; ask again"),
+    ("NOT_FOUND", "Unable to find shared memory region", UnknownRegion, "Triton was restarted; retry the request"),
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", DeadlinePassed, "Triton did not answer in time"),
     ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
@@ -26,18 +26,18 @@ _REGION_IN_USE = "currently in use"
 
 
 def from_grpc_error(error: grpc.RpcError) -> GatewayError:
-    """Translate the refusal of an inference. Triton's own message is not for callers."""
+    """Translate the error of an inference. Triton's own message is not for callers."""
     code, details = error.code().name, error.details() or ""
     for status, part, translated, detail in _ERRORS:
         if status == code and part in details:
             return translated(detail)
-    return InvalidModelOutput("the model could not be run")
+    return InferenceFailed("Triton reported an error of the model")
 
 
 def from_query_error(error: grpc.RpcError) -> GatewayError:
-    """Translate the refusal of anything but an inference, where a time-out is not a missed deadline of the caller."""
-    refusal = from_grpc_error(error)
-    return TritonUnavailable("Triton does not answer") if isinstance(refusal, DeadlinePassed) else refusal
+    """Translate the error of any other call, where a time-out is not a missed deadline of the caller."""
+    translated = from_grpc_error(error)
+    return TritonUnavailable("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
 
 
 def is_region_in_use(error: grpc.RpcError) -> bool:

@@ -1,4 +1,4 @@
-"""How tensors reach Triton: through shared memory where that works, inside the request where it does not."""
+"""Choose how tensors reach Triton: through shared memory if available, else inline in the request."""
 
 import asyncio
 from time import monotonic
@@ -13,7 +13,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena, Slot
 
 SLOTS = 32
-"""Per arena. With more requests at a time in one worker, the others carry their tensors themselves."""
+"""Slots per arena. If one worker handles more requests at a time, the tensors of the others are sent inline."""
 _RETRY_SECONDS = 30.0
 
 LOG = structlog.get_logger()
@@ -28,15 +28,15 @@ class Transport:
         self._client = client
         self._mode = mode
         self._arenas: dict[int, Arena] = {}
-        """By the size of their slots, bytes."""
+        """Arenas by the size of their slots, bytes."""
         self._registered: set[str] = set()
         """Names of the arenas that this Triton has mapped."""
         self._creating: SingleFlight[None] = SingleFlight()
-        self._refused_until = 0.0
+        self._unavailable_until = 0.0
 
     @property
-    def in_use(self) -> Literal["shm", "inline"]:
-        """How tensors travel now."""
+    def active_mode(self) -> Literal["shm", "inline"]:
+        """How tensors reach Triton now."""
         return "shm" if self._registered else "inline"
 
     async def sweep(self) -> None:
@@ -46,36 +46,33 @@ class Transport:
             LOG.info("removed arenas of killed workers", arenas=swept)
         await asyncio.gather(*map(self._client.unregister, swept))
 
-    def is_prepared(self, nbytes: int) -> bool:
+    def is_prepared(self, slot_bytes: int) -> bool:
         """Return whether `prepare` has nothing to do for this size."""
-        arena = self._arenas.get(nbytes)
+        arena = self._arenas.get(slot_bytes)
         if arena is not None:
             return arena.name in self._registered
-        return self._mode == "inline" or monotonic() < self._refused_until
+        return self._mode == "inline" or monotonic() < self._unavailable_until
 
-    async def prepare(self, nbytes: int) -> None:
+    async def prepare(self, slot_bytes: int) -> None:
         """Create slots for tensors of up to this size, if shared memory is available."""
-        arena = self._arenas.get(nbytes)
+        arena = self._arenas.get(slot_bytes)
         if arena is not None and arena.name not in self._registered:
-            del self._arenas[nbytes]
-            self._note_refusal("Triton was restarted and refused it then")
+            del self._arenas[slot_bytes]
+            self._note_unavailable("Triton was restarted and rejected it then")
             await self._remove(arena)
-        if not self.is_prepared(nbytes):
-            await self._creating.run(nbytes, lambda: self._create(nbytes))
+        if not self.is_prepared(slot_bytes):
+            await self._creating.run(slot_bytes, lambda: self._create(slot_bytes))
 
-    def take(self, nbytes: int) -> Slot | None:
-        """Take a slot of this size, from any thread. None: the tensor has to travel inside the request.
-
-        With the mode `shm`, that happens only to files larger than a slot and to requests that are in progress when a
-        restarted Triton refuses shared memory.
+    def take(self, slot_bytes: int) -> Slot | None:
+        """Take a slot of this size, from any thread. None: the tensor has to be sent inline.
 
         Raises:
-            TritonUnavailable: The mode is `shm`, but shared memory is not available.
+            TritonUnavailable: The mode is `shm`, but no slot is available.
         """
-        arena = self._arenas.get(nbytes)
+        arena = self._arenas.get(slot_bytes)
         slot = arena.take() if arena is not None and arena.name in self._registered else None
         if slot is None and self._mode == "shm":
-            raise TritonUnavailable("shared memory is required by the settings, but not available")
+            raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
         return slot
 
     async def register_again(self, arena: Arena) -> bool:
@@ -102,19 +99,19 @@ class Transport:
         await asyncio.gather(*map(self._remove, self._arenas.values()))
         self._arenas.clear()
 
-    async def _create(self, nbytes: int) -> None:
+    async def _create(self, slot_bytes: int) -> None:
         """Create and register an arena."""
         arena = None
         try:
-            arena = await asyncio.to_thread(Arena, nbytes, SLOTS)
+            arena = await asyncio.to_thread(Arena, slot_bytes, SLOTS)
             await self._client.register(arena)
         except (OSError, GatewayError) as error:
             if arena is not None:
                 await self._remove(arena)
-            if not isinstance(error, TritonUnavailable):  # a Triton that does not answer has not refused
-                self._note_refusal(str(error.__cause__ or error))
+            if not isinstance(error, TritonUnavailable):  # a Triton that does not answer has not rejected it
+                self._note_unavailable(str(error.__cause__ or error))
         else:
-            self._arenas[nbytes] = arena
+            self._arenas[slot_bytes] = arena
             self._registered.add(arena.name)
 
     async def _remove(self, arena: Arena) -> None:
@@ -122,8 +119,8 @@ class Transport:
         arena.close()
         await self._client.unregister(arena.name)
 
-    def _note_refusal(self, reason: str) -> None:
+    def _note_unavailable(self, reason: str) -> None:
         """Do without shared memory for a while; warn only once, because a Triton on another host stays there."""
-        log = LOG.debug if self._refused_until else LOG.warning
-        log("shared memory refused, tensors travel inside requests", reason=reason)
-        self._refused_until = monotonic() + _RETRY_SECONDS
+        log = LOG.debug if self._unavailable_until else LOG.warning
+        log("shared memory is not available; sending tensors inline", reason=reason)
+        self._unavailable_until = monotonic() + _RETRY_SECONDS

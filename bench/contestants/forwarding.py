@@ -5,7 +5,7 @@ import numpy as np
 from app.pipeline.buffer import InputBuffer
 from app.triton.client import TritonClient
 from app.triton.messages import bytes_element_size, write_bytes_element
-from app.triton.specs import ModelSpecs
+from app.triton.specs import SpecCache
 from app.triton.transport import Transport
 
 _MODEL = "null_file"
@@ -18,7 +18,7 @@ class TritonForwarder:
     def __init__(self, address: str) -> None:
         """Connect to the gRPC endpoint `host:port`."""
         self._client = TritonClient(address)
-        self._specs = ModelSpecs(self._client)
+        self._specs = SpecCache(self._client)
         self._transport = Transport(self._client, "shm")
 
     async def forward(self, body: bytes) -> None:

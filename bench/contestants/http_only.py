@@ -1,4 +1,4 @@
-"""The least that a server can do: reads the body and gives everybody the same answer. Run by Granian, as Nereid is.
+"""The minimal server: reads the body and sends a constant answer. Run by Granian, as Nereid is.
 
 With a Triton at BENCH_TRITON it also sends each body to `null_file`, with Nereid's own client: no framework, no check of the
 image, no decoding of the answer, no log.
@@ -17,13 +17,13 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class Forwarder(Protocol):
-    """Where bodies go."""
+    """Passes bodies on."""
 
     async def forward(self, body: bytes) -> None:
-        """Pass one on, and wait for the answer."""
+        """Pass a body on, and wait for the answer."""
 
     async def close(self) -> None:
-        """Leave nothing behind."""
+        """Release what it holds."""
 
 
 class App:
@@ -35,7 +35,7 @@ class App:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
             return
         chunks = []
         while (message := await receive()).get("more_body"):
@@ -45,7 +45,7 @@ class App:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await send({"type": "http.response.body", "body": _BODY})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if address := os.environ.get("BENCH_TRITON"):
             # Imported here, because HTTP alone needs none of it.

@@ -10,7 +10,7 @@ from PIL import Image
 
 SIDE = 640
 _PAD = 114
-_LEAST_CONFIDENCE = 0.25
+_MIN_CONFIDENCE = 0.25
 
 
 class Letterboxed(NamedTuple):
@@ -22,9 +22,9 @@ class Letterboxed(NamedTuple):
     left: int
     top: int
     width: int
-    """Of the image as sent, pixels."""
+    """Width of the image as sent, pixels."""
     height: int
-    """Of the image as sent, pixels."""
+    """Height of the image as sent, pixels."""
 
 
 def letterbox(data: bytes) -> Letterboxed:
@@ -49,7 +49,7 @@ def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[An
     """Build the answer of a server.
 
     Args:
-        image: That was sent.
+        image: The image that was sent.
         labels: Class names by id.
         tensors: Number of rows (1, 1); boxes (1, n, 4) x1 y1 x2 y2 in pixels of the canvas; scores (1, n), descending;
             class ids (1, n).
@@ -61,7 +61,7 @@ def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[An
     detections: list[dict[str, Any]] = []
     for row in range(int(count[0, 0])):
         confidence = float(scores[0, row])
-        if confidence < _LEAST_CONFIDENCE:
+        if confidence < _MIN_CONFIDENCE:
             break
         x1, y1, x2, y2 = (float(value) for value in boxes[0, row])
         id_ = int(classes[0, row])

@@ -54,7 +54,7 @@ def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
 
     Args:
         is_shared: Whether its requests share one client; otherwise each creates its own.
-        detect: What answers a request.
+        detect: Answers a request.
     """
 
     @asynccontextmanager
@@ -76,7 +76,7 @@ def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Refuse large bodies, and report how long the rest took."""
+    """Reject large bodies, and report how long other requests took."""
     length = request.headers.get("content-length")
     if length and int(length) > _MAX_BYTES:
         return JSONResponse({"error": "file too large"}, 413)

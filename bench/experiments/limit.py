@@ -1,4 +1,4 @@
-"""What this machine could do at most, and how far Nereid is from it."""
+"""The limits of this machine, and how far Nereid is from them."""
 
 import argparse
 import os
@@ -11,12 +11,12 @@ from app.host.ports import find_free
 from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
 from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
 from bench.harness.contest import Load, measure_alone
-from bench.harness.entrants import NEREID, Lineup
 from bench.harness.errors import ContestantError
+from bench.harness.lineup import NEREID, Lineup
 from bench.harness.meters import Meters, family
 from bench.harness.processes import running
 from bench.harness.triton import fixture_triton
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run as drive
 from bench.load.images import unlabelled_samples
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
-    command = commands.add_parser("limit", help="what the machine could do at most, and how far Nereid is from it")
+    command = commands.add_parser("limit", help="the limits of this machine, and how far Nereid is from them")
     add_seconds(command, 8.0)
     add_clients(command)
     add_workers(command)
@@ -75,14 +75,14 @@ def add_to(commands: Commands) -> None:
 
 
 def measure_http(logs: Path, load: Load, workers: int, triton: str = "") -> Cost:
-    """Measure the least that a server can do; with a Triton (host:port of gRPC), each body is forwarded to it."""
+    """Measure the minimal server; with a Triton (host:port of gRPC), each body is forwarded to it."""
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
     with running(command, {"BENCH_TRITON": triton}, port, "/", logs / "http_only.log") as server:
         url = f"{server.url}/detect"
-        drive(drive_closed(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
+        drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
         meters = Meters(lambda: {"gateway": family(server.process)}, "", "")
-        measured = meters.read(drive(drive_closed(url, load.samples, clients=load.clients, seconds=load.seconds)))
+        measured = meters.read(drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=load.seconds)))
     return Cost(measured.outcome.rate, measured.cpu_ms["gateway"])
 
 

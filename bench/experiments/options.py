@@ -10,7 +10,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # n
 
 def add_images(command: argparse.ArgumentParser) -> None:
     """Add the option for a folder of images."""
-    command.add_argument("--images", "--pictures", type=Path, metavar="DIR", help="a folder of JPEGs, scaled down to COCO's size")
+    command.add_argument("--images", type=Path, metavar="DIR", help="images to send: a folder of JPEGs, scaled down to COCO's size")
 
 
 def add_before(command: argparse.ArgumentParser) -> None:
@@ -22,22 +22,22 @@ def add_before(command: argparse.ArgumentParser) -> None:
 
 def add_clients(command: argparse.ArgumentParser, default: int = 32) -> None:
     """Add the option for the number of clients."""
-    command.add_argument("--clients", type=count, default=default, help="that ask at the same time")
+    command.add_argument("--clients", type=count, default=default, help="number of concurrent clients")
 
 
 def add_workers(command: argparse.ArgumentParser) -> None:
     """Add the option for the number of processes."""
-    command.add_argument("--workers", type=count, default=2, help="processes of each server")
+    command.add_argument("--workers", type=count, default=2, help="worker processes per server")
 
 
 def add_seconds(command: argparse.ArgumentParser, default: float) -> None:
     """Add the option for the length of a measurement."""
-    command.add_argument("--seconds", type=positive, default=default, help="of each measurement")
+    command.add_argument("--seconds", type=positive, default=default, help="seconds per measurement")
 
 
 def add_rounds(command: argparse.ArgumentParser, default: int) -> None:
     """Add the option for the number of rounds."""
-    command.add_argument("--rounds", type=count, default=default, help="of each server, interleaved")
+    command.add_argument("--rounds", type=count, default=default, help="rounds per server, interleaved")
 
 
 def describe(options: argparse.Namespace) -> dict[str, str]:
@@ -47,7 +47,7 @@ def describe(options: argparse.Namespace) -> dict[str, str]:
 
 
 def count(text: str) -> int:
-    """Parse a number of things, at least one."""
+    """Parse a whole number, at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")

@@ -5,17 +5,17 @@ from collections.abc import Callable
 WORTH = 0.02
 """Share of throughput that more clients must add to be preferred."""
 
-_MOST_FALLS = 2
+_MAX_FALLS = 2
 _REFINEMENTS = 2
 
 
-def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], most: int) -> int | None:
+def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_clients: int) -> int | None:
     """Double the clients until the latency limit breaks or throughput falls twice, then look between the best's neighbours.
 
     Args:
-        holds: Measures with so many clients, and returns whether the latency limit holds. Called once per number.
+        holds: Measures with this number of clients, and returns whether the latency limit holds. Called once per number.
         rate: Returns the throughput that was measured.
-        most: The largest number of clients.
+        max_clients: The largest number of clients.
 
     Returns:
         The fewest clients with the best throughput; None if the limit does not even hold with one.
@@ -24,7 +24,7 @@ def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], most: 
     tried: list[int] = []
     falls = 0
     clients = 1
-    while clients <= most and falls < _MOST_FALLS:
+    while clients <= max_clients and falls < _MAX_FALLS:
         tried.append(clients)
         if not holds(clients):
             break
@@ -46,5 +46,5 @@ def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], most: 
 
 def _best(good: list[int], rate: Callable[[int], float]) -> int:
     """Return the fewest clients whose throughput is as good as the best."""
-    most = max(map(rate, good))
-    return min(clients for clients in good if rate(clients) * (1 + WORTH) >= most)
+    highest = max(map(rate, good))
+    return min(clients for clients in good if rate(clients) * (1 + WORTH) >= highest)

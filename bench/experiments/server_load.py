@@ -13,10 +13,10 @@ from bench.experiments.progress import with_bar
 from bench.experiments.search import find_best
 from bench.harness.errors import ContestantError
 from bench.harness.meters import Meters, children, listeners
-from bench.load.closed import drive_closed
-from bench.load.constant import drive_constant
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import Progress, run
 from bench.load.images import given_samples
+from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
 from bench.report.records import UNKNOWN_MODEL, Run, make_record, save_record
 from bench.report.text import overview, sheet
@@ -26,7 +26,7 @@ WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
 """Load before the first measurement: the first requests after a start are slower."""
 SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
-MOST_CLIENTS = 256
+MAX_CLIENTS = 256
 """The largest number of clients that `sustained` tries."""
 
 
@@ -50,7 +50,9 @@ class Session:
         limit = self.options.requests
 
         def drive(progress: Progress) -> Outcome:
-            return run(drive_closed(self._url, self._samples, clients=clients, seconds=seconds, requests=limit, progress=progress))
+            return run(
+                drive_closed_loop(self._url, self._samples, clients=clients, seconds=seconds, requests=limit, progress=progress)
+            )
 
         return self._measure(drive, seconds, clients=clients)
 
@@ -60,7 +62,7 @@ class Session:
             seconds = min(seconds, self.options.requests / rate)
 
         def drive(progress: Progress) -> Outcome:
-            return run(drive_constant(self._url, self._samples, rate=rate, seconds=seconds, progress=progress))
+            return run(drive_open_loop(self._url, self._samples, rate=rate, seconds=seconds, progress=progress))
 
         return self._measure(drive, seconds, rate=rate)
 
@@ -78,7 +80,7 @@ class Session:
     ) -> Run:
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = run(drive_closed(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
+            outcome = run(drive_closed_loop(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
             self._model = outcome.model or self._model
         meters = Meters(self._find_processes, self.options.triton, self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"
@@ -141,7 +143,7 @@ def sustained(session: Session) -> int:
         tried[clients] = session.closed(clients, session.options.duration)
         return not tried[clients].outcome.failed and tried[clients].outcome.percentile(99) <= limit
 
-    best = find_best(holds, lambda clients: tried[clients].outcome.rate, MOST_CLIENTS)
+    best = find_best(holds, lambda clients: tried[clients].outcome.rate, MAX_CLIENTS)
     print(overview(run for _, run in sorted(tried.items())))
     if best is None:
         print(f"\np99 is above {limit:g} ms, or requests fail, even with the fewest clients")
@@ -161,24 +163,24 @@ def add_to(commands: Commands) -> None:
     }
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
-        command.add_argument("--url", default="http://127.0.0.1:4603", help="of the server; with a path, if it is not Nereid")
+        command.add_argument("--url", default="http://127.0.0.1:4603", help="URL of the server; with a path, if it is not Nereid")
         command.add_argument(
-            "--image", type=Path, metavar="FILE|DIR", help="to send; by default 24 images, 320 pixels to 12 megapixels"
+            "--image", type=Path, metavar="FILE|DIR", help="images to send; by default 24 images, 320 pixels to 12 megapixels"
         )
-        command.add_argument("--requests", type=count, help="end after so many")
-        command.add_argument("--model", help="to ask; by default the server's")
-        command.add_argument("--triton", default="http://127.0.0.1:4600", help="HTTP endpoint of the Triton behind it")
+        command.add_argument("--requests", type=count, help="maximum number of requests")
+        command.add_argument("--model", help="model to use; by default the server's own")
+        command.add_argument("--triton", default="http://127.0.0.1:4600", help="URL of the HTTP endpoint of the server's Triton")
         command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
-        command.add_argument("--label", default="nereid", help="what the results call the server")
+        command.add_argument("--label", default="nereid", help="name of the server in the results")
         if name == "full":
-            command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="that ask at the same time")
+            command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="number of concurrent clients")
         if name == "open":
             command.add_argument("--rate", type=positive, required=True, help="requests per second")
         if name == "sustained":
-            command.add_argument("--p99", type=positive, default=500.0, help="milliseconds that 99 of 100 answers may take")
+            command.add_argument("--p99", type=positive, default=500.0, help="maximum p99 latency in milliseconds")
         if name != "quick":
             seconds = {"sustained": 5.0, "sweep": 10.0}.get(name, 60.0)
-            command.add_argument("--duration", type=positive, default=seconds, help="seconds, of each run")
+            command.add_argument("--duration", type=positive, default=seconds, help="seconds per run")
         command.set_defaults(run=partial(_run, function), name=name)
 
 

@@ -13,8 +13,8 @@ import msgspec
 
 from bench.experiments.candidates.registry import CANDIDATES, NEREID
 from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
-from bench.harness.entrants import BEFORE
 from bench.harness.errors import ContestantError
+from bench.harness.lineup import BEFORE
 from bench.harness.processes import ROOT, environment_of, require_checkout
 from bench.harness.reference_environment import reference_python
 from bench.harness.triton import fixture_triton
@@ -24,6 +24,7 @@ from bench.report.contest_text import spread
 IMAGE_STEPS = ("header", "decode", "letterbox")
 """The steps of Nereid's candidates that need no Triton."""
 
+_PROGRAM = "bench.experiments.candidates"
 _END_SECONDS = 60
 
 
@@ -34,7 +35,7 @@ class Spent(msgspec.Struct, frozen=True):
     milliseconds: dict[str, float]
     """CPU time per image, by step."""
     images: int = 0
-    """How many images that were."""
+    """Number of images."""
 
     @property
     def total(self) -> float:
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("stages", help="CPU time of a request by step, Nereid's and others'")
-    command.add_argument("--runs", type=count, default=5, help="of each candidate, in turn")
+    command.add_argument("--runs", type=count, default=5, help="runs per candidate, interleaved")
     add_seconds(command, 2.0)
     add_images(command)
     add_before(command)
@@ -76,30 +77,30 @@ def add_to(commands: Commands) -> None:
 
 
 def turns(*, has_before: bool) -> list[str]:
-    """Return the candidates in the order of one round; twins of another checkout stand right behind Nereid's."""
-    return [twin for name in CANDIDATES for twin in ((name, f"{name}{BEFORE}") if has_before and name in NEREID else (name,))]
+    """Return the candidates in the order of one round; each of Nereid's is followed by its counterpart."""
+    return [each for name in CANDIDATES for each in ((name, f"{name}{BEFORE}") if has_before and name in NEREID else (name,))]
 
 
 def describe(spent: dict[str, list[Spent]]) -> Iterator[str]:
-    """Describe each candidate by the medians of its steps, then those with a twin by the ratios to it."""
+    """Describe each candidate by the medians of its steps, then those with a counterpart by the ratios to it."""
     width = max(map(len, spent), default=0)
     for name, runs in spent.items():
         steps = {step: median(one.milliseconds[step] for one in runs) for step in runs[0].milliseconds}
         parts = ", ".join(f"{step} {value:.3f}" for step, value in steps.items())
         yield f"{name:{width}} {median(one.total for one in runs):6.2f} = {parts}"
     for name, runs in spent.items():
-        twins = spent.get(f"{name}{BEFORE}", [])
-        if twins:
-            ratios = ", ".join(f"{step} {spread(values)}" for step, values in _ratios(runs, twins).items())
-            yield f"{name} against {name}{BEFORE}, median of the runs' ratios (least..most): {ratios}"
+        counterparts = spent.get(f"{name}{BEFORE}", [])
+        if counterparts:
+            ratios = ", ".join(f"{step} {spread(values)}" for step, values in _ratios(runs, counterparts).items())
+            yield f"{name} against {name}{BEFORE}, median of the runs' ratios (min..max): {ratios}"
 
 
-def _ratios(runs: Sequence[Spent], twins: Sequence[Spent]) -> dict[str, list[float]]:
+def _ratios(runs: Sequence[Spent], counterparts: Sequence[Spent]) -> dict[str, list[float]]:
     """Divide run by run: the total, and every step that both have."""
-    pairs = list(zip(runs, twins, strict=False))
-    ratios = {"total": [one.total / twin.total for one, twin in pairs]}
+    pairs = list(zip(runs, counterparts, strict=False))
+    ratios = {"total": [one.total / other.total for one, other in pairs]}
     for step in runs[0].milliseconds:
-        ratios[step] = [one.milliseconds[step] / twin.milliseconds[step] for one, twin in pairs if twin.milliseconds.get(step)]
+        ratios[step] = [one.milliseconds[step] / other.milliseconds[step] for one, other in pairs if other.milliseconds.get(step)]
     return {step: values for step, values in ratios.items() if values}
 
 
@@ -125,20 +126,20 @@ def spend(  # noqa: PLR0913 - what a run consists of
     """Run a candidate in several processes at the same time.
 
     Args:
-        name: Of the candidate; its twin of another checkout ends with `@before`.
+        name: Of the candidate; the name of its counterpart in another checkout ends with `@before`.
         files: A folder of images.
-        seconds: How long.
-        processes: How many.
-        steps: Only these; empty: all.
+        seconds: Length of the run.
+        processes: Number of processes.
+        steps: Steps to run; empty: all.
         triton: `host:port` of gRPC, for the steps that need a Triton; empty: without those steps.
-        checkout: Where the candidate's code is.
+        checkout: The checkout that contains the candidate's code.
 
     Raises:
         ContestantError: One failed; the message is the last line it printed.
     """
     candidate = name.removesuffix(BEFORE)
     python = str(reference_python()) if candidate == "reference" else sys.executable
-    command = [python, "-m", _module(checkout), candidate, str(files), str(seconds), *steps]
+    command = [python, "-m", _PROGRAM, candidate, str(files), str(seconds), *steps]
     found = []
     with ExitStack() as stack:
         children = []
@@ -159,9 +160,3 @@ def spend(  # noqa: PLR0913 - what a run consists of
                 raise ContestantError((errors.splitlines() or ["it ended without a message"])[-1])
             found.append(msgspec.json.decode(output.splitlines()[-1], type=Spent))
     return found
-
-
-def _module(checkout: Path) -> str:
-    """Return the module to run. In checkouts that have no experiments yet, it is another one with the same command line."""
-    is_old = not (checkout / "bench" / "experiments").is_dir() and (checkout / "bench" / "candidates.py").is_file()
-    return "bench.candidates" if is_old else "bench.experiments.candidates"

@@ -21,7 +21,7 @@ from bench.experiments.options import (
 )
 from bench.experiments.progress import say
 from bench.harness.contest import Load, hold_contest
-from bench.harness.entrants import BATCH1, NAMES, NEREID, Lineup, add_twins
+from bench.harness.lineup import BATCH1, NAMES, NEREID, Lineup, add_counterparts
 from bench.harness.processes import require_checkout
 from bench.harness.reference_environment import install_reference
 from bench.harness.triton import Triton, fixture_triton
@@ -34,9 +34,9 @@ MODELS = ("null", "sim_gpu", YOLO)
 CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")
 """What can be compared.
 
-`load`: all entrants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels.
+`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels.
 `batching`: the simulated GPU against the same without batches, 64 clients. `in_process`: yolo11n through Triton against
-ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: what each worker holds over 10,000 requests.
+ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: the memory of each worker over 10,000 requests.
 """
 
 _DEFAULTS = {"null": ("load",), "sim_gpu": ("load", "batching"), YOLO: ("load", "in_process")}
@@ -51,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """One of `CONTESTS`."""
     title: str
-    entrants: list[tuple[str, str]]
+    contestants: list[tuple[str, str]]
     """Name, and model of `MODELS` or a variant of one."""
     clients: int
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     plans = list(make_plans(options.contests or _DEFAULTS[options.model], options.model, options.clients, options.only, before))
     contests: list[Contest] = []
     try:
-        with fixture_triton(with_yolo=any(model == YOLO for plan in plans for _, model in plan.entrants)) as triton:
+        with fixture_triton(with_yolo=any(model == YOLO for plan in plans for _, model in plan.contestants)) as triton:
             for plan in plans:
                 contests += _hold(plan, triton, before, options)
     except KeyboardInterrupt:
@@ -79,11 +79,11 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("versus", help="Nereid beside other stacks, on the same Triton, in interleaved rounds")
-    command.add_argument("--model", choices=MODELS, default="null", help="that Triton runs")
+    command.add_argument("--model", choices=MODELS, default="null", help="model to use")
     command.add_argument(
-        "--contests", nargs="+", choices=CONTESTS, default=[], help="what to compare; by default what suits the model"
+        "--contests", nargs="+", choices=CONTESTS, default=[], help="contests to hold; by default those that suit the model"
     )
-    command.add_argument("--only", nargs="+", choices=NAMES, default=[], help="entrants; by default all")
+    command.add_argument("--only", nargs="+", choices=NAMES, default=[], help="contestants to measure; by default all")
     add_rounds(command, 5)
     add_seconds(command, 8.0)
     add_clients(command)
@@ -101,16 +101,16 @@ def make_plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[st
     Args:
         kinds: Of `CONTESTS`.
         model: Of `MODELS`.
-        clients: That ask at the same time, where the kind leaves that open.
-        only: Entrants; empty: all.
-        before: Another checkout, whose entrants run beside Nereid's; None: there is none.
+        clients: Number of concurrent clients, where the kind leaves it open.
+        only: Contestants; empty: all.
+        before: Another checkout, whose contestants run beside Nereid's; None: there is none.
     """
     for plan in _plans(kinds, model, clients, only):
         if before is None:
             yield plan
         else:
-            entrants = [(twin, asked) for name, asked in plan.entrants for twin in add_twins([name])]
-            yield msgspec.structs.replace(plan, entrants=entrants)
+            contestants = [(each, asked) for name, asked in plan.contestants for each in add_counterparts([name])]
+            yield msgspec.structs.replace(plan, contestants=contestants)
 
 
 def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) -> Iterator[Plan]:
@@ -119,24 +119,24 @@ def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) 
     for kind in kinds:
         match kind:
             case "load":
-                yield Plan(kind=kind, title=f"{model}, {clients} clients", entrants=everyone, clients=clients)
+                yield Plan(kind=kind, title=f"{model}, {clients} clients", contestants=everyone, clients=clients)
             case "one":
-                yield Plan(kind=kind, title=f"{model}, one client", entrants=everyone, clients=1)
+                yield Plan(kind=kind, title=f"{model}, one client", contestants=everyone, clients=1)
             case "photo":
-                yield Plan(kind=kind, title=f"{model}, one client, 12 megapixels", entrants=everyone, clients=1)
+                yield Plan(kind=kind, title=f"{model}, one client, 12 megapixels", contestants=everyone, clients=1)
             case "batching":
                 nereid = next((name for name in reversed(NEREID) if name in names), "nereid_file")
                 title = f"batching against batches of one, {_BATCHING_CLIENTS} clients, simulated GPU"
                 pair = [(BATCH1, "sim_gpu_batch1"), (nereid, "sim_gpu")]
-                yield Plan(kind=kind, title=title, entrants=pair, clients=_BATCHING_CLIENTS)
+                yield Plan(kind=kind, title=title, contestants=pair, clients=_BATCHING_CLIENTS)
             case "in_process":
                 some = [(name, YOLO) for name in ("in_process", "nereid_inline", "nereid_shm") if name in names]
                 for count in _IN_PROCESS_CLIENTS:
                     title = f"ONNX Runtime in the process against Triton, {count} client{'s' if count > 1 else ''}"
-                    yield Plan(kind=kind, title=title, entrants=some, clients=count)
+                    yield Plan(kind=kind, title=title, contestants=some, clients=count)
             case "memory":
                 some = [(name, asked) for name, asked in everyone if only or name in _MEMORY_NAMES]
-                yield Plan(kind=kind, title=f"{model}, memory", entrants=some, clients=clients)
+                yield Plan(kind=kind, title=f"{model}, memory", contestants=some, clients=clients)
 
 
 def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Namespace) -> list[Contest]:
@@ -145,9 +145,9 @@ def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Nam
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
         lineup = Lineup(triton, options.workers, Path(logs), before=before)
         if plan.kind == "memory":
-            show_memory(plan.entrants, lineup, load)
+            show_memory(plan.contestants, lineup, load)
             return []
-        contest = hold_contest(plan.title, plan.entrants, lineup, load, options.rounds, say)
+        contest = hold_contest(plan.title, plan.contestants, lineup, load, options.rounds, say)
     say()
     print(f"\n{contest_text(contest)}", flush=True)
     return [contest]
@@ -155,7 +155,7 @@ def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Nam
 
 def _samples(plan: Plan, folder: Path | None) -> Sequence[Sample]:
     """Choose images; for the real model, without a folder, those whose contents are known."""
-    is_real = all(model == YOLO for _, model in plan.entrants)
+    is_real = all(model == YOLO for _, model in plan.contestants)
     if plan.kind == "photo":
         photo = large_sample()
         return [photo if is_real else photo._replace(expected=frozenset())]

@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 from bench.experiments.options import Commands, add_clients, add_images, add_rounds, add_seconds
 from bench.harness.contest import Load, measure_alone
-from bench.harness.entrants import Lineup
+from bench.harness.lineup import Lineup
 from bench.harness.triton import fixture_triton
 from bench.load.images import unlabelled_samples
-from bench.report.records import Entry
+from bench.report.records import ContestantResult
 
 THREADS = (1, 2, 4)
 
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure each combination with the null model and shared memory, in interleaved rounds."""
     cores = len(os.sched_getaffinity(0))
     cases = [(workers, threads) for workers in sorted({1, cores, cores + 1, 2 * cores + 1}) for threads in THREADS]
-    entries = {case: Entry(name=str(case), model="null", note="") for case in cases}
+    entries = {case: ContestantResult(name=str(case), model="null", note="") for case in cases}
     load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
     with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton() as triton:
         for _ in range(options.rounds):

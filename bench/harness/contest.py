@@ -6,46 +6,46 @@ from contextlib import ExitStack
 import msgspec
 import psutil
 
-from bench.harness.entrants import Entrant, Lineup, comparisons
 from bench.harness.errors import ContestantError
+from bench.harness.lineup import Contestant, Lineup, comparisons
 from bench.harness.meters import MIB, Meters, children, family, worker_memory
 from bench.harness.processes import Running
 from bench.harness.triton import Triton
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.report.records import UNKNOWN_MODEL, Contest, Entry, Measurement
+from bench.report.records import UNKNOWN_MODEL, Contest, ContestantResult, Measurement
 
 WARM_UP_SECONDS = 1.5
 """The shortest warm-up of a server before it is measured."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What all entrants of a contest are asked."""
+    """The load that all contestants of a contest get."""
 
     samples: Sequence[Sample]
     clients: int
     seconds: float
-    """Of each round."""
+    """Length of each round."""
 
 
 def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
     title: str,
-    entrants: Sequence[tuple[str, str]],
+    contestants: Sequence[tuple[str, str]],
     lineup: Lineup,
     load: Load,
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Contest:
-    """Start and warm up all entrants, then measure round after round of each in turn.
+    """Start and warm up all contestants, then measure round after round of each in turn.
 
     Args:
         title: What the contest is about.
-        entrants: Name and model of each.
+        contestants: Name and model of each.
         lineup: Starts them. Those that do not start are left out.
-        load: What they are asked.
-        rounds: How many.
+        load: The load that each of them gets.
+        rounds: Number of rounds.
         progress: Called with a message after each round.
 
     Raises:
@@ -53,45 +53,45 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
     """
     contest = Contest(title=title, clients=load.clients, workers=lineup.workers, seconds=load.seconds, entries=[])
     with ExitStack() as stack:
-        servers: list[tuple[Entrant, Running]] = []
-        for name, model in entrants:
+        servers: list[tuple[Contestant, Running]] = []
+        for name, model in contestants:
             try:
-                entrant = lineup.entrant(name, model)
-                servers.append((entrant, stack.enter_context(lineup.start(entrant))))
+                contestant = lineup.contestant(name, model)
+                servers.append((contestant, stack.enter_context(lineup.start(contestant))))
             except ContestantError as error:
                 contest.left_out[name] = str(error)
                 progress(f"{name} is left out: {error}")
                 continue
-            contest.entries.append(Entry(name=name, model=entrant.model, note=entrant.note))
+            contest.entries.append(ContestantResult(name=name, model=contestant.model, note=contestant.note))
         for _, server in servers:
-            _ask(server, load, max(WARM_UP_SECONDS, load.seconds / 4))
+            _drive(server, load, max(WARM_UP_SECONDS, load.seconds / 4))
         for number in range(rounds):
-            for entry, (entrant, server) in zip(contest.entries, servers, strict=True):
-                entry.rounds.append(measure(entrant, server, lineup.triton, load))
+            for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
+                entry.rounds.append(measure(contestant, server, lineup.triton, load))
                 progress(f"{title}: round {number + 1} of {rounds}, {entry.name}: {entry.rounds[-1].outcome.rate:.0f}/s")
-        for entry, (entrant, server) in zip(contest.entries, servers, strict=True):
-            memory = worker_memory(server.process, entrant.workers)
+        for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
+            memory = worker_memory(server.process, contestant.workers)
             entry.resident_mib = [worker.resident / MIB for worker in memory]
             entry.unshared_mib = [worker.unshared / MIB for worker in memory]
-            entry.model = next((one.outcome.model for one in entry.rounds if one.outcome.model), entrant.model) or UNKNOWN_MODEL
+            entry.model = next((one.outcome.model for one in entry.rounds if one.outcome.model), contestant.model) or UNKNOWN_MODEL
     contest.comparisons = comparisons([entry.name for entry in contest.entries])
     return contest
 
 
 def measure_alone(lineup: Lineup, name: str, model: str, load: Load) -> Measurement:
-    """Start, warm up and measure one entrant.
+    """Start, warm up and measure one contestant.
 
     Raises:
         ContestantError: It cannot take part.
     """
-    entrant = lineup.entrant(name, model)
-    with lineup.start(entrant) as server:
-        _ask(server, load, WARM_UP_SECONDS)
-        return measure(entrant, server, lineup.triton, load)
+    contestant = lineup.contestant(name, model)
+    with lineup.start(contestant) as server:
+        _drive(server, load, WARM_UP_SECONDS)
+        return measure(contestant, server, lineup.triton, load)
 
 
-def measure(entrant: Entrant, server: Running, triton: Triton, load: Load) -> Measurement:
-    """Measure one entrant for one round.
+def measure(contestant: Contestant, server: Running, triton: Triton, load: Load) -> Measurement:
+    """Measure one contestant for one round.
 
     Raises:
         ContestantError: It does not listen any more.
@@ -100,12 +100,12 @@ def measure(entrant: Entrant, server: Running, triton: Triton, load: Load) -> Me
     def find() -> dict[str, list[psutil.Process]]:
         return {"gateway": family(server.process), "triton": [triton.process], "stubs": children(triton.process)}
 
-    meters = Meters(find, triton.url, entrant.model if entrant.asks_triton else "")
-    return meters.read(_ask(server, load, load.seconds))
+    meters = Meters(find, triton.url, contestant.model if contestant.uses_triton else "")
+    return meters.read(_drive(server, load, load.seconds))
 
 
-def _ask(server: Running, load: Load, seconds: float) -> Outcome:
+def _drive(server: Running, load: Load, seconds: float) -> Outcome:
     try:
-        return run(drive_closed(f"{server.url}/detect", load.samples, clients=load.clients, seconds=seconds))
+        return run(drive_closed_loop(f"{server.url}/detect", load.samples, clients=load.clients, seconds=seconds))
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error

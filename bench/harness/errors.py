@@ -1,5 +1,5 @@
-"""What the harness reports to the person at the terminal."""
+"""What the harness reports to the user."""
 
 
 class ContestantError(Exception):
-    """A server cannot be measured; the message is one line for the person at the terminal."""
+    """A server cannot be measured; the message is one line for the user."""

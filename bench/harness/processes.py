@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 
 from app.config import PREFIX
-from app.host.processes import die_with_parent, end_group, first_answer
+from app.host.processes import die_with_parent, end_group, wait_for_answer
 from bench.harness.errors import ContestantError
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        status = first_answer(f"{url}{probe}", child, _READY_SECONDS, retry=(_NOT_READY,))
+        status = wait_for_answer(f"{url}{probe}", child, _READY_SECONDS, retry=(_NOT_READY,))
         if status != _OK:
             raise ContestantError(f"{_describe(status, child)}: {_last_lines(log)}")
         yield Running(url, psutil.Process(child.pid))
@@ -88,7 +88,7 @@ def require_checkout(folder: Path) -> Path:
 def _describe(status: int | None, child: "subprocess.Popen[bytes]") -> str:
     if status is not None:
         return f"answered with status {status}"
-    return "was not ready in time" if child.poll() is None else f"ended with code {child.poll()}"
+    return "was not ready in time" if child.poll() is None else f"exited with code {child.poll()}"
 
 
 def _last_lines(log: Path) -> str:

@@ -12,7 +12,7 @@ import psutil
 from app import config
 from app.config import Settings
 from app.embedded.install import install
-from app.embedded.server import Server, loadable_models
+from app.embedded.server import EmbeddedTriton, loadable_models
 from app.host.ports import find_free
 from bench.harness.errors import ContestantError
 from bench.models.repository import YOLO, write_models
@@ -31,7 +31,7 @@ class Triton(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Of its HTTP endpoint."""
+        """URL of its HTTP endpoint."""
         return f"http://127.0.0.1:{self.settings.triton_http_port}"
 
 
@@ -41,11 +41,11 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
 
     Args:
         repository: Its model repository.
-        model: One that must be ready.
+        model: The model that must be ready.
 
     Raises:
         InstallError, PackageError: It is not installed and cannot be.
-        EmbeddedError: It does not start.
+        EmbeddedTritonError: It does not start.
     """
     base = config.load()
     installed = Path(base.triton_home).resolve()
@@ -63,7 +63,7 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
             triton_grpc_port=grpc,
             triton_metrics_port=metrics,
         )
-        server = Server(settings)
+        server = EmbeddedTriton(settings)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid))
@@ -73,11 +73,11 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
 
 @contextmanager
 def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
-    """Run an embedded Triton with the fixtures of `bench.models` and, if asked, `yolo11n` in both layouts.
+    """Run an embedded Triton with the fixtures of `bench.models` and, with `with_yolo`, `yolo11n` for UINT8 and for FP32 input.
 
     Raises:
         ContestantError: `yolo11n` has not been pulled.
-        InstallError, PackageError, EmbeddedError: As `embedded_triton` says.
+        InstallError, PackageError, EmbeddedTritonError: As `embedded_triton` says.
     """
     pulled = Path(config.load().model_repository)
     if with_yolo and YOLO not in loadable_models(pulled):

@@ -32,7 +32,7 @@ Progress = Callable[[float, int], None]
 
 
 def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run a load to its end on uvloop, which takes least CPU time."""
+    """Run a load to its end on uvloop, the event loop that takes the least CPU time."""
     return uvloop.run(load)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-LONGEST_MICROSECONDS = 60_000_000
+MAX_MICROSECONDS = 60_000_000
 """The highest latency that a histogram can hold."""
 _SIGNIFICANT_DIGITS = 3
 
@@ -25,7 +25,7 @@ class Outcome(msgspec.Struct, dict=True):
     """Mean milliseconds of each Server-Timing entry of correct answers."""
     driver_cpu: float
     """Share of one core that the load driver used."""
-    own_p50: float = 0.0
+    overhead_p50: float = 0.0
     """Median milliseconds of correct answers spent neither in `decode` nor in `infer`, as seen by the client."""
     model: str = ""
     """Name of the model that answered, according to the answers; empty if they do not tell."""
@@ -69,7 +69,7 @@ def encode_latencies(seconds: Iterable[float]) -> str:
     """Encode latencies as a histogram of microseconds."""
     histogram = _empty()
     for value in seconds:
-        histogram.record_value(min(LONGEST_MICROSECONDS, max(1, round(value * 1e6))))
+        histogram.record_value(min(MAX_MICROSECONDS, max(1, round(value * 1e6))))
     return str(histogram.encode().decode("ascii"))
 
 
@@ -82,4 +82,4 @@ def merge_histograms(encoded: Iterable[str]) -> HdrHistogram:
 
 
 def _empty() -> HdrHistogram:
-    return HdrHistogram(1, LONGEST_MICROSECONDS, _SIGNIFICANT_DIGITS)
+    return HdrHistogram(1, MAX_MICROSECONDS, _SIGNIFICANT_DIGITS)

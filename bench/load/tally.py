@@ -14,7 +14,7 @@ from bench.load.outcome import Outcome, encode_latencies
 CHECK_EVERY = 16
 """Of the answers after the first pass over the images, one of this many is parsed and checked."""
 
-_NOT_OWN = b"decode", b"infer"
+_NOT_OVERHEAD = b"decode", b"infer"
 
 
 class _Detection(msgspec.Struct):
@@ -50,7 +50,7 @@ class Tally:
         self._patience = patience
         self._statuses: Counter[str] = Counter()
         self._latency = array("d")
-        self._own = array("d")
+        self._overhead = array("d")
         self._stages: defaultdict[bytes, float] = defaultdict(float)
         self._timed = 0
         self._model = ""
@@ -95,7 +95,7 @@ class Tally:
             latency=encode_latencies(self._latency),
             stages={name.decode("latin-1"): total / self._timed for name, total in self._stages.items()},
             driver_cpu=driver_cpu,
-            own_p50=median(self._own) if self._own else 0.0,
+            overhead_p50=median(self._overhead) if self._overhead else 0.0,
             model=self._model,
         )
 
@@ -115,11 +115,11 @@ class Tally:
 
     def _add_timing(self, timing: bytes, elapsed: float) -> None:
         self._timed += 1
-        own = elapsed * 1e3
+        overhead = elapsed * 1e3
         for entry in timing.split(b","):
             name, _, duration = entry.strip().partition(b";dur=")
             milliseconds = float(duration.partition(b";")[0] or 0)
             self._stages[name] += milliseconds
-            if name in _NOT_OWN:
-                own -= milliseconds
-        self._own.append(own)
+            if name in _NOT_OVERHEAD:
+                overhead -= milliseconds
+        self._overhead.append(overhead)

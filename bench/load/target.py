@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 
 class Target(NamedTuple):
-    """A server on this machine, and what to ask it for."""
+    """A server on this machine and the path of a request."""
 
     host: str
     port: int

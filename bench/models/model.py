@@ -9,13 +9,13 @@ import time
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as triton  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 _ROWS = 300
 
 # Triton 2.51 decodes BYTES tensors before a model asks for them. Under numpy 2 it passes this function an array in which every
 # byte is the first one; decoding it fails and takes the process down. The fixtures never look at their input.
-triton.deserialize_bytes_tensor = lambda _encoded: np.array([b""], np.object_)
+pb_utils.deserialize_bytes_tensor = lambda _encoded: np.array([b""], np.object_)
 
 
 class TritonPythonModel:
@@ -38,14 +38,14 @@ class TritonPythonModel:
         if seconds := self._per_batch + self._per_image * len(requests):
             time.sleep(seconds)
         tensors = [_to_triton(name, array) for name, array in self._nothing.items()]
-        return [triton.InferenceResponse(tensors) for _ in requests]
+        return [pb_utils.InferenceResponse(tensors) for _ in requests]
 
 
 # Triton 2.51's own conversion returns empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton adds
 # `Tensor` to its module after this one is loaded, so annotations of it are strings.
-def _to_triton(name: str, array: np.ndarray) -> "triton.Tensor":
+def _to_triton(name: str, array: np.ndarray) -> "pb_utils.Tensor":
     capsule = array.__dlpack__()
     # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
     # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
     ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
-    return triton.Tensor.from_dlpack(name, capsule)
+    return pb_utils.Tensor.from_dlpack(name, capsule)

@@ -21,7 +21,7 @@ def write_models(repository: Path, pulled: Path | None = None) -> None:
 
     Args:
         repository: Where to.
-        pulled: The project's own repository, to add its `yolo11n` and a twin of it that takes FP32 planes; None adds neither.
+        pulled: The project's own repository, to add its `yolo11n` and a variant of it that takes FP32 planes; None adds neither.
     """
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
         version = repository / config.parent.name / "1"
@@ -30,7 +30,7 @@ def write_models(repository: Path, pulled: Path | None = None) -> None:
         shutil.copyfile(_FOLDER / "model.py", version / "model.py")
     if pulled is not None:
         shutil.copytree(pulled / YOLO, repository / YOLO)
-        _write_fp32_twin(repository)
+        _write_fp32_variant(repository)
 
 
 def read_labels(repository: Path, model: str) -> str:
@@ -41,19 +41,19 @@ def read_labels(repository: Path, model: str) -> str:
     return text.partition('key: "labels" value { string_value: "')[2].partition('"')[0]
 
 
-def _write_fp32_twin(repository: Path) -> None:
+def _write_fp32_variant(repository: Path) -> None:
     """Write `yolo11n` without its first nodes, so that it takes the FP32 planes that clients like the reference send."""
     network = onnx.load(repository / YOLO / "1" / "model.onnx")
-    twin = Extractor(network).extract_model([_PIXELS], [output.name for output in network.graph.output])
-    del twin.opset_import[1:]  # one for each graph that was merged, all of the same version
-    twin.graph.input[0].name = "images"
-    for node in twin.graph.node:
+    variant = Extractor(network).extract_model([_PIXELS], [output.name for output in network.graph.output])
+    del variant.opset_import[1:]  # one for each graph that was merged, all of the same version
+    variant.graph.input[0].name = "images"
+    for node in variant.graph.node:
         for index, name in enumerate(node.input):
             if name == _PIXELS:
                 node.input[index] = "images"
     folder = repository / f"{YOLO}_fp32"
     (folder / "1").mkdir(parents=True)
-    onnx.save(twin, folder / "1" / "model.onnx")
+    onnx.save(variant, folder / "1" / "model.onnx")
     text = (repository / YOLO / "configs" / f"{CONFIG_NAME}.pbtxt").read_text(encoding="utf-8")
     text = text.replace(f'name: "{YOLO}"', f'name: "{folder.name}"').replace("TYPE_UINT8", "TYPE_FP32")
     text = text.replace('name: "image"', 'name: "images"').replace('key: "image"', 'key: "images"')

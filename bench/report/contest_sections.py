@@ -9,7 +9,7 @@ from bench.report.charts import Bar, draw_bars
 from bench.report.contest_text import COMPARED, spread
 from bench.report.html import row, section, table
 from bench.report.plots import batch_plots, cpu_plot, latency_plot, stage_bar, stage_plot
-from bench.report.records import KINDS, Contest, Entry
+from bench.report.records import KINDS, Contest, ContestantResult
 from bench.report.svg import colour
 from bench.report.text import number
 
@@ -40,7 +40,7 @@ def contest_section(contest: Contest) -> str:
     return section(contest.title, text, missing + _standings(entries) + "".join(plots))
 
 
-def _standings(entries: Sequence[Entry]) -> str:
+def _standings(entries: Sequence[ContestantResult]) -> str:
     rows = []
     for entry in entries:
         values = [(entry.median(figure), figure == "errors %" and entry.median(figure) > 0) for figure in _FIGURES.values()]
@@ -56,10 +56,10 @@ def _comparisons(contest: Contest) -> str:
             rows.append(f"<tr><td>{escape(name)}</td><td>{escape(base)}</td>{cells}</tr>")
     if not rows:
         return ""
-    return f"<h3>Ratios, median of the rounds (least..most)</h3>{table(['', 'against', *COMPARED], rows)}"
+    return f"<h3>Ratios, median of the rounds (min..max)</h3>{table(['', 'against', *COMPARED], rows)}"
 
 
-def _throughput(contest: Contest, entries: Sequence[Entry], colours: Mapping[str, str]) -> str:
+def _throughput(contest: Contest, entries: Sequence[ContestantResult], colours: Mapping[str, str]) -> str:
     first = entries[0].name
     bars = []
     for entry in entries:
@@ -70,7 +70,7 @@ def _throughput(contest: Contest, entries: Sequence[Entry], colours: Mapping[str
     return f"<h3>Requests per second</h3>{draw_bars(bars, colours, has_legend=False)}"
 
 
-def _latency(entries: Sequence[Entry], colours: Mapping[str, str]) -> str:
+def _latency(entries: Sequence[ContestantResult], colours: Mapping[str, str]) -> str:
     answered = {
         entry.name: [one.outcome.latency for one in entry.rounds]
         for entry in entries
@@ -79,7 +79,7 @@ def _latency(entries: Sequence[Entry], colours: Mapping[str, str]) -> str:
     return f"<h3>Latency</h3>{latency_plot(answered, colours)}" if answered else ""
 
 
-def _stages(entries: Sequence[Entry]) -> str:
+def _stages(entries: Sequence[ContestantResult]) -> str:
     bars = [
         stage_bar(entry.name, stages, f"p50 {number(entry.median('p50'))} ms")
         for entry in entries
@@ -88,12 +88,12 @@ def _stages(entries: Sequence[Entry]) -> str:
     return f"<h3>Stages</h3>{stage_plot(bars)}" if bars else ""
 
 
-def _median_stages(entry: Entry) -> dict[str, float]:
+def _median_stages(entry: ContestantResult) -> dict[str, float]:
     names = dict.fromkeys(stage for one in entry.rounds for stage in one.outcome.stages)
     return {stage: median(one.outcome.stages.get(stage, 0.0) for one in entry.rounds) for stage in names}
 
 
-def _batches(entries: Sequence[Entry], colours: Mapping[str, str]) -> str:
+def _batches(entries: Sequence[ContestantResult], colours: Mapping[str, str]) -> str:
     means = {entry.name: entry.median("mean batch") for entry in entries}
     if not any(means.values()):
         return ""

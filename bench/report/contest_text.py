@@ -7,11 +7,11 @@ from bench.load.driver import BUSY_SHARE
 from bench.report.records import KINDS, Contest
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
-"""What is compared between entrants, and the figure of it."""
+"""What is compared between contestants, and the figure of it."""
 
 
 def contest_text(contest: Contest) -> str:
-    """Describe a contest: a table, the ratios between entrants, and what to keep in mind."""
+    """Describe a contest: a table, the ratios between contestants, and what to keep in mind."""
     return "\n".join([*_table(contest), *_ratios(contest), *_remarks(contest)])
 
 
@@ -40,7 +40,7 @@ def _table(contest: Contest) -> Iterator[str]:
 
 def _ratios(contest: Contest) -> Iterator[str]:
     for comparison in contest.comparisons:
-        yield f"against {comparison.title}, median of the rounds' ratios (least..most):"
+        yield f"against {comparison.title}, median of the rounds' ratios (min..max):"
         width = max(15, *(len(name) for name, _ in comparison.pairs))
         for name, base in comparison.pairs:
             parts = (f"{what} {spread(contest.ratios(name, base, figure))}" for what, figure in COMPARED.items())
@@ -54,8 +54,8 @@ def _remarks(contest: Contest) -> Iterator[str]:
     entries = [entry for entry in contest.entries if entry.rounds]
     for entry in entries:
         if contest.clients == 1 and entry.rounds[0].outcome.stages:
-            own = median(one.outcome.own_p50 for one in entry.rounds)
-            yield f"{entry.name}: {own:.2f} ms of a request (p50) are neither decoding nor Triton, as the client sees it"
+            overhead = median(one.outcome.overhead_p50 for one in entry.rounds)
+            yield f"{entry.name}: {overhead:.2f} ms of a request (p50) are neither decoding nor Triton, as the client sees it"
     busy = [entry.name for entry in entries if any(one.outcome.driver_cpu > BUSY_SHARE for one in entry.rounds)]
     if busy:
         yield f"the client used more than {BUSY_SHARE:.0%} of a core with {', '.join(busy)}: those may be faster than shown"

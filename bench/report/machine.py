@@ -19,7 +19,7 @@ class Machine(msgspec.Struct, frozen=True):
     system: str
     processor: str
     cores: int
-    memory_gb: float
+    memory_gib: float
     python: str
 
 
@@ -29,7 +29,7 @@ def describe_machine() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
         cores=len(psutil.Process().cpu_affinity() or []) or psutil.cpu_count() or 1,
-        memory_gb=round(psutil.virtual_memory().total / 2**30, 1),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         python=platform.python_version(),
     )
 

@@ -89,8 +89,8 @@ class Run(Measurement, kw_only=True):
         return self.contestant, self.mode, self.model, self.load
 
 
-class Entry(msgspec.Struct, kw_only=True):
-    """One entrant of a contest and its rounds."""
+class ContestantResult(msgspec.Struct, kw_only=True):
+    """One contestant of a contest and its rounds."""
 
     name: str
     model: str
@@ -109,12 +109,12 @@ class Entry(msgspec.Struct, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Entrants to be compared with others."""
+    """Contestants to be compared with others."""
 
     title: str
     """What they are compared with."""
     pairs: list[tuple[str, str]]
-    """Name of an entrant, and of the one it is compared with."""
+    """Name of a contestant, and of the one it is compared with."""
 
 
 class Contest(msgspec.Struct, kw_only=True):
@@ -123,16 +123,16 @@ class Contest(msgspec.Struct, kw_only=True):
     title: str
     clients: int
     workers: int
-    """Of each entrant."""
+    """Number of processes of each contestant."""
     seconds: float
-    """Of each round."""
-    entries: list[Entry]
+    """Length of each round."""
+    entries: list[ContestantResult]
     left_out: dict[str, str] = {}
-    """Entrants that could not take part, and why."""
+    """Contestants that could not take part, and why."""
     comparisons: list[Comparison] = []
 
     def ratios(self, name: str, base: str, figure: str) -> list[float]:
-        """Divide a figure of one entrant by that of another, round by round: noise that hits a whole round cancels out."""
+        """Divide a figure of one contestant by that of another, round by round: noise that hits a whole round cancels out."""
         rounds = {entry.name: entry.rounds for entry in self.entries}
         pairs = [
             (one.figures.get(figure, 0.0), other.figures.get(figure))
@@ -141,7 +141,7 @@ class Contest(msgspec.Struct, kw_only=True):
         return [one / other for one, other in pairs if other]
 
     def runs(self) -> list[Run]:
-        """Represent each entrant by its round of median throughput."""
+        """Represent each contestant by its round of median throughput."""
         found = []
         for entry in self.entries:
             if not entry.rounds:
@@ -177,7 +177,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def all_runs(self) -> list[Run]:
-        """The runs, and one for each entrant of a contest."""
+        """The runs, and one for each contestant of a contest."""
         return [*self.runs, *(run for contest in self.contests for run in contest.runs())]
 
 

@@ -16,7 +16,7 @@ from tests.support import SCENE, json, lifespan_of, started
 
 
 class Worker:
-    """Opens what an application owns, and notes when."""
+    """Opens the resources of an application, and notes when."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,6 +48,24 @@ def build(worker: Worker) -> Application:
     return application.build(worker.open, 2**20)
 
 
+async def start_and_fail(app: Application) -> str:
+    """Start an application whose start fails, and return what the server is told."""
+    sent: list[dict[str, str]] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: dict[str, str]) -> None:
+        sent.append(message)
+
+    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
+    with suppress(Exception):  # Litestar raises the failure, too, in a group
+        await app(scope, receive, send)  # type: ignore[arg-type]
+    (message,) = sent
+    assert message["type"] == "lifespan.startup.failed"
+    return message["message"]
+
+
 async def test_a_worker_is_opened_before_the_first_request_and_closed_after_the_last(worker: Worker) -> None:
     """Once, however many requests there are."""
     app = build(worker)
@@ -61,14 +79,14 @@ async def test_a_worker_is_opened_before_the_first_request_and_closed_after_the_
     assert worker.events == ["opened", "closed"]
 
 
-async def test_an_application_may_be_started_again(worker: Worker) -> None:
-    """It then gets a new worker."""
+async def test_an_application_can_be_started_only_once(worker: Worker) -> None:
+    """A second lifespan fails with a clear error, because the cached dependencies are those of the first one."""
     app = build(worker)
-    for _ in range(2):
-        async with lifespan_of(app):
-            pass
+    async with lifespan_of(app):
+        pass
 
-    assert worker.events == ["opened", "closed"] * 2
+    assert "this application was started before; build another one" in await start_and_fail(app)
+    assert worker.events == ["opened", "closed"]
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
@@ -82,7 +100,7 @@ async def test_every_route_exists_with_and_without_its_version(worker: Worker, p
 
 
 async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
-    """There is one of it."""
+    """The documentation has one path, without a version prefix."""
     async with started(build(worker)) as client:
         assert (await client.get("/docs")).status_code == 200
         assert (await client.get("/v1/docs")).status_code == 404
@@ -99,7 +117,7 @@ async def test_other_paths_do_not_exist(worker: Worker, path: str) -> None:
 
 
 async def test_every_response_has_the_headers_of_the_middleware(worker: Worker) -> None:
-    """It is the outermost layer."""
+    """The middleware is the outermost layer, so even a 404 passes it."""
     async with started(build(worker)) as client:
         for path in ("/livez", "/nowhere", "/docs", "/docs-assets/nothing"):
             headers = (await client.get(path)).headers
@@ -107,19 +125,8 @@ async def test_every_response_has_the_headers_of_the_middleware(worker: Worker) 
 
 
 async def test_a_worker_that_cannot_be_opened_fails_the_start(worker: Worker) -> None:
-    """The server is told, and does not serve."""
+    """The server gets the error and does not serve."""
     worker.fails = True
-    sent: list[str] = []
 
-    async def receive() -> dict[str, str]:
-        return {"type": "lifespan.startup"}
-
-    async def send(message: dict[str, str]) -> None:
-        sent.append(message["type"])
-
-    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
-    with suppress(Exception):  # Litestar raises the failure, too, in a group
-        await build(worker)(scope, receive, send)  # type: ignore[arg-type]
-
-    assert sent == ["lifespan.startup.failed"]
+    assert "OSError" in await start_and_fail(build(worker))
     assert worker.events == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from litestar import Litestar, Request, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from app.api.body import Upload, is_form, parse_form, parse_json, parse_multipart, read_body
+from app.api.body import Upload, needs_parsing, parse_json, parse_multipart, parse_upload, read_body
 from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest
 from tests.support import call, receiving
 
@@ -54,7 +54,7 @@ def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 async def test_a_body_is_read_to_its_end() -> None:
-    """In however many chunks it arrives."""
+    """All chunks are joined, however many there are."""
     assert await read(chunk(b"abc")) == b"abc"
     assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
 
@@ -72,7 +72,7 @@ async def test_a_client_that_disconnects_early_is_gone() -> None:
             await read(*messages)
 
 
-async def test_a_body_above_the_limit_is_refused_while_it_arrives() -> None:
+async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
     """The rest of it is not received; a body of exactly the limit is accepted."""
     assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
     with pytest.raises(RequestEntityTooLarge):
@@ -91,19 +91,19 @@ async def test_a_body_above_the_limit_is_refused_while_it_arrives() -> None:
 )
 def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None:  # noqa: FBT001
     """Any other body is the image itself."""
-    assert is_form(content_type) is expected
+    assert needs_parsing(content_type) is expected
 
 
 @pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])
 def test_a_form_is_parsed_by_its_content_type(header: str) -> None:
     """Types are compared without regard to case and parameters."""
-    assert parse_form(form(part("image", IMAGE), part("boxes", b"coco")), header) == Upload(IMAGE, [("boxes", "coco")])
+    assert parse_upload(form(part("image", IMAGE), part("boxes", b"coco")), header) == Upload(IMAGE, [("boxes", "coco")])
 
 
 @pytest.mark.parametrize("header", ["application/json", "Application/JSON; charset=utf-8"])
 def test_json_is_parsed_by_its_content_type(header: str) -> None:
     """The same upload comes out of it."""
-    assert parse_form(document(boxes="coco"), header) == Upload(IMAGE, [("boxes", "coco")])
+    assert parse_upload(document(boxes="coco"), header) == Upload(IMAGE, [("boxes", "coco")])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_json_is_parsed_by_its_content_type(header: str) -> None:
 def test_an_empty_image_is_malformed(data: bytes, header: str) -> None:
     """A form that was submitted without choosing a file, for example."""
     with pytest.raises(MalformedRequest, match=r"^the image is empty$"):
-        parse_form(data, header)
+        parse_upload(data, header)
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
@@ -137,14 +137,14 @@ def test_multipart_parameters_are_found_beside_the_image() -> None:
 
 
 def test_a_field_given_twice_is_two_parameters() -> None:
-    """Which of two values counts is not decided here."""
+    """The parser returns both values; it does not decide which one counts."""
     data = form(part("boxes", b"coco"), part("image", IMAGE), part("boxes", b"pixel"))
 
     assert parse_multipart(data, TYPE).parameters == [("boxes", "coco"), ("boxes", "pixel")]
 
 
 def test_an_empty_multipart_image_is_returned() -> None:
-    """`parse_form` refuses it, for all kinds of forms."""
+    """`parse_upload` rejects it, for all kinds of forms."""
     assert parse_multipart(form(part("image", b"", filename="")), TYPE) == Upload(b"", [])
 
 
@@ -166,7 +166,7 @@ def test_the_boundary_may_be_quoted() -> None:
     ],
 )
 def test_a_form_contains_exactly_one_image(parts: tuple[bytes, ...], found: int) -> None:
-    """No image, or more than one, is refused with their number."""
+    """No image, or more than one, is rejected with their number."""
     with pytest.raises(MalformedRequest, match=rf"^expected one image in the field 'image' \(or 'file'\), found {found}$"):
         parse_multipart(form(*parts), TYPE)
 
@@ -187,7 +187,7 @@ def test_a_wrong_boundary_is_malformed(content_type: str) -> None:
 
 
 def test_a_truncated_form_is_malformed() -> None:
-    """Cut anywhere before its last boundary is complete, a form is refused."""
+    """Cut anywhere before its last boundary is complete, a form is rejected."""
     data = form(part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"))
 
     for length in range(len(data) - 2):
@@ -235,7 +235,7 @@ def test_sixteen_parts_are_read() -> None:
     assert len(parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * 15), TYPE).parameters) == 15
 
 
-def test_a_parameter_that_is_not_text_is_refused_by_name() -> None:
+def test_a_parameter_that_is_not_text_is_rejected_by_name() -> None:
     """It must be UTF-8."""
     with pytest.raises(InvalidParameter, match=r"^'classes' is not UTF-8 text$"):
         parse_multipart(form(part("classes", b"caf\xe9"), part("image", IMAGE)), TYPE)
@@ -278,7 +278,7 @@ PIECES += [b"; filename=", b'"', b"%0D", b"Content-Length: ", b"5", b" ", b"\0",
     st.one_of(st.just(TYPE), st.text(st.characters(max_codepoint=255))),
 )
 def test_any_multipart_body_is_an_upload_or_a_gateway_error(pieces: list[bytes], content_type: str) -> None:
-    """Whatever the bytes, and whatever the header."""
+    """No bytes and no header lead to any other exception."""
     try:
         upload = parse_multipart(b"".join(pieces), content_type)
     except GatewayError:
@@ -294,7 +294,7 @@ def test_a_json_image_is_decoded() -> None:
 
 @pytest.mark.parametrize("prefix", ["data:image/png;base64,", "data:;base64,", "data:image/svg+xml;charset=utf-8;base64,"])
 def test_a_json_image_may_be_a_data_url(prefix: str) -> None:
-    """As browsers make it from a file."""
+    """Browsers make data URLs from files."""
     assert parse_json(document(prefix + base64.b64encode(IMAGE).decode())).image == IMAGE
 
 
@@ -362,7 +362,7 @@ def test_any_other_json_is_malformed(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("members", [1001, 100_000])
-def test_a_very_long_list_is_refused(members: int) -> None:
+def test_a_very_long_list_is_rejected(members: int) -> None:
     """No model has so many classes."""
     with pytest.raises(MalformedRequest, match="JSON object"):
         parse_json(json.dumps({"image": "AA==", "classes": [7] * members}).encode())
@@ -370,13 +370,13 @@ def test_a_very_long_list_is_refused(members: int) -> None:
 
 @pytest.mark.parametrize("data", [b'{"file": "QUJD"}', b'{"file": ' * 100_000, b'{"file": 1, ' + b'"x": 1, ' * 100_000])
 def test_parsing_stops_at_the_first_unknown_member(data: bytes) -> None:
-    """However many follow, and whatever they are."""
-    with pytest.raises(InvalidParameter, match="unknown parameter 'file'; known are model"):
+    """The error comes at once, however many members follow and whatever they are."""
+    with pytest.raises(InvalidParameter, match="unknown parameter 'file'; supported parameters: model"):
         parse_json(data)
 
 
 def test_a_json_image_may_be_broken_into_lines() -> None:
-    """As base64 often is; white space is not part of it."""
+    """Base64 is often broken into lines; white space is not part of it."""
     encoded = base64.b64encode(IMAGE).decode()
     assert parse_json(document("\r\n\t ".join(encoded))).image == IMAGE
 
@@ -397,7 +397,7 @@ def test_text_that_is_not_base64_is_malformed(image: str) -> None:
 
 @pytest.mark.parametrize("image", ["", "data:image/png;base64,", "data:nothing"])
 def test_an_empty_json_image_is_returned(image: str) -> None:
-    """`parse_form` refuses it, for all kinds of forms."""
+    """`parse_upload` rejects it, for all kinds of forms."""
     assert parse_json(document(image)).image == b""
 
 

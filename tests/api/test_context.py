@@ -8,18 +8,18 @@ from app.api.context import RequestContext, attach, context_of
 
 
 def test_a_context_starts_empty() -> None:
-    """Nothing is sent, nobody has left, and the clock runs."""
-    context = RequestContext("r1")
+    """A new context has no status and no log fields, and its clock runs."""
+    context = RequestContext("r1", "image/png")
 
-    assert context.request_id == "r1"
+    assert (context.request_id, context.content_type) == ("r1", "image/png")
     assert (context.status, context.is_client_gone, context.log_fields, context.timing.stages) == (0, False, {}, {})
     assert context.timing.total >= 0
 
 
 @pytest.mark.parametrize("scope", [{}, {"state": {"other": 1}}])
 def test_an_attached_context_is_found_in_its_scope(scope: dict[str, Any]) -> None:
-    """Whether or not the server has put state of its own there, which stays."""
-    context = RequestContext("r1")
+    """It is found whether or not the server has put state of its own into the scope, and that state stays."""
+    context = RequestContext("r1", "image/png")
     before = dict(scope.get("state", {}))
     attach(context, scope)  # type: ignore[arg-type]
 
@@ -28,8 +28,8 @@ def test_an_attached_context_is_found_in_its_scope(scope: dict[str, Any]) -> Non
 
 
 def test_two_requests_share_nothing() -> None:
-    """What one of them logs is not in the other's line."""
-    first, second = RequestContext("r1"), RequestContext("r2")
+    """The log line of one request has no fields of another."""
+    first, second = RequestContext("r1", ""), RequestContext("r2", "")
     first.log_fields["model"] = "a"
     first.timing.lap("read")
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.api import application
 from app.api.application import Application
-from app.api.dependencies import Worker, providers
+from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 from tests.support import json, started
@@ -37,25 +37,25 @@ def build(triton: StubTriton, model: str) -> Application:
     """Build an application whose worker owns stubs."""
 
     @asynccontextmanager
-    async def open_worker() -> AsyncIterator[tuple[TritonClient, Detector]]:
+    async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
         yield triton, StubDetector(model)
 
-    return application.build(open_worker, 1000)
+    return application.build(open_resources, 1000)
 
 
 async def test_each_provider_returns_its_part_of_the_worker() -> None:
     """It may be set after the providers were made, as the lifespan does."""
-    worker = Worker()
-    provided = providers(worker)
-    worker.triton, worker.detector = StubTriton(), StubDetector("a")
+    resources = WorkerResources()
+    provided = providers(resources)
+    resources.triton, resources.detector = StubTriton(), StubDetector("a")
 
-    assert await provided["triton"]() is worker.triton
-    assert await provided["detector"]() is worker.detector
+    assert await provided["triton"]() is resources.triton
+    assert await provided["detector"]() is resources.detector
 
 
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
-    first, second = providers(Worker()), providers(Worker())
+    first, second = providers(WorkerResources()), providers(WorkerResources())
 
     assert first.keys() == second.keys() == {"triton", "detector"}
     assert all(first[name] is not second[name] for name in first)
@@ -63,17 +63,18 @@ def test_every_application_has_providers_of_its_own() -> None:
 
 
 async def test_dependencies_are_provided_once_per_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many requests and routes use them."""
+    """The worker is looked up once, however many requests and routes use it."""
     provided: list[str] = []
 
-    class CountingWorker(Worker):
+    class CountingResources(WorkerResources):
         def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
             provided.append(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr(application, "Worker", CountingWorker)
+    monkeypatch.setattr(application, "WorkerResources", CountingResources)
     triton = StubTriton()
     async with started(build(triton, "a")) as client:
+        provided.clear()  # the lifespan has looked, too
         for path in ("/readyz", "/v1/readyz", "/readyz"):
             json(await client.get(path))
 

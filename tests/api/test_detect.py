@@ -18,7 +18,7 @@ from app.api.context import RequestContext
 from app.config import Settings
 from app.main import create_app
 from app.pipeline import detector
-from bench.harness.reference import iou
+from bench.harness.reference_detector import iou
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import SCENE, captured_log, eventually, finds, json, sample_image, started
@@ -181,7 +181,7 @@ async def test_encodings_do_not_change_the_detections(client: httpx.AsyncClient,
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 async def test_boxes_are_those_of_the_upright_image(client: httpx.AsyncClient, cat: dict[str, Any], orientation: int) -> None:
-    """However the camera was held, sizes and boxes are those that a viewer shows."""
+    """Sizes and boxes are those that a viewer shows, whatever the EXIF orientation is."""
     back = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -239,7 +239,7 @@ async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR09
     assert set(problem) == {"type", "title", "status", "detail", "code", "request_id"}
 
 
-async def test_a_decompression_bomb_is_refused_by_its_header(client: httpx.AsyncClient) -> None:
+async def test_a_decompression_bomb_is_rejected_by_its_header(client: httpx.AsyncClient) -> None:
     """A small file with too many pixels is never decoded."""
     file = BytesIO()
     Image.new("1", (13000, 13000)).save(file, "PNG")
@@ -248,8 +248,8 @@ async def test_a_decompression_bomb_is_refused_by_its_header(client: httpx.Async
 
 
 @pytest.mark.usefixtures("triton")
-async def test_a_body_too_large_is_refused(settings: Settings) -> None:
-    """By its declared length, and while it arrives without one."""
+async def test_a_body_too_large_is_rejected(settings: Settings) -> None:
+    """A body is rejected by its declared length or, if it declares none, while it arrives."""
     small = Settings(triton_urls=settings.triton_url, max_file_size_mb=0.02, log_level="error")
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -296,7 +296,7 @@ async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Set
     [("/detect", "tiny"), ("/predict/other", "other"), ("/v1/predict/other", "other"), ("/detect?model=other", "other")],
 )
 async def test_the_model_that_is_named_is_asked(gateway: Gateway, path: str, asked: str) -> None:
-    """In the path or as a parameter; otherwise the default one."""
+    """The path or a parameter names the model; otherwise the default model is used."""
     fake, client = gateway
     await client.post(path, content=SCENE)
 
@@ -340,20 +340,20 @@ async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, 
 
     (line,) = log
     assert line.kwargs["status"] == 200
-    assert {"model": "tiny", "bytes": len(SCENE), "detections": 1}.items() <= line.kwargs.items()
+    assert {"model": "tiny", "image_bytes": len(SCENE), "detections": 1}.items() <= line.kwargs.items()
 
 
 @BOTH_FORMS
 async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     """Base64 of fifty megabytes would keep the event loop from all other requests."""
     threads: list[str] = []
-    parse = body.parse_form
+    parse = body.parse_upload
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
         threads.append(threading.current_thread().name)
         return parse(*arguments)
 
-    monkeypatch.setattr(body, "parse_form", noted)
+    monkeypatch.setattr(body, "parse_upload", noted)
     _, client = gateway
     await client.post("/detect", **form)
 
@@ -361,9 +361,9 @@ async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytes
 
 
 async def test_a_raw_body_is_not_parsed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the image."""
+    """A raw body is the image itself, so no thread parses it."""
     parsed: list[object] = []
-    monkeypatch.setattr(body, "parse_form", lambda *given: parsed.append(given))
+    monkeypatch.setattr(body, "parse_upload", lambda *given: parsed.append(given))
     fake, client = gateway
     await client.post("/detect", content=CAT, headers=JPEG)
 
@@ -392,13 +392,13 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(
     """Parsing is part of the request; what is still queued at the deadline is never parsed."""
     is_busy, may_end = busy
     parsed: list[object] = []
-    parse = body.parse_form
+    parse = body.parse_upload
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
         parsed.append(arguments)
         return parse(*arguments)
 
-    monkeypatch.setattr(body, "parse_form", noted)
+    monkeypatch.setattr(body, "parse_upload", noted)
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url, decode_threads=1, timeout_seconds=1))) as client:
         blocking = asyncio.ensure_future(client.post("/detect", content=CAT))
@@ -413,7 +413,7 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(
 
 @pytest.mark.parametrize(("model", "code"), [("six_columns", "invalid_image"), ("absent", "unknown_model")])
 @pytest.mark.usefixtures("triton")
-async def test_a_refused_image_is_released_at_once(settings: Settings, model: str, code: str) -> None:
+async def test_a_rejected_image_is_released_at_once(settings: Settings, model: str, code: str) -> None:
     """No reference cycle keeps the body until the garbage collector runs."""
     async with started(create_app(settings)) as client:
         assert await finds(client)

@@ -23,7 +23,7 @@ async def test_the_page_needs_no_other_server(lonely: httpx.AsyncClient) -> None
     [("swagger_bundle.js", "text/javascript"), ("swagger_preset.js", "text/javascript"), ("swagger_style.css", "text/css")],
 )
 async def test_files_are_shown_and_not_downloaded(lonely: httpx.AsyncClient, name: str, media_type: str) -> None:
-    """With the type that a browser expects."""
+    """The files of the documentation have the content type that a browser expects."""
     response = await lonely.get(f"/docs-assets/{name}")
 
     assert response.status_code == 200

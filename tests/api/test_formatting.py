@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.api.formatting import to_json, to_response
-from app.api.schema import BoxUnit
+from app.api.formatting import to_detections, to_response
+from app.api.schema import BoxFormat
 from app.imaging.letterbox import LetterboxTransform
 from app.pipeline.detector import Detections
 from tests.fakes.triton import SPEC
@@ -24,9 +24,9 @@ def detections(boxes: list[list[float]], scores: list[float], class_ids: list[in
     return Detections(corners, np.array(scores, np.float32), np.array(class_ids, np.int32), 200, 100, LABELLED, "7")
 
 
-def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxUnit = "normalized") -> dict[str, Any]:
+def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxFormat = "normalized") -> dict[str, Any]:
     """Describe one box on the canvas, and parse the JSON."""
-    (detection,) = to_json(detections([box], [score], [id_]), unit)
+    (detection,) = to_detections(detections([box], [score], [id_]), unit)
     parsed: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(detection))
     return parsed
 
@@ -39,7 +39,7 @@ def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxUnit
         ("coco", {"bbox": [20.0, 20.0, 60.0, 60.0]}),
     ],
 )
-def test_a_box_has_the_unit_asked_for(unit: BoxUnit, box: dict[str, Any]) -> None:
+def test_a_box_has_the_unit_asked_for(unit: BoxFormat, box: dict[str, Any]) -> None:
     """Corners as fractions, corners in pixels, or COCO's x, y, width, height, and nothing else."""
     detection = members([10, 35, 40, 65], score=0.5, id_=2, unit=unit)
 
@@ -60,7 +60,7 @@ def test_a_score_has_four_digits() -> None:
         ("coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
     ],
 )
-def test_a_box_is_rounded(unit: BoxUnit, box: dict[str, Any]) -> None:
+def test_a_box_is_rounded(unit: BoxFormat, box: dict[str, Any]) -> None:
     """Fractions have six digits and pixels two; a COCO width is rounded once, from the exact corners."""
     detection = members([10 / 3, 25, 200 / 3, 25 + 10 / 3], unit=unit)
 
@@ -75,8 +75,8 @@ def test_a_box_is_rounded(unit: BoxUnit, box: dict[str, Any]) -> None:
         ("coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
     ],
 )
-def test_a_box_ends_at_the_edge_of_the_image(unit: BoxUnit, box: dict[str, Any]) -> None:
-    """What reaches into the padding is clipped."""
+def test_a_box_ends_at_the_edge_of_the_image(unit: BoxFormat, box: dict[str, Any]) -> None:
+    """A box that reaches into the padding is clipped."""
     detection = members([-5, 0, 105, 100], unit=unit)
 
     assert {key: detection[key] for key in box} == box
@@ -89,20 +89,20 @@ def test_a_class_without_a_label_has_its_id_as_name() -> None:
 
 
 @pytest.mark.parametrize("unit", ["normalized", "pixel", "coco"])
-def test_detections_keep_their_order(unit: BoxUnit) -> None:
+def test_detections_keep_their_order(unit: BoxFormat) -> None:
     """Each becomes one object, none becomes none."""
-    found = to_json(detections([[0, 0, 0, 0], [1, 1, 1, 1]], [0.9, 0.4], [1, 0]), unit)
+    found = to_detections(detections([[0, 0, 0, 0], [1, 1, 1, 1]], [0.9, 0.4], [1, 0]), unit)
 
     assert [(one.class_name, one.confidence) for one in found] == [("car", 0.9), ("person", 0.4)]
-    assert to_json(detections([], [], []), unit) == []
+    assert to_detections(detections([], [], []), unit) == []
 
 
 @pytest.mark.parametrize("unit", ["normalized", "pixel", "coco"])
-def test_the_boxes_themselves_are_not_changed(unit: BoxUnit) -> None:
+def test_the_boxes_themselves_are_not_changed(unit: BoxFormat) -> None:
     """The same detections can be described in another unit afterwards."""
     found = detections([[10, 35, 40, 65]], [0.5], [0])
     before = found.boxes.copy()
-    to_json(found, unit)
+    to_detections(found, unit)
 
     np.testing.assert_array_equal(found.boxes, before)
 

@@ -11,7 +11,7 @@ from litestar.testing import RequestFactory
 
 from app.api.application import Application
 from app.api.context import RequestContext, attach
-from app.api.guards import guard_payload, guard_timing, one_guard
+from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.errors import UnsupportedMediaType
 from app.main import create_app
 from app.telemetry import timing
@@ -44,7 +44,7 @@ async def post_unread(app: Application, path: str, headers: dict[str, str]) -> R
 
 @PATHS
 @pytest.mark.parametrize("content_type", ["text/html", "application/x-www-form-urlencoded", "video/mp4", "nonsense"])
-async def test_an_unsupported_type_is_refused_before_the_body_is_read(app: Application, path: str, content_type: str) -> None:
+async def test_an_unsupported_type_is_rejected_before_the_body_is_read(app: Application, path: str, content_type: str) -> None:
     """On every route that takes an image."""
     reply = await post_unread(app, path, {"Content-Type": content_type, "Content-Length": "100"})
 
@@ -62,7 +62,7 @@ async def test_a_long_type_is_quoted_in_part(app: Application) -> None:
 
 @PATHS
 @pytest.mark.parametrize("content_type", ["image/jpeg", "multipart/form-data; boundary=b", "application/json", ""])
-async def test_a_declared_length_above_the_limit_is_refused_before_the_body_is_read(
+async def test_a_declared_length_above_the_limit_is_rejected_before_the_body_is_read(
     app: Application, path: str, content_type: str
 ) -> None:
     """Whatever the type; the detail says the limit in the unit of the setting."""
@@ -89,11 +89,26 @@ async def test_a_body_without_a_declared_length_is_counted(app: Application) -> 
     assert (reply.status, reply.problem["code"], reply.problem["detail"]) == (413, "body_too_large", "the limit is 1 MiB")
 
 
-async def test_a_length_that_is_not_a_number_is_refused_before_the_body_is_read(app: Application) -> None:
-    """Servers refuse it already; it is no failure of ours if one does not."""
-    reply = await post_unread(app, "/detect", {"Content-Type": "image/jpeg", "Content-Length": "many"})
+@PATHS
+@pytest.mark.parametrize("length", ["many", "", "1.5", "-"])
+async def test_a_length_that_is_not_a_number_is_a_malformed_request(app: Application, path: str, length: str) -> None:
+    """A server that passes an invalid Content-Length on gets a 400 with the code of every malformed request."""
+    reply = await post_unread(app, path, {"Content-Type": "image/jpeg", "Content-Length": length})
 
-    assert reply.status == 400
+    assert (reply.status, reply.problem["code"]) == (400, "malformed_request")
+    assert reply.problem["detail"] == "the request's headers or body are malformed"
+
+
+async def test_the_last_of_several_content_types_is_judged(app: Application) -> None:
+    """A request with two Content-Type headers is accepted or rejected by the last one."""
+    html, jpeg = ("Content-Type", "text/html"), ("Content-Type", "image/jpeg")
+    body = {"type": "http.request", "body": b"no image", "more_body": False}
+
+    accepted = await call(app, receiving(body), "/detect", [html, jpeg])
+    rejected = await call(app, receiving(body), "/detect", [jpeg, html])
+
+    assert accepted.problem["code"] == "unsupported_format"
+    assert rejected.problem["code"] == "unsupported_media_type"
 
 
 async def test_the_type_is_judged_before_the_length(app: Application) -> None:
@@ -103,8 +118,8 @@ async def test_the_type_is_judged_before_the_length(app: Application) -> None:
     assert reply.status == 415
 
 
-async def test_an_invalid_query_is_refused_before_the_body_is_read(app: Application) -> None:
-    """It is wrong whatever the image is."""
+async def test_an_invalid_query_is_rejected_before_the_body_is_read(app: Application) -> None:
+    """The query is invalid for any image."""
     reply = await post_unread(app, "/detect?confidence=2", {"Content-Type": "image/jpeg", "Content-Length": "100"})
 
     assert (reply.status, reply.problem["code"]) == (400, "invalid_parameter")
@@ -119,7 +134,7 @@ def connection(headers: dict[str, str], limit: int | None) -> Request[Any, Any, 
 
     app = Litestar([handler], logging_config=None)
     made: Request[Any, Any, Any] = RequestFactory(app=app).post("/", headers=headers, route_handler=app.routes[0].route_handlers[0])  # type: ignore[union-attr]
-    attach(RequestContext("id"), made.scope)
+    attach(RequestContext("id", headers.get("Content-Type", "")), made.scope)
     return made
 
 
@@ -130,25 +145,25 @@ def test_a_payload_within_the_limit_passes(length: str, limit: int | None) -> No
 
 
 def test_the_limit_is_that_of_the_route() -> None:
-    """Not a constant, and not that of another route."""
+    """The guard uses the limit of the route, not a constant."""
     headers = {"Content-Type": "image/jpeg", "Content-Length": "101"}
     guard_payload(connection(headers, 101))
     with pytest.raises(RequestEntityTooLarge):
         guard_payload(connection(headers, 100))
 
 
-def test_an_unsupported_type_is_refused() -> None:
+def test_an_unsupported_type_is_rejected() -> None:
     """Whatever the length."""
     with pytest.raises(UnsupportedMediaType, match="text/html"):
         guard_payload(connection({"Content-Type": "text/html", "Content-Length": "1"}, 100))
 
 
 def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Litestar has done before belongs to no stage, only to the total."""
+    """The time before that is part of the total, but of no stage."""
     now = 10.0
     monkeypatch.setattr(timing, "perf_counter", lambda: now)
     request = connection({}, None)
-    context = RequestContext("id")
+    context = RequestContext("id", "")
     attach(context, request.scope)
     now = 10.5
     guard_timing(request)
@@ -162,21 +177,21 @@ def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: py
 async def test_combined_guards_run_in_order() -> None:
     """Each of them sees the connection."""
     seen: list[tuple[str, object]] = []
-    guard = one_guard(lambda given: seen.append(("a", given)), lambda given: seen.append(("b", given)))
+    guard = combine_guards(lambda given: seen.append(("a", given)), lambda given: seen.append(("b", given)))
     request = connection({}, None)
     await cast("Any", guard)(request, cast("BaseRouteHandler", None))
 
     assert seen == [("a", request), ("b", request)]
 
 
-async def test_the_first_guard_that_refuses_is_the_last() -> None:
+async def test_the_first_guard_that_rejects_is_the_last() -> None:
     """Its error is the response."""
     seen: list[object] = []
 
     def refuse(_: object) -> None:
         raise UnsupportedMediaType("no")
 
-    guard = one_guard(refuse, seen.append)
+    guard = combine_guards(refuse, seen.append)
     with pytest.raises(UnsupportedMediaType):
         await cast("Any", guard)(connection({}, None), cast("BaseRouteHandler", None))
 

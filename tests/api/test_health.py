@@ -10,7 +10,7 @@ from structlog.testing import CapturedCall
 
 from app import __version__
 from app.api import application, middleware
-from app.imaging.decode import is_simd
+from app.host.packages import has_pillow_simd
 from app.pipeline.detector import Detector, Limits
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.transport import Transport
@@ -58,7 +58,7 @@ async def test_nothing_is_ready_without_triton(lonely: httpx.AsyncClient) -> Non
 
 
 async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
-    """With everything that a person or a dashboard wants to see."""
+    """The answer has everything that a person or a dashboard wants to see."""
     _, client = gateway
     response = await client.get("/health")
     report = json(response)
@@ -74,7 +74,7 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
         "model_ready": True,
         "gpu": False,
         "memory": {},
-        "performance": {"memory_mb": memory, "optimizations": {"pillow_simd": is_simd(), "transport": "shm"}},
+        "performance": {"memory_mb": memory, "optimizations": {"pillow_simd": has_pillow_simd(), "transport": "shm"}},
     }
     assert "retry-after" not in response.headers
 
@@ -142,10 +142,10 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
         detector = Detector(triton, Transport(triton, "inline"), "tiny", frozenset(), Limits(1, 10**6, 10))
 
         @asynccontextmanager
-        async def open_worker() -> AsyncIterator[tuple[TritonClient, Detector]]:
+        async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
             yield triton, detector
 
-        async with started(application.build(open_worker, 2**20)) as client:
+        async with started(application.build(open_resources, 2**20)) as client:
             yield client, triton
         await detector.close()
         await triton.close()

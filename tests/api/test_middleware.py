@@ -68,6 +68,31 @@ async def test_any_other_request_id_is_replaced(log: Log, given: str) -> None:
     assert reply.headers["x-request-id"] == log[0].kwargs["request_id"] != given
 
 
+@pytest.mark.parametrize(("last", "is_kept"), [("last", True), ("not well formed", False)])
+async def test_the_last_of_several_request_ids_counts(log: Log, last: str, is_kept: bool) -> None:  # noqa: FBT001
+    """A request with two X-Request-ID headers has the last id, or a new one if the last id is not well formed."""
+    reply = await call(responding(200), receiving(), headers=[("X-Request-ID", "first"), ("X-Request-ID", last)])
+
+    assert reply.headers["x-request-id"] == log[0].kwargs["request_id"]
+    assert (reply.headers["x-request-id"] == last) is is_kept
+    assert reply.headers["x-request-id"] != "first"
+
+
+async def test_the_last_of_several_content_types_counts() -> None:
+    """The context of a request with two Content-Type headers has the last one."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        seen.append(context_of(scope).content_type)
+        await respond(send, 200)
+
+    wrapped = RequestContextMiddleware(app)
+    await call(wrapped, receiving(), headers=[("Content-Type", "text/html"), ("Content-Type", "image/png; x=y")])
+    await call(wrapped, receiving())
+
+    assert seen == ["image/png; x=y", ""]
+
+
 async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
     """One that was not given is chosen at random."""
     app = responding(200)
@@ -89,7 +114,7 @@ async def test_the_log_line_describes_the_request(log: Log) -> None:
     (line,) = log
     fields = dict(line.kwargs)
     assert line.args == ("request",)
-    assert fields.pop("milliseconds") >= 0
+    assert fields.pop("duration_ms") >= 0
     assert fields.pop("request_id")
     assert fields == {"method": "POST", "path": "/detect", "status": 200, "model": "tiny", "detections": 3}
 
@@ -102,7 +127,7 @@ async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
 
 
 async def test_the_stages_of_a_request_are_in_its_headers(log: Log) -> None:
-    """As far as it came before the response was sent."""
+    """Server-Timing has the stages that had ended when the response was sent."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         context_of(scope).timing.lap("read")
@@ -192,7 +217,7 @@ async def test_a_client_that_disconnected_is_logged_as_499(log: Log) -> None:
 
 
 async def test_a_connection_that_breaks_while_the_response_is_sent_is_logged_with_its_status(log: Log) -> None:
-    """As far as the gateway is concerned, the request was answered."""
+    """The gateway has answered the request, so its status is logged."""
 
     async def send(message: Any) -> None:  # noqa: ANN401, ARG001
         raise OSError("broken pipe")

@@ -21,7 +21,7 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
-    """By name, together with those that `pull` knows, and which of them is the default."""
+    """The list is sorted by name, includes the models that `pull` knows, and marks the default model."""
     _, client = gateway
     document = json(await client.get("/models"))
 
@@ -45,7 +45,7 @@ async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> Non
     model = by_name(json(await client.get("/models")))["a"]
 
     assert (model["version"], model["width"], model["height"], model["device"]) == ("1", 64, 32, "cpu")
-    assert model["layout"] == "rows of x1 y1 x2 y2 score class"
+    assert model["output_format"] == "rows of x1 y1 x2 y2 score class"
     assert model["classes"] == ["red", "blue"]
     assert (model["source"], model["licence"]) == ("here", "MIT")
     assert model["detail"] is None
@@ -64,14 +64,14 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
 
 
 async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
-    """With the command."""
+    """The error contains the command that pulls the model."""
     _, client = gateway
 
     assert by_name(json(await client.get("/models")))["yolo11n"]["detail"] == "./just pull yolo11n, then restart Triton"
 
 
 async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:
-    """What it knows cannot be said by anybody else."""
+    """Only Triton knows its models, so the answer is an error."""
     fake, client = gateway
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     for one in (lonely, client):

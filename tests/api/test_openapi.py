@@ -33,7 +33,7 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
-    """With its type, default and meaning, the same in the query, in a form and in JSON."""
+    """Type, default and meaning are the same in the query, in a form and in JSON."""
     operation = document["paths"]["/detect"]["post"]
     content = operation["requestBody"]["content"]
     query = {parameter["name"]: parameter for parameter in operation["parameters"]}
@@ -57,7 +57,7 @@ async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any
 
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
-    """Without the version prefix and without the files of the page."""
+    """The description has neither the version prefix nor the files of the page."""
     assert set(document["paths"]) == {"/detect", "/predict/{model}", "/models", "/health", "/livez", "/readyz"}
     assert document["info"]["version"] == __version__
     for path in document["paths"].values():

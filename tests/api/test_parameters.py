@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters import NAMES, Parameters, parse, split_classes, unknown
-from app.detection.select import Criteria
+from app.api.parameters import NAMES, Parameters, parse, split_classes, unknown_parameter
 from app.errors import GatewayError, InvalidParameter, UnknownModel
+from app.pipeline.detector import DetectOptions
 
 
 def test_without_parameters_the_defaults_apply() -> None:
@@ -75,7 +75,7 @@ def test_values_within_their_range_are_accepted(name: str, text: str, value: obj
         ("boxes", ""),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(name: str, text: str) -> None:
+def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
     """The message begins with the parameter that is not valid."""
     with pytest.raises(InvalidParameter, match=f"^{name}: "):
         parse([(name, text)])
@@ -83,16 +83,19 @@ def test_values_out_of_range_are_refused_by_name(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("given", ["iou", "", "Confidence", "wanted_classes", "confidence ", "image"])
 def test_an_unknown_parameter_is_quoted(given: str) -> None:
-    """A misspelt parameter is refused with a list of those that are known."""
+    """A misspelt parameter is rejected with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:
         parse([("confidence", "0.5"), (given, "1")])
 
-    assert caught.value.detail == f"unknown parameter {given!r}; known are model, confidence, classes, max_detections, boxes"
+    assert (
+        caught.value.detail
+        == f"unknown parameter {given!r}; supported parameters: model, confidence, classes, max_detections, boxes"
+    )
 
 
 def test_a_long_name_is_quoted_in_part() -> None:
     """The response does not repeat kilobytes of the request."""
-    with pytest.raises(InvalidParameter, match=f"^unknown parameter '{'x' * 64}'; known"):
+    with pytest.raises(InvalidParameter, match=f"^unknown parameter '{'x' * 64}'; supported"):
         parse([("x" * 10_000, "1")])
 
 
@@ -104,7 +107,7 @@ def test_a_long_name_is_quoted_in_part() -> None:
         ([("model_name", "a"), ("boxes", "coco"), ("model", "b")], "model"),
     ],
 )
-def test_a_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: str) -> None:
+def test_a_parameter_given_twice_is_rejected(pairs: list[tuple[str, str]], name: str) -> None:
     """Two values for one parameter contradict each other, also if one has the older name."""
     with pytest.raises(InvalidParameter, match=f"^{name} is given more than once$"):
         parse(pairs)
@@ -114,7 +117,7 @@ def test_a_parameter_given_twice_is_refused(pairs: list[tuple[str, str]], name: 
     "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
 def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
-    """It is refused before Triton is asked, and is not repeated in the response."""
+    """It is rejected before Triton is asked, and is not repeated in the response."""
     with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
         parse([("model", model)])
 
@@ -133,28 +136,28 @@ def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
 def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] | None) -> None:
     """Blanks around a name and empty names do not count; without the parameter there is no restriction."""
     assert split_classes(classes) == wanted
-    assert Parameters(classes=classes).criteria.classes == wanted
+    assert Parameters(classes=classes).options.classes == wanted
 
 
-def test_the_criteria_are_those_of_the_parameters() -> None:
-    """What `detection` needs to know of a request, and nothing else."""
-    parameters = parse([("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")])
+def test_the_options_of_the_detector_are_those_of_the_parameters() -> None:
+    """The detector gets all parameters but the format of the boxes, which only the response needs."""
+    pairs = [("model", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
 
-    assert parameters.criteria == Criteria(0.4, ["cat", "3"], 7)
-    assert Parameters().criteria == Criteria(0.25, None, 100)
+    assert parse(pairs).options == DetectOptions("tiny", 0.4, ["cat", "3"], 7)
+    assert Parameters().options == DetectOptions(None, 0.25, None, 100)
 
 
 @pytest.mark.parametrize("classes", ["", ",", " , ,, "])
-def test_an_empty_list_of_classes_is_refused(classes: str) -> None:
-    """It would find nothing, which nobody wants."""
+def test_an_empty_list_of_classes_is_rejected(classes: str) -> None:
+    """No object could be found with it."""
     with pytest.raises(InvalidParameter, match=r"^classes: expected names or ids, separated by commas$"):
         parse([("classes", classes)])
 
 
 def test_the_names_include_the_aliases() -> None:
-    """All of them are accepted, and no other."""
+    """The known names are those that are accepted, and no other."""
     assert set(NAMES) == {*Parameters.__struct_fields__, "model_name"}
-    assert "known are model, confidence" in unknown("x").detail
+    assert "supported parameters: model, confidence" in unknown_parameter("x").detail
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from(Parameters.__struct_fields__), st.text()), st.text()), max_size=4))
@@ -170,7 +173,7 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
 
 @pytest.mark.parametrize("name", ["classes", "model", "boxes"])
-def test_very_long_text_is_refused(name: str) -> None:
+def test_very_long_text_is_rejected(name: str) -> None:
     """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
         parse([(name, "x," * 2049)])

@@ -56,7 +56,7 @@ async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: Log) -> None:
-    """With its status, code, title and detail; the code and the detail are logged, too."""
+    """The problem has status, code, title and detail of the error; code and detail are logged, too."""
     response, problem = await problem_of(error("what is wrong"))
 
     assert set(problem) == MEMBERS
@@ -118,13 +118,13 @@ async def test_an_http_exception_is_a_problem_with_its_headers(log: Log) -> None
 @pytest.mark.parametrize(
     ("status", "code", "detail"),
     [
-        (400, "bad_request", "the request cannot be read"),
+        (400, "malformed_request", "the request's headers or body are malformed"),
         (404, "not_found", "this path does not exist; /docs lists those that do"),
         (405, "method_not_allowed", "this path does not support this method; /docs lists those it supports"),
     ],
 )
 async def test_common_http_exceptions_say_what_to_do(status: int, code: str, detail: str) -> None:
-    """In our own words."""
+    """The details are ours, not those of Litestar."""
     _, problem = await problem_of(HTTPException("secret", status_code=status))
 
     assert (problem["status"], problem["code"], problem["detail"]) == (status, code, detail)
@@ -134,7 +134,7 @@ async def test_common_http_exceptions_say_what_to_do(status: int, code: str, det
     ("limit", "text"), [(2**20, "1 MiB"), (50 * 2**20, "50 MiB"), (2**19, "0.5 MiB"), (1024 * 2**20, "1024 MiB")]
 )
 async def test_a_body_above_the_limit_is_told_the_limit(limit: int, text: str) -> None:
-    """In MiB, which is the unit of the setting."""
+    """The limit is given in MiB, the unit of the setting."""
 
     @post("/")
     async def read(request: Request[Any, Any, Any]) -> None:
@@ -155,7 +155,7 @@ async def test_an_unexpected_exception_tells_the_caller_nothing(monkeypatch: pyt
     response, problem = await problem_of(error)
 
     assert set(problem) == MEMBERS
-    assert (response.status_code, problem["code"], problem["title"]) == (500, "internal", "Internal error")
+    assert (response.status_code, problem["code"], problem["title"]) == (500, "internal_error", "Internal error")
     assert "ZeroDivision" not in response.text
     assert "secret" not in response.text
     (call,) = unexpected
@@ -173,7 +173,7 @@ async def test_an_unexpected_failure_of_a_detection_tells_nothing(
     monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
     problem = json(await client.post("/detect", content=SCENE), 500)
 
-    assert problem["code"] == "internal"
+    assert problem["code"] == "internal_error"
     assert "ZeroDivision" not in stdlib_json.dumps(problem)
 
 

@@ -31,7 +31,7 @@ def members(value: msgspec.Struct) -> dict[str, Any]:
     [({"x1": 0.1, "y1": 0.2, "x2": 0.3, "y2": 0.4}, ["x1", "y1", "x2", "y2"]), ({"bbox": (1.0, 2.0, 3.0, 4.0)}, ["bbox"])],
 )
 def test_a_detection_has_either_corners_or_a_bbox(box: dict[str, Any], names: list[str]) -> None:
-    """What does not apply is left out, not null; `class` is a keyword in Python only."""
+    """Members of the other format are left out, not null; `class` is a keyword in Python only."""
     detection = Detection(**box, confidence=0.5, class_=2, class_id=2, class_name="car")
 
     assert list(members(detection)) == [*names, "confidence", "class", "class_id", "class_name"]
@@ -67,7 +67,7 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "version": None,
         "width": None,
         "height": None,
-        "layout": None,
+        "output_format": None,
         "device": None,
         "classes": [],
         "source": None,

@@ -1,6 +1,7 @@
 """What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,10 +10,11 @@ import psutil
 import pytest
 
 from app.triton.shared_memory import SHM
-from bench.harness.reference_environment import is_installed
+from bench.harness.processes import ROOT, environment_of
+from bench.harness.reference_environment import is_installed, reference_python
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.records import Contest, Entry, Measurement, Record, Run, TritonUse, make_record
+from bench.report.records import Contest, ContestantResult, Measurement, Record, Run, TritonUse, make_record
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
@@ -90,6 +92,47 @@ def abandoned_arenas() -> set[str]:
     return {path.name for path in SHM.glob("nereid-*") if not psutil.pid_exists(int(path.name.split("-")[1]))}
 
 
+# Runs an application of `bench.contestants.reference` with stand-ins for its client and the image, and prints what the client does.
+_PRINT_CLIENTS = """
+import sys
+from importlib import import_module
+from bench.contestants import reference
+from bench.experiments.candidates.asgi import AsgiRunner
+
+class Client:
+    def __init__(self, address):
+        assert address == "triton:1"
+        print("created")
+
+    def close(self):
+        print("closed")
+
+class Nothing:
+    canvas = width = height = 0
+
+reference.InferenceServerClient = Client
+reference.letterbox = lambda body: Nothing
+reference.normalize = lambda canvas: canvas
+reference.infer = lambda client, model, image, tensor: print("used")
+reference.describe = lambda image, labels, tensors: {}
+runner = AsgiRunner(import_module("bench.contestants." + sys.argv[1]).app)
+for _ in range(int(sys.argv[2])):
+    runner.send_request(None)
+"""
+
+
+def clients_of(contestant: str, requests: int) -> list[str]:
+    """Return what a variant of the reference does with clients of Triton during so many requests, in order."""
+    environment = environment_of(ROOT) | {
+        "BENCH_TRITON": "triton:1",
+        "BENCH_MODEL": "m",
+        "BENCH_LABELS": "a",
+        "BENCH_TENSOR": "FP32",
+    }
+    command = [str(reference_python()), "-c", _PRINT_CLIENTS, contestant, str(requests)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
 def make_outcome(milliseconds: Sequence[float], model: str = "", **statuses: int) -> Outcome:
     """Make up an outcome of two seconds with these latencies; statuses are given as s200=1, error=2."""
     counted = {name.removeprefix("s"): count for name, count in statuses.items()} or {"200": len(milliseconds)}
@@ -131,7 +174,7 @@ def make_measurement(rate: float, cpu: float = 3.0) -> Measurement:
 def make_contest(**changes: object) -> Contest:
     """Make up a contest of three rounds in which `nereid` does 3.5 times what `reference` does."""
     entries = [
-        Entry(name=name, model="null", note="", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
+        ContestantResult(name=name, model="null", note="", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
         for name, scale in (("reference", 1.0), ("nereid", 3.5))
     ]
     contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR, from_yolo, from_yolox
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, from_yolox
 from app.model.anchors import count_anchors
 
 Array = NDArray[np.float32]
@@ -28,7 +28,7 @@ def textbook(head: Array, iou: float) -> list[tuple[list[float], float, int]]:
     for column in head.T:
         x, y, width, height = column[:4]
         class_ = int(column[4:].argmax())
-        if column[4 + class_] > SCORE_FLOOR:
+        if column[4 + class_] > MIN_SCORE:
             box = np.array([x - width / 2, y - height / 2, x + width / 2, y + height / 2], np.float32)
             remaining.append((box, float(column[4 + class_]), class_))
     remaining.sort(key=lambda candidate: -candidate[1])
@@ -91,7 +91,7 @@ def test_boxes_without_area_are_kept() -> None:
 
 def test_scores_at_the_floor_are_dropped() -> None:
     """Only boxes with scores above the floor are candidates."""
-    below, above = np.float32(SCORE_FLOOR), np.nextafter(np.float32(SCORE_FLOOR), np.float32(1))
+    below, above = np.float32(MIN_SCORE), np.nextafter(np.float32(MIN_SCORE), np.float32(1))
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
 
     np.testing.assert_array_equal(from_yolo(head, 0.5)[0], [[145, 45, 155, 55]])
@@ -142,6 +142,6 @@ def test_yolox_head_is_in_cells() -> None:
 def test_objectness_alone_is_not_a_detection() -> None:
     """An anchor with high objectness and low class scores stays below the floor."""
     head = np.zeros((count_anchors((32, 32)), 6), np.float32)
-    head[:, 4], head[:, 5] = 1, SCORE_FLOOR / 2
+    head[:, 4], head[:, 5] = 1, MIN_SCORE / 2
 
     assert from_yolox(head, 0.7, (32, 32))[0].shape == (0, 4)

@@ -23,15 +23,13 @@ BASE = from_triton_config(
     "1",
 )
 ANCHORS = 42
-NAMES = ("count", "boxes", "scores", "classes")
 BOXES = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]], np.float32)
 SCORES = np.array([0.9, 0.5, 0.1], np.float32)
 CLASSES = np.array([2, 0, 1], np.int32)
 
 
 def spec_of(output_format: OutputFormat, **changes: Any) -> ModelSpec:  # noqa: ANN401
-    names = NAMES if output_format is OutputFormat.END_TO_END else ("o",)
-    return msgspec.structs.replace(BASE, output_format=output_format, output_names=names, **changes)
+    return msgspec.structs.replace(BASE, output_format=output_format, output_names=tuple(ANSWERS[output_format]), **changes)
 
 
 def decode(spec: ModelSpec, outputs: Outputs) -> Candidates:
@@ -197,7 +195,7 @@ def test_each_image_of_a_batch_has_its_own_candidates(output_format: OutputForma
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 @pytest.mark.parametrize("returned", [1, 2, 4])
-def test_another_number_of_images_is_refused(output_format: OutputFormat, returned: int) -> None:
+def test_another_number_of_images_is_rejected(output_format: OutputFormat, returned: int) -> None:
     """An answer for fewer or more images than were in the inference belongs to none of them."""
     outputs = stack(*[ANSWERS[output_format]] * returned)
 
@@ -205,7 +203,7 @@ def test_another_number_of_images_is_refused(output_format: OutputFormat, return
         decode_outputs(spec_of(output_format), outputs, images=3)
 
 
-def test_invalid_image_of_a_batch_is_refused() -> None:
+def test_invalid_image_of_a_batch_is_rejected() -> None:
     """One invalid result makes the whole answer invalid, whichever image it belongs to."""
     outputs = stack(*[ANSWERS[OutputFormat.SIX_COLUMNS]] * 3)
     outputs["o"][2, 1, 0] = np.nan
@@ -227,7 +225,7 @@ def test_score_slightly_above_one_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_missing_output_is_refused(output_format: OutputFormat) -> None:
+def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
     """The message names the tensor that the answer does not have."""
     spec = spec_of(output_format)
     with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
@@ -235,7 +233,7 @@ def test_missing_output_is_refused(output_format: OutputFormat) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3, 6), (2, 3, 6)])
-def test_another_batch_than_one_is_refused(shape: tuple[int, ...]) -> None:
+def test_another_batch_than_one_is_rejected(shape: tuple[int, ...]) -> None:
     """An inference of one image must have an answer for one image."""
     with pytest.raises(InvalidModelOutput, match=r"m returned o of shape .* for a batch of 1"):
         decode(spec_of(OutputFormat.SIX_COLUMNS), {"o": np.zeros(shape, np.float32)})
@@ -257,8 +255,8 @@ def test_another_batch_than_one_is_refused(shape: tuple[int, ...]) -> None:
         (OutputFormat.YOLOX_HEAD, (ANCHORS, 2)),
     ],
 )
-def test_wrong_shape_is_refused(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
-    """A tensor that does not have the shape of its format is refused, and the message has its shape."""
+def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
+    """A tensor that does not have the shape of its format is rejected, and the message has its shape."""
     with pytest.raises(InvalidModelOutput, match=r"shape \("):
         decode(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
 
@@ -275,14 +273,14 @@ def test_wrong_shape_is_refused(output_format: OutputFormat, shape: tuple[int, .
         {"classes": CLASSES[:2]},
     ],
 )
-def test_four_tensors_that_do_not_fit_together_are_refused(changes: Outputs) -> None:
+def test_four_tensors_that_do_not_fit_together_are_rejected(changes: Outputs) -> None:
     """Boxes, scores and classes must have one length, and the count must be one number."""
     with pytest.raises(InvalidModelOutput, match="shape"):
         decode(spec_of(OutputFormat.END_TO_END), four(**changes))
 
 
 @pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
-def test_count_out_of_range_is_refused(count: int) -> None:
+def test_count_out_of_range_is_rejected(count: int) -> None:
     """The count cannot be negative or larger than the number of rows."""
     with pytest.raises(InvalidModelOutput, match=f"a count of {count} for 3 rows"):
         decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
@@ -290,7 +288,7 @@ def test_count_out_of_range_is_refused(count: int) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_boxes_that_are_not_finite_are_refused(output_format: OutputFormat, value: float) -> None:
+def test_boxes_that_are_not_finite_are_rejected(output_format: OutputFormat, value: float) -> None:
     """One corner that is not a finite number makes the answer invalid."""
     outputs = six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, 2, 3, 4], [1, 2, value, 4], [0, 0, 0, 0]]))
 
@@ -298,21 +296,21 @@ def test_boxes_that_are_not_finite_are_refused(output_format: OutputFormat, valu
         decode(spec_of(output_format), outputs)
 
 
-def test_boxes_that_overflow_when_scaled_are_refused() -> None:
-    """Fractions too large to be converted to pixels are refused, without a warning."""
+def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
+    """Fractions too large to be converted to pixels are rejected, without a warning."""
     with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
         decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
 
 
-def test_boxes_that_overflow_a_float_are_refused() -> None:
-    """A double that no 32-bit float can hold is refused, without a warning."""
+def test_boxes_that_overflow_a_float_are_rejected() -> None:
+    """A double that no 32-bit float can hold is rejected, without a warning."""
     with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
         decode(spec_of(OutputFormat.END_TO_END), four(boxes=np.full((3, 4), 1e300)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1.01, 55.0])
 @pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_scores_that_are_not_probabilities_are_refused(output_format: OutputFormat, value: float) -> None:
+def test_scores_that_are_not_probabilities_are_rejected(output_format: OutputFormat, value: float) -> None:
     """A score that is not a number or above one makes the answer invalid."""
     outputs = six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1]))
 
@@ -320,7 +318,7 @@ def test_scores_that_are_not_probabilities_are_refused(output_format: OutputForm
         decode(spec_of(output_format), outputs)
 
 
-def test_negative_score_is_refused() -> None:
+def test_negative_score_is_rejected() -> None:
     """Where a count tells what is padding, a negative score is not padding but invalid."""
     with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
         decode(spec_of(OutputFormat.END_TO_END), four(scores=np.array([0.9, -0.1, 0.1])))
@@ -328,14 +326,14 @@ def test_negative_score_is_refused() -> None:
 
 @pytest.mark.parametrize("head", [yolo(55), yolo(1.01)])
 def test_scores_of_a_head_must_be_probabilities(head: NDArray[np.float32]) -> None:
-    """Logits in the place of scores are refused."""
+    """Logits in the place of scores are rejected."""
     with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
         decode(spec_of(OutputFormat.YOLO_HEAD), {"o": head[None]})
 
 
 @pytest.mark.parametrize("value", [-1, np.nan, np.inf, 1e20])
 @pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_class_that_is_not_an_id_is_refused(output_format: OutputFormat, value: float) -> None:
+def test_class_that_is_not_an_id_is_rejected(output_format: OutputFormat, value: float) -> None:
     """Negative numbers, values that are not numbers and values that no integer holds are not class ids."""
     outputs = six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1]))
 
@@ -344,7 +342,7 @@ def test_class_that_is_not_an_id_is_refused(output_format: OutputFormat, value: 
 
 
 @pytest.mark.parametrize("value", [2**31, 2**32 + 5, 2**63 - 1])
-def test_class_id_beyond_32_bits_is_refused(value: int) -> None:
+def test_class_id_beyond_32_bits_is_rejected(value: int) -> None:
     """A 64-bit id does not wrap round to another class."""
     with pytest.raises(InvalidModelOutput):
         decode(spec_of(OutputFormat.END_TO_END), four(classes=np.array([0, value, 1], np.int64)))
@@ -352,8 +350,8 @@ def test_class_id_beyond_32_bits_is_refused(value: int) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("output_format", "head"), [(OutputFormat.YOLO_HEAD, yolo()), (OutputFormat.YOLOX_HEAD, yolox())])
-def test_head_that_is_not_finite_is_refused(output_format: OutputFormat, head: NDArray[np.float32], value: float) -> None:
-    """A NaN anywhere in a head is refused before decoding, which could drop it unnoticed."""
+def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: NDArray[np.float32], value: float) -> None:
+    """A NaN anywhere in a head is rejected before decoding, which could drop it unnoticed."""
     broken = head.copy()
     broken[-1, -1] = value
 
@@ -361,8 +359,8 @@ def test_head_that_is_not_finite_is_refused(output_format: OutputFormat, head: N
         decode(spec_of(output_format), {"o": broken[None]})
 
 
-def test_yolox_size_that_overflows_is_refused() -> None:
-    """A log size whose exponential is infinite is refused, without a warning."""
+def test_yolox_size_that_overflows_is_rejected() -> None:
+    """A log size whose exponential is infinite is rejected, without a warning."""
     head = yolox()
     head[9, 2] = 1000
 

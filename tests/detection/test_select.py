@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from app.detection.outputs import Candidates
-from app.detection.select import Criteria, select
+from app.detection.select import select, to_class_ids
 from app.errors import InvalidParameter
 
 LABELS = ("person", "car", "traffic light")
@@ -20,14 +20,8 @@ def chosen(
     found: Candidates, *, confidence: float = 0.1, class_ids: frozenset[int] | None = None, max_detections: int = 10
 ) -> list[int]:
     """Return the indices of the candidates that are selected."""
-    kept = select(found, Criteria(confidence, None, max_detections), class_ids)
+    kept = select(found, confidence=confidence, class_ids=class_ids, max_detections=max_detections)
     return [int(x) for x in kept.boxes[:, 0]]
-
-
-def class_ids(names: list[str] | None, labels: tuple[str, ...] | list[str]) -> set[int] | None:
-    """Look classes up."""
-    found = Criteria(0.1, names, 10).class_ids(labels)
-    return None if found is None else set(found)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.25, 0.3, 1.0])
@@ -41,7 +35,7 @@ def test_confidence_is_the_least_score(confidence: float) -> None:
 
 def test_the_best_come_first() -> None:
     """Candidates are ordered by descending score."""
-    found = select(candidates(0.5, 0.9, 0.6, 0.7), Criteria(0.1, None, 10), None)
+    found = select(candidates(0.5, 0.9, 0.6, 0.7), confidence=0.1, class_ids=None, max_detections=10)
 
     assert found.boxes[:, 0].tolist() == [1, 3, 2, 0]
     np.testing.assert_array_equal(found.scores, np.array([0.9, 0.7, 0.6, 0.5], np.float32))
@@ -59,9 +53,8 @@ def test_the_limit_keeps_the_best() -> None:
 
 def test_only_candidates_of_the_classes_are_kept() -> None:
     """The others are dropped before the limit is applied; boxes, scores and classes stay together."""
-    found = select(
-        candidates(0.9, 0.8, 0.7, 0.6, class_ids=[0, 1, 2, 1]), Criteria(0.1, ["car", "traffic light"], 2), frozenset({1, 2})
-    )
+    given = candidates(0.9, 0.8, 0.7, 0.6, class_ids=[0, 1, 2, 1])
+    found = select(given, confidence=0.1, class_ids=frozenset({1, 2}), max_detections=2)
 
     assert found.boxes[:, 0].tolist() == [1, 2]
     assert found.class_ids.tolist() == [1, 2]
@@ -75,7 +68,7 @@ def test_without_a_class_nothing_is_kept() -> None:
 
 def test_nothing_is_kept_of_nothing() -> None:
     """No candidates are arrays of the right shape."""
-    found = select(candidates(), Criteria(0.1, None, 2), frozenset({1}))
+    found = select(candidates(), confidence=0.1, class_ids=frozenset({1}), max_detections=2)
 
     assert found.boxes.shape == (0, 4)
     assert found.scores.shape == found.class_ids.shape == (0,)
@@ -83,52 +76,52 @@ def test_nothing_is_kept_of_nothing() -> None:
 
 def test_without_restriction_all_classes_are_kept() -> None:
     """None stands for all of them."""
-    assert class_ids(None, LABELS) is None
+    assert to_class_ids(None, LABELS) is None
     assert chosen(candidates(0.9, 0.8, class_ids=[0, 7])) == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("names", "ids"),
     [
-        (["person"], {0}),
-        (["traffic light", "car"], {1, 2}),
-        (["2"], {2}),
-        (["0", "person"], {0}),
-        (["02"], {2}),
-        ([], set()),
+        (["person"], frozenset({0})),
+        (["traffic light", "car"], frozenset({1, 2})),
+        (["2"], frozenset({2})),
+        (["0", "person"], frozenset({0})),
+        (["02"], frozenset({2})),
+        ([], frozenset()),
     ],
 )
-def test_classes_are_names_or_ids(names: list[str], ids: set[int]) -> None:
+def test_classes_are_names_or_ids(names: list[str], ids: frozenset[int]) -> None:
     """A class may be given either way."""
-    assert class_ids(names, LABELS) == ids
+    assert to_class_ids(names, LABELS) == ids
 
 
 def test_a_name_takes_precedence_over_an_id() -> None:
     """A model whose labels are numbers is asked by label."""
-    assert class_ids(["5"], ["7", "5"]) == {1}
+    assert to_class_ids(["5"], ["7", "5"]) == frozenset({1})
 
 
 @pytest.mark.parametrize("labels", [(), LABELS])
 @pytest.mark.parametrize("name", ["Person", "", "-1", "1.0", "²", "٣", "1_0", "0x1", "+1", "9" * 5000])
-def test_any_other_class_is_refused(name: str, labels: tuple[str, ...]) -> None:
+def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None:
     """It is quoted in part."""
     with pytest.raises(InvalidParameter) as caught:
-        class_ids(["0", name], labels)
+        to_class_ids(["0", name], labels)
 
     assert caught.value.detail == f"classes: {name[:64]!r} is not a class of this model"
 
 
-def test_an_id_beyond_the_labels_is_refused() -> None:
+def test_an_id_beyond_the_labels_is_rejected() -> None:
     """A model with labels has no more classes than labels."""
-    assert class_ids(["2"], LABELS) == {2}
+    assert to_class_ids(["2"], LABELS) == frozenset({2})
 
     with pytest.raises(InvalidParameter, match="classes: '3' is not a class of this model"):
-        class_ids(["3"], LABELS)
+        to_class_ids(["3"], LABELS)
 
 
 def test_any_id_is_a_class_of_a_model_without_labels() -> None:
     """Where no labels are known, ids are not checked."""
-    assert class_ids(["0", "79", "100000"], ()) == {0, 79, 100000}
+    assert to_class_ids(["0", "79", "100000"], ()) == frozenset({0, 79, 100000})
 
 
 def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:

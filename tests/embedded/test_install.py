@@ -111,7 +111,7 @@ def test_server_is_unpacked(tmp_path: Path, packages: Packages) -> None:
 
 
 def test_second_install_does_nothing(tmp_path: Path, packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is installed stays, and nothing is announced."""
+    """The installed files stay, and no message is printed."""
     install(tmp_path)
     packages.steps.clear()
     capsys.readouterr()
@@ -162,7 +162,7 @@ def test_another_python_needs_another_install(tmp_path: Path, packages: Packages
 @pytest.mark.parametrize("step", ["download", "environment"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), PackageError("pip failed")])
 def test_interrupted_install_leaves_no_half_folder(tmp_path: Path, packages: Packages, step: str, failure: BaseException) -> None:
-    """What is there is complete, and the next install adds the rest."""
+    """Every folder is complete, and the next install adds the missing ones."""
     packages.fails_at, packages.failure = step, failure
     with pytest.raises(type(failure)):
         install(tmp_path)
@@ -236,7 +236,7 @@ def test_home_that_cannot_be_created_is_an_error(tmp_path: Path, packages: Packa
     assert packages.steps == []
 
 
-def test_another_wheel_is_refused(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
     """A download with another SHA-256 is not unpacked, and the message has both sums."""
     monkeypatch.setattr(module, "WHEEL_SHA256", "0" * 64)
 
@@ -296,7 +296,7 @@ def test_libpython_is_found_where_this_python_was_built(tmp_path: Path, monkeypa
 
 
 def test_libpython_of_the_system_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loader finds by itself is left to it."""
+    """The loader finds such a library by itself."""
     without_libpython(monkeypatch, tmp_path)
 
     def find_library(name: str) -> str:
@@ -339,7 +339,7 @@ def test_libpython_of_the_wheel_is_replaced(tmp_path: Path, packages: Packages, 
 def test_libpython_of_the_wheel_is_kept_if_only_the_loader_knows_another(
     tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no path that it could be replaced by."""
+    """A library that only the loader can find has no path to replace the wheel's with."""
     without_libpython(monkeypatch, tmp_path)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.1.0")
     install(tmp_path / "home")

@@ -28,6 +28,16 @@ small ({type}[batch, n] values) => ({type}[batch, n] doubled, {type}[batch] sums
     sums = ReduceSum <keepdims = 0> (values, last)
 }}"""
 
+# Doubles every value, and returns the words as they are.
+WORDS_MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+small (float[batch, n] values, string[batch, n] words) => (float[batch, n] doubled, string[batch, n] same) {
+    doubled = Add (values, values)
+    same = Identity (words)
+}"""
+WORDS = np.array([["a", "b"]], np.object_)
+VALUES = np.ones((1, 2), np.float32)
+
 
 class Consumer:
     """Hands a capsule on to numpy."""
@@ -43,11 +53,11 @@ class Consumer:
 
 
 class Tensor:
-    """Triton's tensor. Its own conversions lose the data under numpy 2, which shows only in empty results."""
+    """Triton's tensor. Its own conversions of numbers lose the data under numpy 2, which shows only in empty results."""
 
     def __init__(self, name: str, array: Array) -> None:
         self.name = name
-        self.array = np.empty(0, array.dtype)
+        self.array = array if array.dtype == np.object_ else np.empty(0, array.dtype)
 
     @classmethod
     def from_dlpack(cls, name: str, capsule: object) -> "Tensor":
@@ -60,7 +70,7 @@ class Tensor:
         return tensor
 
     def as_numpy(self) -> Array:
-        return np.empty(0, self.array.dtype)
+        return self.array if self.array.dtype == np.object_ else np.empty(0, self.array.dtype)
 
     def __dlpack__(self, **options: Any) -> Any:  # noqa: ANN401
         return self.array.__dlpack__(**options)
@@ -82,13 +92,22 @@ class Response:
 
 
 class Request:
-    """A request with input tensors by name."""
+    """A request with input tensors by name, for some of the outputs."""
 
-    def __init__(self, **inputs: Array) -> None:
+    def __init__(self, *outputs: str, **inputs: Array) -> None:
+        self.outputs = list(outputs)
         self.inputs = {}
         for name, array in inputs.items():
             self.inputs[name] = Tensor(name, array)
             self.inputs[name].array = array
+
+    def requested_output_names(self) -> list[str]:
+        return self.outputs
+
+
+def request(values: Array) -> Request:
+    """Make a request for both outputs of `MODEL`."""
+    return Request("doubled", "sums", values=values)
 
 
 @pytest.fixture
@@ -105,10 +124,17 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(name, None)
 
 
-def load(backend: Any, folder: Path, element: str = "float", version: str = "1", **parameters: str) -> Any:  # noqa: ANN401
+def load(
+    backend: Any,  # noqa: ANN401
+    folder: Path,
+    element: str = "float",
+    version: str = "1",
+    text: str = MODEL,
+    **parameters: str,
+) -> Any:  # noqa: ANN401
     """Write a model repository with a small model, and load it."""
     (folder / version).mkdir(exist_ok=True)
-    onnx.save(parser.parse_model(MODEL.format(type=element)), folder / version / "model.onnx")
+    onnx.save(parser.parse_model(text.format(type=element) if text == MODEL else text), folder / version / "model.onnx")
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}} if parameters else {}
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(config), "model_repository": str(folder), "model_version": version})
@@ -120,7 +146,7 @@ def test_request_is_executed(backend: Any, tmp_path: Path, element: str, dtype: 
     """The outputs are those of the model, by name and with all their data."""
     values: Array = np.arange(6).reshape(2, 3).astype(dtype)
 
-    (response,) = load(backend, tmp_path, element).execute([Request(values=values)])
+    (response,) = load(backend, tmp_path, element).execute([request(values)])
 
     assert response.error is None
     np.testing.assert_array_equal(response.outputs["doubled"], values * 2)
@@ -134,8 +160,8 @@ def test_consumed_capsules_are_not_reported(backend: Any, tmp_path: Path) -> Non
     reported: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", reported.append)
-        model.execute([Request(values=np.ones((1, 3), np.float32))])
-        model.execute([Request(values=np.ones((1, 3), np.float32)) for _ in range(2)])
+        model.execute([request(np.ones((1, 3), np.float32))])
+        model.execute([request(np.ones((1, 3), np.float32)) for _ in range(2)])
         gc.collect()
 
     assert reported == []
@@ -144,7 +170,7 @@ def test_consumed_capsules_are_not_reported(backend: Any, tmp_path: Path) -> Non
 def test_outputs_outlive_the_backends_own_arrays(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
     """A tensor keeps its memory until Triton releases it, whatever happens in between."""
     model = load(backend, tmp_path)
-    responses = [model.execute([Request(values=np.full((1, 1000), n, np.float32))])[0] for n in range(50)]
+    responses = [model.execute([request(np.full((1, 1000), n, np.float32))])[0] for n in range(50)]
     del model
     gc.collect()
 
@@ -156,7 +182,7 @@ def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> Non
     model = load(backend, tmp_path)
     batches = [np.full((size, 3), size, np.float32) for size in (1, 3, 2)]
 
-    responses = model.execute([Request(values=batch) for batch in batches])
+    responses = model.execute([request(batch) for batch in batches])
 
     assert len(responses) == 3
     for response, batch in zip(responses, batches, strict=True):
@@ -164,19 +190,117 @@ def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> Non
         np.testing.assert_array_equal(response.outputs["sums"], batch.sum(axis=1))
 
 
+def assert_all_fail(responses: list[Response], number: int) -> None:
+    """Demand an error in each of so many responses."""
+    assert len(responses) == number
+    assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
+    assert all(response.outputs == {} for response in responses)
+
+
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the names of the outputs that are converted to Triton's tensors from now on."""
+    names: list[str] = []
+    create = Tensor.from_dlpack
+
+    def from_dlpack(name: str, capsule: object) -> Tensor:
+        names.append(name)
+        return create(name, capsule)
+
+    monkeypatch.setattr(Tensor, "from_dlpack", from_dlpack)
+    return names
+
+
+@pytest.mark.parametrize("name", ["doubled", "sums"])
+def test_only_the_requested_output_is_converted(
+    backend: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """An output that nobody requested is neither converted nor returned."""
+    names = converted(monkeypatch)
+    (response,) = load(backend, tmp_path).execute([Request(name, values=np.ones((1, 3), np.float32))])
+
+    assert names == list(response.outputs) == [name]
+    assert response.outputs[name].sum() == (6 if name == "doubled" else 3)
+
+
+def test_each_request_of_a_batch_gets_the_outputs_it_requested(
+    backend: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests for different outputs are run together, and each gets its own."""
+    names = converted(monkeypatch)
+    values = [np.full((1, 3), value, np.float32) for value in range(3)]
+    requests = [Request("sums", values=values[0]), Request("doubled", values=values[1]), request(values[2])]
+
+    responses = load(backend, tmp_path).execute(requests)
+
+    assert [list(response.outputs) for response in responses] == [["sums"], ["doubled"], ["doubled", "sums"]]
+    assert names == ["sums", "doubled", "doubled", "sums"]
+    np.testing.assert_array_equal(responses[1].outputs["doubled"], values[1] * 2)
+    assert [response.outputs["sums"].item() for response in (responses[0], responses[2])] == [0, 6]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_string_output_that_nobody_requested_does_no_harm(backend: Any, tmp_path: Path, number: int) -> None:  # noqa: ANN401
+    """DLPack has no strings, so a string output must not be converted unless it was requested."""
+    model = load(backend, tmp_path, text=WORDS_MODEL)
+    responses = model.execute([Request("doubled", values=VALUES, words=WORDS) for _ in range(number)])
+
+    assert [response.error for response in responses] == [None] * number
+    for response in responses:
+        assert list(response.outputs) == ["doubled"]
+        np.testing.assert_array_equal(response.outputs["doubled"], VALUES * 2)
+
+
+def test_requested_string_output_is_returned_as_it_is(
+    backend: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strings are passed to Triton's own tensor; numbers beside them are converted through DLPack."""
+    names = converted(monkeypatch)
+    (response,) = load(backend, tmp_path, text=WORDS_MODEL).execute([Request("doubled", "same", values=VALUES, words=WORDS)])
+
+    assert names == ["doubled"]
+    assert list(response.outputs) == ["doubled", "same"]
+    assert response.outputs["same"].tolist() == [["a", "b"]]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_failed_conversion_is_an_error_of_every_request(
+    backend: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    """An output that cannot be converted does not let an exception leave the backend."""
+
+    def from_dlpack(name: str, _: object) -> Tensor:
+        raise RuntimeError(f"{name} cannot be converted")
+
+    model = load(backend, tmp_path)
+    monkeypatch.setattr(Tensor, "from_dlpack", from_dlpack)
+
+    responses = model.execute([request(np.ones((1, 3), np.float32)) for _ in range(number)])
+
+    assert_all_fail(responses, number)
+    assert {str(response.error) for response in responses} == {"doubled cannot be converted"}
+
+
 def test_error_is_returned_to_every_request(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
     """An exception does not leave the backend, where it would leak Triton's shared memory."""
     model = load(backend, tmp_path)
-    wrong_type = Request(values=np.zeros((1, 3), np.int32))
-    other_shape = [Request(values=np.zeros((1, size), np.float32)) for size in (3, 4)]
+    wrong_type = request(np.zeros((1, 3), np.int32))
+    other_shape = [request(np.zeros((1, size), np.float32)) for size in (3, 4)]
+    missing_input = [Request("doubled"), request(np.zeros((1, 3), np.float32))]
 
-    for requests in ([wrong_type], [wrong_type, wrong_type], other_shape):
-        responses = model.execute(requests)
-        assert len(responses) == len(requests)
-        assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
-        assert all(response.outputs == {} for response in responses)
+    for requests in ([wrong_type], [wrong_type, wrong_type], other_shape, missing_input):
+        assert_all_fail(model.execute(requests), len(requests))
 
-    (response,) = model.execute([Request(values=np.ones((1, 3), np.float32))])
+    (response,) = model.execute([request(np.ones((1, 3), np.float32))])
     assert response.outputs["sums"] == [3]
 
 

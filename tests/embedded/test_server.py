@@ -15,7 +15,7 @@ import pytest
 
 from app.config import Settings
 from app.embedded.install import install
-from app.embedded.server import EmbeddedError, Server, loadable_models
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, loadable_models
 from app.embedded.startup_check import StartupCheckError
 from app.host import processes as host_processes
 from app.host.ports import find_free, is_free
@@ -108,8 +108,8 @@ def script(settings: Settings, text: str) -> None:
 
 
 @pytest.fixture
-def server(own: Settings) -> Iterator[Server]:
-    server = Server(own)
+def server(own: Settings) -> Iterator[EmbeddedTriton]:
+    server = EmbeddedTriton(own)
     yield server
     server.stop()
 
@@ -125,13 +125,13 @@ def no_process_left() -> Iterator[None]:
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait a second for the server to become ready, and a moment for it to end."""
 
-    def first_answer(url: str, process: Process, _: float) -> int | None:
-        return host_processes.first_answer(url, process, 1)
+    def wait_for_answer(url: str, process: Process, _: float) -> int | None:
+        return host_processes.wait_for_answer(url, process, 1)
 
     def end_group(process: Process, _: float) -> None:
         host_processes.end_group(process, 0.2)
 
-    monkeypatch.setattr("app.embedded.server.first_answer", first_answer)
+    monkeypatch.setattr("app.embedded.server.wait_for_answer", wait_for_answer)
     monkeypatch.setattr("app.embedded.server.end_group", end_group)
 
 
@@ -148,8 +148,8 @@ def parts() -> set[psutil.Process]:
 @pytest.mark.parametrize("port", ["triton_http_port", "triton_grpc_port", "triton_metrics_port"])
 def test_port_in_use_is_an_error(own: Settings, port: str) -> None:
     """Nothing is started, and the message says which setting to change."""
-    server = Server(own)
-    with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedError) as caught:
+    server = EmbeddedTriton(own)
+    with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedTritonError) as caught:
         server.start()
 
     assert f"port {getattr(own, port)} is in use" in str(caught.value)
@@ -162,15 +162,15 @@ def test_path_with_a_space_is_an_error(own: Settings, tmp_path: Path, setting: s
     """Triton's Python backend could not run from there, so nothing is started, and the message names the path."""
     folder = tmp_path / "with a space"
     folder.mkdir()
-    server = Server(msgspec.structs.replace(own, **{setting: str(folder)}))
+    server = EmbeddedTriton(msgspec.structs.replace(own, **{setting: str(folder)}))
 
-    with pytest.raises(EmbeddedError, match=f"a path with a space in it: {folder}"):
+    with pytest.raises(EmbeddedTritonError, match=f"a path with a space in it: {folder}"):
         server.start()
     assert (server.poll(), server.pid) == (None, 0)
     assert list(folder.iterdir()) == []
 
 
-def test_server_starts_answers_and_stops(own: Settings, server: Server) -> None:
+def test_server_starts_answers_and_stops(own: Settings, server: EmbeddedTriton) -> None:
     """After the start it has answered; after the stop nothing of it is left, and it may be stopped again."""
     before = parts()
     assert (server.poll(), server.pid) == (None, 0)
@@ -206,7 +206,7 @@ def test_server_listens_on_loopback_only(settings: Settings) -> None:
     assert {address.removeprefix("::ffff:") for address, _ in listening} == {"127.0.0.1"}
 
 
-def test_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server: Server) -> None:
+def test_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server: EmbeddedTriton) -> None:
     """Its exit code tells of its end; its stubs and their shared memory are removed, and it can be started again."""
     before = parts()
     server.start()
@@ -224,7 +224,7 @@ def test_killed_server_leaves_nothing_once_it_is_stopped(own: Settings, server: 
     assert server.poll() is None
 
 
-def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, server: Server) -> None:
+def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, server: EmbeddedTriton) -> None:
     """The shared memory of a stub that could not remove it is removed at the end."""
     before = parts()
     server.start()
@@ -248,8 +248,8 @@ def test_leftovers_of_other_ports_are_kept(stand_in: Settings) -> None:
     ours.touch()
     other.touch()
     try:
-        with pytest.raises(EmbeddedError):
-            Server(stand_in).start()
+        with pytest.raises(EmbeddedTritonError):
+            EmbeddedTriton(stand_in).start()
         assert not ours.exists()
         assert other.exists()
     finally:
@@ -264,11 +264,11 @@ def test_leftovers_of_other_ports_are_kept(stand_in: Settings) -> None:
         pytest.param("config.pbtxt", b'name: "six_columns" backend: "tensorrt_plan"', id="backend"),
     ],
 )
-def test_model_that_cannot_be_loaded_is_an_error(server: Server, tiny: Path, file: str, data: bytes) -> None:
+def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: Path, file: str, data: bytes) -> None:
     """The message names the model and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
-    with pytest.raises(EmbeddedError) as caught:
+    with pytest.raises(EmbeddedTritonError) as caught:
         server.start()
     assert MODEL in str(caught.value)
     assert str(server.log) in str(caught.value)
@@ -277,21 +277,21 @@ def test_model_that_cannot_be_loaded_is_an_error(server: Server, tiny: Path, fil
     assert server.poll() is None
 
 
-def test_missing_default_model_is_an_error(server: Server, tiny: Path) -> None:
+def test_missing_default_model_is_an_error(server: EmbeddedTriton, tiny: Path) -> None:
     """A Triton with other models, or with none, is not enough."""
     tiny.rename(tiny.with_name("other"))
     shutil.rmtree(tiny.with_name("other") / "1")
 
-    with pytest.raises(EmbeddedError, match=f"{MODEL} could not be loaded; .*{server.log}"):
+    with pytest.raises(EmbeddedTritonError, match=f"{MODEL} could not be loaded; .*{server.log}"):
         server.start()
 
 
 def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
     """The message has its exit code and its log, and the log has its output."""
     script(stand_in, "echo out of luck; echo really >&2; exit 3")
-    server = Server(stand_in)
+    server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedError, match=f"ended with code 3 while it started; its log is {server.log}"):
+    with pytest.raises(EmbeddedTritonError, match=f"exited with code 3 while it started; its log is {server.log}"):
         server.start()
     assert server.log.read_text(encoding="utf-8") == "out of luck\nreally\n"
     assert server.poll() is None
@@ -299,10 +299,10 @@ def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
 
 def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     """It may tell why the last server ended."""
-    server = Server(stand_in)
+    server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
         script(stand_in, f"echo {text}; exit 3")
-        with pytest.raises(EmbeddedError):
+        with pytest.raises(EmbeddedTritonError):
             server.start()
 
     assert server.log.read_text(encoding="utf-8") == "third\n"
@@ -314,17 +314,17 @@ def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
 
-    with pytest.raises(EmbeddedError, match="Triton cannot be run here"):
-        Server(stand_in).start()
+    with pytest.raises(EmbeddedTritonError, match="Triton cannot be run here"):
+        EmbeddedTriton(stand_in).start()
 
 
 @pytest.mark.usefixtures("impatience")
 def test_server_that_never_becomes_ready_is_killed(stand_in: Settings) -> None:
     """It is not waited for endlessly, and neither it nor what it started can ignore the stop."""
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
-    server = Server(stand_in)
+    server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedError, match=f"was not ready after 15 s; .*{server.log}"):
+    with pytest.raises(EmbeddedTritonError, match=f"was not ready after 15 s; .*{server.log}"):
         server.start()
     assert server.poll() is None
 
@@ -338,8 +338,8 @@ def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pyte
         raise KeyboardInterrupt
 
     script(stand_in, "exec sleep 60")
-    monkeypatch.setattr("app.embedded.server.first_answer", interrupt)
-    server = Server(stand_in)
+    monkeypatch.setattr("app.embedded.server.wait_for_answer", interrupt)
+    server = EmbeddedTriton(stand_in)
 
     with pytest.raises(KeyboardInterrupt):
         server.start()
@@ -372,9 +372,9 @@ def test_failed_startup_check_ends_the_server(stand_in: Settings, monkeypatch: p
     program_of(stand_in).write_text(f"#!{sys.executable}\n{READY_TRITON}", encoding="utf-8")
     program_of(stand_in).chmod(0o755)
     monkeypatch.setattr("app.embedded.server.check_inference", check_inference)
-    server = Server(stand_in)
+    server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedError, match="the start-up inference returned nothing"):
+    with pytest.raises(EmbeddedTritonError, match="the start-up inference returned nothing"):
         server.start()
     assert asked == [(stand_in.triton_http_port, MODEL)]
     assert server.poll() is None
@@ -384,8 +384,8 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings)
     """Its own folders come first in the environment, and only models that have been pulled are loaded."""
     script(stand_in, 'echo "$LD_LIBRARY_PATH"; echo "$PATH"; echo "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
-    server = Server(stand_in)
-    with pytest.raises(EmbeddedError):
+    server = EmbeddedTriton(stand_in)
+    with pytest.raises(EmbeddedTritonError):
         server.start()
     libraries, path, arguments = server.log.read_text(encoding="utf-8").splitlines()
 
@@ -401,7 +401,7 @@ def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
     backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime" / "model.py"
     script(stand_in, "exit 3")
     for _ in range(2):
-        with pytest.raises(EmbeddedError):
-            Server(stand_in).start()
+        with pytest.raises(EmbeddedTritonError):
+            EmbeddedTriton(stand_in).start()
         assert backend.read_bytes() == (ROOT / "app" / "embedded" / "onnx_backend.py").read_bytes()
         backend.write_text("old", encoding="utf-8")

@@ -129,7 +129,7 @@ def test_model_without_an_adapter_fails_the_check() -> None:
 
 
 def test_model_that_takes_files_is_not_asked() -> None:
-    """What it would accept is not known."""
+    """The files that it would accept are not known."""
     parameters = {"square": {"string_value": "640"}}
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     with triton_like({**CONFIG, "input": [file], "parameters": parameters}, 24) as (port, asked):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from app.config import Settings
-from app.embedded.server import EmbeddedError, Server
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
 from app.embedded.supervisor import ignore_signals, supervise
 from tests import processes
 from tests.processes import wait_until_gone
@@ -54,7 +54,7 @@ while True:
     time.sleep(0.05)
 """
 PYTHON = sys.executable
-STARTED = "started with -m app api in its own session"
+STARTED = "started with -P -m app api in its own session"
 AT_ONCE = "os._exit(0)"
 
 
@@ -88,7 +88,7 @@ class Api:
         return self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
 
 
-class Triton(Server):
+class Triton(EmbeddedTriton):
     """Stands in for Triton: it ends, or a Ctrl-C arrives, as often as a test says, and later it just runs."""
 
     def __init__(self, settings: Settings, *events: int | BaseException | None) -> None:
@@ -173,7 +173,7 @@ def test_exit_code_is_that_of_the_api(api: Api, settings: Settings, capsys: pyte
 
     assert supervise(settings, None) == code
     assert api.notes() == [STARTED]
-    assert capsys.readouterr().err.splitlines() == [f"nereid: the API ended with code {code}"]
+    assert capsys.readouterr().err.splitlines() == [f"nereid: the API exited with code {code}"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_address_is_shown_once_the_api_answers(
     url = f"http://{shown}:{settings.port}"
     ready, ended = capsys.readouterr().err.splitlines()
     assert ready == f"nereid: ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything"
-    assert ended == "nereid: the API ended with code 0"
+    assert ended == "nereid: the API exited with code 0"
 
 
 def test_ctrl_c_lets_requests_end(api: Api, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,15 +248,15 @@ def test_signals_can_be_ignored() -> None:
 
 @pytest.mark.usefixtures("long_uptime")
 def test_triton_that_ends_is_restarted(api: Api, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is left of it is cleaned up first, the API goes on meanwhile, and the message names the old log."""
+    """Its leftovers are removed first, the API goes on meanwhile, and the message names the old log."""
     triton = Triton(settings, None, -11, None, -9, None, KeyboardInterrupt())
 
     assert supervise(settings, triton) == 0
     assert triton.calls == ["stop", "start", "stop", "start"]
     assert api.notes().count("told to stop") == 1
     shown = capsys.readouterr().err.splitlines()
-    assert "nereid: Triton ended with code -11; restarting it; its last log is triton.log.1" in shown
-    assert "nereid: Triton ended with code -9; restarting it; its last log is triton.log.1" in shown
+    assert "nereid: Triton exited with code -11; restarting it; its last log is triton.log.1" in shown
+    assert "nereid: Triton exited with code -9; restarting it; its last log is triton.log.1" in shown
 
 
 @pytest.mark.usefixtures("api")
@@ -264,7 +264,7 @@ def test_triton_that_ends_right_after_its_start_is_an_error(settings: Settings, 
     """It would do so again; the API is stopped, and the message has the code and the log."""
     triton = Triton(settings, -11)
 
-    with pytest.raises(EmbeddedError, match=r"Triton ended with code -11 right after its start; its log is triton\.log"):
+    with pytest.raises(EmbeddedTritonError, match=r"Triton exited with code -11 right after its start; its log is triton\.log"):
         supervise(settings, triton)
     assert triton.calls == []
     assert swept == [1]
@@ -276,7 +276,7 @@ def test_triton_that_ends_right_after_a_restart_is_an_error(api: Api, settings: 
     monkeypatch.setattr("app.embedded.supervisor.time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=time.sleep))
     triton = Triton(settings, -11, -11)
 
-    with pytest.raises(EmbeddedError, match="right after its start"):
+    with pytest.raises(EmbeddedTritonError, match="right after its start"):
         supervise(settings, triton)
     assert triton.calls == ["stop", "start"]
     assert api.notes()[-1] == "told to stop"
@@ -286,15 +286,15 @@ def test_triton_that_ends_right_after_a_restart_is_an_error(api: Api, settings: 
 def test_triton_that_cannot_be_restarted_is_an_error(api: Api, settings: Settings) -> None:
     """The API is stopped, too."""
     triton = Triton(settings, -11)
-    triton.cannot_start = EmbeddedError("port 4600 is in use")
+    triton.cannot_start = EmbeddedTritonError("port 4600 is in use")
 
-    with pytest.raises(EmbeddedError, match="port 4600 is in use"):
+    with pytest.raises(EmbeddedTritonError, match="port 4600 is in use"):
         supervise(settings, triton)
     assert api.notes()[-1] == "told to stop"
 
 
 def test_leftovers_are_removed_only_with_a_triton_of_ones_own(api: Api, settings: Settings, swept: list[int]) -> None:
-    """Another Triton still maps them, and has to be told by the next worker."""
+    """Another Triton still maps them; the next worker tells it to unmap them."""
     api.write(begin="os._exit(0)")
 
     supervise(settings, None)
@@ -312,3 +312,24 @@ def test_nothing_runs_once_it_returns(api: Api, settings: Settings) -> None:
     supervise(settings, Triton(settings, None, KeyboardInterrupt()))
 
     wait_until_gone(processes.children() - before)
+
+
+@pytest.mark.parametrize("where", ["current folder", "PYTHONPATH", "both"])
+def test_api_is_this_package_beside_another_package_of_its_name(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    """A package `app` in the current folder or on PYTHONPATH is not run instead. With a real Python; an invalid setting ends it."""
+    other = tmp_path / "app"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "__main__.py").write_text("raise SystemExit(42)", encoding="utf-8")
+    if where != "PYTHONPATH":
+        monkeypatch.chdir(tmp_path)
+    if where == "current folder":
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NEREID_PORT", "none")
+
+    assert supervise(settings, None) == 1
+    assert "NEREID_PORT" in capfd.readouterr().err

@@ -131,6 +131,15 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {},
         ),
+        "extra_string": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                "output0 = Concat <axis = 2> (corners, score_column, class_column)\nnotes = Cast <to = 8> (score)",
+                {"output0": "float[batch, 2, 6]", "notes": "string[batch, 2]"},
+            ),
+            {},
+        ),
         "half_four_tensors": (
             _onnx(
                 "float16",
@@ -206,7 +215,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     }
 
 
-_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64"}
+_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
 
 
 def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:

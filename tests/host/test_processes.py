@@ -14,7 +14,7 @@ from threading import Thread
 import psutil
 import pytest
 
-from app.host.processes import end_group, first_answer, kill_group
+from app.host.processes import end_group, kill_group, wait_for_answer
 from tests import processes
 from tests.processes import has_ended, wait_until_gone
 from tests.support import ROOT, free_port
@@ -31,7 +31,7 @@ def no_process_left() -> Iterator[None]:
 
 @pytest.mark.parametrize(("how", "prepare"), [("SIGTERM", ":"), ("SIGKILL", "trap '' TERM")])
 def test_child_ends_with_its_parent(how: str, prepare: str) -> None:
-    """However the parent ends, the child gets the signal that was chosen."""
+    """The child gets the chosen signal, however the parent ends."""
     code = f"""
 import signal, subprocess, time
 from functools import partial
@@ -135,14 +135,14 @@ def sleeper() -> Iterator[Process]:
 def test_first_answer_is_final(sleeper: Process, status: int) -> None:
     """Whatever the status is, it is returned, and the server is asked once."""
     with answering(status) as server:
-        assert first_answer(server.url, sleeper, 10) == status
+        assert wait_for_answer(server.url, sleeper, 10) == status
         assert server.asked == 1
 
 
 def test_statuses_to_retry_are_not_final(sleeper: Process) -> None:
     """After one of these the server is asked again, until it answers with another one."""
     with answering(503, 400, 503, 404) as server:
-        assert first_answer(server.url, sleeper, 10, retry={503, 400}) == 404
+        assert wait_for_answer(server.url, sleeper, 10, retry={503, 400}) == 404
         assert server.asked == 4
 
 
@@ -152,7 +152,7 @@ def test_statuses_to_retry_are_not_final(sleeper: Process) -> None:
 def test_answer_that_is_not_http_is_not_an_answer(sleeper: Process, answer: bytes) -> None:
     """A server that hangs up or sends something else is asked again."""
     with answering(answer, 200) as server:
-        assert first_answer(server.url, sleeper, 10) == 200
+        assert wait_for_answer(server.url, sleeper, 10) == 200
 
 
 def test_server_that_says_nothing_is_asked_again(sleeper: Process) -> None:
@@ -160,7 +160,7 @@ def test_server_that_says_nothing_is_asked_again(sleeper: Process) -> None:
     with answering(2.5, 200) as server:
         start = time.monotonic()
 
-        assert first_answer(server.url, sleeper, 10) == 200
+        assert wait_for_answer(server.url, sleeper, 10) == 200
         assert time.monotonic() - start < 2.4
         assert server.asked == 2
 
@@ -177,14 +177,14 @@ def test_server_that_does_not_listen_yet_is_waited_for() -> None:
     """A refused connection is not an answer."""
     port = free_port()
     with subprocess.Popen([sys.executable, "-c", SLOW_SERVER, str(port)], stderr=subprocess.DEVNULL) as server:
-        assert first_answer(f"http://127.0.0.1:{port}/no-such-file", server, 20) == 404
+        assert wait_for_answer(f"http://127.0.0.1:{port}/no-such-file", server, 20) == 404
 
 
 def test_waiting_ends_when_the_process_ends() -> None:
     """A server that has ended will not answer any more, however much time is left."""
     start = time.monotonic()
     with running("sleep 0.3; exit 3") as process:
-        assert first_answer(f"http://127.0.0.1:{free_port()}/", process) is None
+        assert wait_for_answer(f"http://127.0.0.1:{free_port()}/", process) is None
         assert process.poll() == 3
 
     assert time.monotonic() - start < 5
@@ -193,14 +193,14 @@ def test_waiting_ends_when_the_process_ends() -> None:
 def test_waiting_ends_when_the_process_ends_between_retries() -> None:
     """Statuses to retry do not keep the wait going either."""
     with answering(*[503] * 1000) as server, running("exec sleep 0.3") as process:
-        assert first_answer(server.url, process, 60, retry={503}) is None
+        assert wait_for_answer(server.url, process, 60, retry={503}) is None
 
 
 def test_waiting_ends_when_the_time_is_over(sleeper: Process) -> None:
-    """Nobody answers, and the process goes on."""
+    """Without an answer, waiting ends at the time-out, and the process goes on."""
     start = time.monotonic()
 
-    assert first_answer(f"http://127.0.0.1:{free_port()}/", sleeper, 0.3) is None
+    assert wait_for_answer(f"http://127.0.0.1:{free_port()}/", sleeper, 0.3) is None
     assert 0.3 <= time.monotonic() - start < 5
     assert sleeper.poll() is None
 
@@ -208,16 +208,16 @@ def test_waiting_ends_when_the_time_is_over(sleeper: Process) -> None:
 def test_waiting_ends_when_the_time_is_over_between_retries(sleeper: Process) -> None:
     """A server that answers with nothing but statuses to retry has not answered."""
     with answering(*[503] * 1000) as server:
-        assert first_answer(server.url, sleeper, 0.3, retry={503}) is None
+        assert wait_for_answer(server.url, sleeper, 0.3, retry={503}) is None
         assert server.asked > 1
 
 
 def test_process_that_has_ended_is_not_asked() -> None:
-    """Whoever listens on its port now is somebody else."""
+    """Another process may listen on its port by then."""
     with answering() as server, running("exit 0") as process:
         process.wait()
 
-        assert first_answer(server.url, process, 10) is None
+        assert wait_for_answer(server.url, process, 10) is None
         assert server.asked == 0
 
 
@@ -275,7 +275,7 @@ def test_what_the_leader_leaves_behind_is_killed(leader: str, child: str) -> Non
 
 
 def test_group_that_has_ended_may_be_ended_again() -> None:
-    """There is nothing to kill, and that is not an error."""
+    """Ending a group without processes is not an error."""
     with running("exit 5") as process:
         process.wait()
         end_group(process, 1)
@@ -285,7 +285,7 @@ def test_group_that_has_ended_may_be_ended_again() -> None:
 
 
 def test_other_groups_are_not_killed(sleeper: Process) -> None:
-    """Only the group of this very process is."""
+    """Only the group of the given process is killed."""
     with running("exec sleep 60") as process:
         kill_group(process)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
-from app.imaging.canvas import check, render
+from app.imaging.canvas import check_image, draw_image, is_quick_to_check
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
@@ -47,7 +47,7 @@ class Canvas:
     """A canvas full of old data, which counts how often it is taken."""
 
     def __init__(self, letterbox: Letterbox, content: int = 7) -> None:
-        self.pixels: NDArray[np.uint8] = np.full((letterbox.size[1], letterbox.size[0], 3), content, np.uint8)
+        self.pixels: NDArray[np.uint8] = np.full((letterbox.canvas_size[1], letterbox.canvas_size[0], 3), content, np.uint8)
         self.taken = 0
 
     def take(self) -> NDArray[np.uint8]:
@@ -61,7 +61,7 @@ def test_every_byte_of_the_canvas_is_written(letterbox: Letterbox, data: bytes) 
     """Nothing of the request that had the memory before shows through, and the image is where the transform says."""
     canvases = [Canvas(letterbox, content) for content in (7, 201)]
 
-    transforms = [render(data, letterbox, 2 * MEGA, canvas.take) for canvas in canvases]
+    transforms = [draw_image(data, letterbox, 2 * MEGA, canvas.take) for canvas in canvases]
 
     np.testing.assert_array_equal(canvases[0].pixels, canvases[1].pixels)
     assert transforms[0] == transforms[1]
@@ -76,11 +76,11 @@ def test_canvas_shows_the_decoded_image(letterbox: Letterbox, data: bytes) -> No
     """The result is the same, whether the image is decoded straight into the canvas or elsewhere and drawn."""
     canvas, expected = Canvas(letterbox), Canvas(letterbox)
 
-    transform = render(data, letterbox, 2 * MEGA, canvas.take)
+    transform = draw_image(data, letterbox, 2 * MEGA, canvas.take)
 
     header = read_header(data, 2 * MEGA)
     assert transform == letterbox.fit(header.width, header.height)
-    letterbox.draw(decode(header, transform.decode_size), transform, expected.pixels)
+    letterbox.draw(decode(header, transform.min_decode_size), transform, expected.pixels)
     np.testing.assert_array_equal(canvas.pixels, expected.pixels)
 
 
@@ -91,14 +91,14 @@ def test_image_is_decoded_straight_into_the_canvas_if_possible(
     """An upright JPEG that comes out at the size of its area needs no copy."""
     decoded: list[NDArray[np.uint8]] = []
 
-    def record(header: ImageHeader, min_size: tuple[int, int], into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        decoded.append(decode(header, min_size, into))
+    def record(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        decoded.append(decode(header, min_decode_size, out))
         return decoded[0]
 
     monkeypatch.setattr("app.imaging.canvas.decode", record)
     letterbox = BOXES["full width"]
     canvas = Canvas(letterbox)
-    render(IMAGES[data], letterbox, MEGA, canvas.take)
+    draw_image(IMAGES[data], letterbox, MEGA, canvas.take)
 
     assert np.may_share_memory(decoded[0], canvas.pixels) is is_direct
 
@@ -107,7 +107,7 @@ def test_transform_is_that_of_the_upright_image() -> None:
     """Boxes are mapped back to the image as a viewer shows it."""
     canvas = Canvas(CENTRED)
 
-    assert render(SIDEWAYS, CENTRED, MEGA, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
+    assert draw_image(SIDEWAYS, CENTRED, MEGA, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
@@ -116,7 +116,7 @@ def test_no_canvas_is_taken_for_a_refused_image(data: bytes, error: type[Gateway
     canvas = Canvas(CENTRED)
 
     with pytest.raises(error):
-        render(data, CENTRED, MEGA, canvas.take)
+        draw_image(data, CENTRED, MEGA, canvas.take)
     assert canvas.taken == 0
 
 
@@ -125,14 +125,14 @@ def test_canvas_is_taken_before_the_image_is_decoded() -> None:
     canvas = Canvas(CENTRED)
 
     with pytest.raises(InvalidImage):
-        render(IMAGES["PNG"][:-1000], CENTRED, MEGA, canvas.take)
+        draw_image(IMAGES["PNG"][:-1000], CENTRED, MEGA, canvas.take)
     assert canvas.taken == 1
 
 
 def test_canvas_is_taken_once() -> None:
     """A rendered image takes one slot."""
     canvas = Canvas(CENTRED)
-    render(IMAGES["JPEG"], CENTRED, MEGA, canvas.take)
+    draw_image(IMAGES["JPEG"], CENTRED, MEGA, canvas.take)
 
     assert canvas.taken == 1
 
@@ -144,7 +144,7 @@ def test_error_of_the_canvas_is_passed_on() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        render(IMAGES["JPEG"], CENTRED, MEGA, take)
+        draw_image(IMAGES["JPEG"], CENTRED, MEGA, take)
 
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
@@ -152,14 +152,14 @@ def test_check_returns_the_transform_that_render_would(data: bytes) -> None:
     """Whoever decodes the image elsewhere fits it the same way."""
     canvas = Canvas(CENTRED)
 
-    assert check(data, CENTRED, 2 * MEGA) == render(data, CENTRED, 2 * MEGA, canvas.take)
+    assert check_image(data, CENTRED, 2 * MEGA) == draw_image(data, CENTRED, 2 * MEGA, canvas.take)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
 def test_check_refuses_what_render_refuses_by_the_header(data: bytes, error: type[GatewayError]) -> None:
     """The limits apply to an image that is decoded elsewhere, too."""
     with pytest.raises(error):
-        check(data, CENTRED, MEGA)
+        check_image(data, CENTRED, MEGA)
 
 
 def never(what: str) -> Callable[..., Any]:
@@ -177,8 +177,25 @@ def never(what: str) -> Callable[..., Any]:
 def test_check_decodes_nothing(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that cannot be decoded passes as long as its header is fine, and no decoder is called."""
     with pytest.raises(InvalidImage):
-        render(data, CENTRED, MEGA, Canvas(CENTRED).take)
+        draw_image(data, CENTRED, MEGA, Canvas(CENTRED).take)
     monkeypatch.setattr("app.imaging.jpeg.simplejpeg.decode_jpeg", never("libjpeg-turbo"))
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never("Pillow"))
 
-    assert check(data, CENTRED, MEGA).image_width in {64, 1000}
+    assert check_image(data, CENTRED, MEGA).image_width in {64, 1000}
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 3), True),
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 2), False),
+        (b"\xff\xd8\xff", True),
+        (encode(NOISE, "PNG"), False),
+        (encode(NOISE, "WEBP"), False),
+        (b"", False),
+    ],
+    ids=["JPEG of 1 MiB", "larger JPEG", "start of a JPEG", "PNG", "WebP", "empty"],
+)
+def test_only_a_small_jpeg_is_quick_to_check(data: bytes, *, expected: bool) -> None:
+    """The header of a JPEG of up to 1 MiB is read in next to no time; the headers of other formats need Pillow."""
+    assert is_quick_to_check(data) is expected

@@ -49,22 +49,22 @@ def test_grey_is_decoded_to_rgb() -> None:
 def test_pixels_are_decoded_into_memory_that_fits() -> None:
     """No copy is made if the rows lie one behind the other and the size is right, and nothing else is written."""
     canvas = np.zeros((640, 451, 3), np.uint8)
-    into = canvas[100:400]
+    out = canvas[100:400]
 
-    assert jpeg.decode(CAT, (451, 300), (451, 300), into) is into
-    np.testing.assert_array_equal(into, np.asarray(Image.open(BytesIO(CAT))))
+    assert jpeg.decode(CAT, (451, 300), (451, 300), out) is out
+    np.testing.assert_array_equal(out, np.asarray(Image.open(BytesIO(CAT))))
     assert not canvas[:100].any()
     assert not canvas[400:].any()
 
 
-@pytest.mark.parametrize("into", [np.zeros((300, 500, 3), np.uint8)[:, :451], np.zeros((299, 451, 3), np.uint8)])
-def test_memory_that_does_not_fit_is_left_alone(into: NDArray[np.uint8]) -> None:
+@pytest.mark.parametrize("out", [np.zeros((300, 500, 3), np.uint8)[:, :451], np.zeros((299, 451, 3), np.uint8)])
+def test_memory_that_does_not_fit_is_left_alone(out: NDArray[np.uint8]) -> None:
     """Rows with gaps between them, or another size, get no pixels; the result is new memory."""
-    pixels = jpeg.decode(CAT, (451, 300), (451, 300), into)
+    pixels = jpeg.decode(CAT, (451, 300), (451, 300), out)
 
     assert pixels is not None
     assert pixels.shape == (300, 451, 3)
-    assert not into.any()
+    assert not out.any()
 
 
 @pytest.mark.parametrize("data", [BASELINE, PROGRESSIVE, GREY])

@@ -133,7 +133,7 @@ def test_invalid_parameter_is_named(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"name": 1}, {"name": "m", "input": 5}, {"name": "m", "input": [{"name": "a"}]}])
 def test_malformed_config_is_unsupported(config: dict[str, Any]) -> None:
-    """A config that is not a ModelConfig is refused."""
+    """A config that is not a ModelConfig is rejected."""
     with pytest.raises(UnsupportedModel):
         from_triton_config(config, "1")
 
@@ -219,10 +219,15 @@ def test_batch_dimension_is_found(batch: int, image: list[int | str], output: li
     assert (given.has_batch_dimension, given.input_size, given.output_format) == (expected, (640, 640), OutputFormat.SIX_COLUMNS)
 
 
-@pytest.mark.parametrize(("data_type", "dtype"), [("TYPE_UINT8", np.uint8), ("TYPE_FP32", np.float32), ("TYPE_FP16", np.float16)])
-def test_type_of_the_input_is_read(data_type: str, dtype: type) -> None:
-    """Bytes, floats and half floats are supported."""
-    assert spec_of(image=("images", data_type, [3, 640, 640])).dtype is dtype
+@pytest.mark.parametrize(
+    ("data_type", "dtype", "datatype"),
+    [("TYPE_UINT8", np.uint8, "UINT8"), ("TYPE_FP32", np.float32, "FP32"), ("TYPE_FP16", np.float16, "FP16")],
+)
+def test_type_of_the_input_is_read(data_type: str, dtype: type, datatype: str) -> None:
+    """Bytes, floats and half floats are supported; requests name the type as Triton does."""
+    spec = spec_of(image=("images", data_type, [3, 640, 640]))
+
+    assert (spec.dtype, spec.datatype) == (dtype, datatype)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -231,12 +236,8 @@ def test_model_that_takes_the_file(dims: list[int | str], batch: int) -> None:
     """A BYTES input takes the encoded file, and `square` is the side of the input that its boxes relate to."""
     given = spec_of(*END_TO_END, image=("file", "TYPE_STRING", dims), batch=batch, square="640")
 
-    assert (given.input_format, given.dtype, given.input_size, given.has_batch_dimension) == (
-        InputFormat.FILE,
-        None,
-        (640, 640),
-        batch > 0,
-    )
+    assert (given.input_format, given.dtype, given.datatype) == (InputFormat.FILE, None, "BYTES")
+    assert (given.input_size, given.has_batch_dimension) == ((640, 640), batch > 0)
 
 
 def test_model_that_takes_the_file_must_have_its_side_in_the_config() -> None:
@@ -353,7 +354,7 @@ def test_four_tensors_with_their_batch_written_out() -> None:
     ],
 )
 def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
-    """Outputs that no adapter fits are refused, and the message describes them."""
+    """Outputs that no adapter fits are rejected, and the message describes them."""
     described = ", ".join(f"{name} {data_type[5:]} {dims}" for name, data_type, dims in outputs) or "none"
 
     with pytest.raises(UnsupportedModel) as caught:
@@ -375,7 +376,7 @@ def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
     ],
 )
 def test_unknown_input_is_described(image: Tensor) -> None:
-    """An input that is not an image is refused, and the message describes it."""
+    """An input that is not an image is rejected, and the message describes it."""
     with pytest.raises(UnsupportedModel) as caught:
         spec_of(image=image)
 
@@ -386,7 +387,7 @@ def test_unknown_input_is_described(image: Tensor) -> None:
     ("images", "described"), [((), "none"), ((IMAGES, IMAGES), "images FP32 [3, 640, 640], images FP32 [3, 640, 640]")]
 )
 def test_model_must_have_one_input(images: tuple[Tensor, ...], described: str) -> None:
-    """A model without an input, or with several, is refused."""
+    """A model without an input, or with several, is rejected."""
     with pytest.raises(UnsupportedModel) as caught:
         from_triton_config(config(SIX_COLUMNS) | {"input": tensors(*images)}, "1")
 
@@ -414,12 +415,27 @@ def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
 def test_shape_and_size_of_the_input_tensor(
     dims: list[int | str], shape: tuple[int, ...], data_type: str, item_bytes: int, batch: int
 ) -> None:
-    """They follow from the config; several images are one behind the other, if the model has a batch dimension."""
+    """Shape and size of one image follow from the config; a batch dimension is in front if the model has one."""
     spec = spec_of(image=("images", data_type, dims), batch=batch)
 
     assert spec.image_shape == shape
     assert spec.image_bytes == math.prod(shape) * item_bytes
-    assert [spec.batch_shape(images) for images in (1, 3)] == ([(1, *shape), (3, *shape)] if batch else [shape, shape])
+    assert spec.batch_shape(1) == ((1, *shape) if batch else shape)
+
+
+def test_batch_shape_of_several_images() -> None:
+    """Several images lie one behind the other in the batch dimension."""
+    assert spec_of(image=("images", "TYPE_FP32", [3, 4, 6]), batch=8).batch_shape(3) == (3, 3, 4, 6)
+
+
+@pytest.mark.parametrize("images", [0, 2, 3])
+def test_model_without_a_batch_dimension_takes_one_image(images: int) -> None:
+    """The shape of any other number of images does not exist, which would otherwise go unnoticed until Triton is asked."""
+    spec = spec_of(image=("images", "TYPE_UINT8", [4, 6, 3]), batch=0)
+
+    with pytest.raises(ValueError, match=r"^m has no batch dimension$"):
+        spec.batch_shape(images)
+    assert spec.batch_shape(1) == (4, 6, 3)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -429,7 +445,7 @@ def test_shape_and_size_of_a_file(batch: int) -> None:
 
     assert spec.image_shape == (1,)
     assert spec.image_bytes == 2**20
-    assert spec.batch_shape(3) == ((3, 1) if batch else (1,))
+    assert spec.batch_shape(1) == ((1, 1) if batch else (1,))
 
 
 @pytest.mark.parametrize("channels", ["RGB", "BGR"])
@@ -439,12 +455,12 @@ def test_only_rgb_bytes_in_rows_are_the_canvas_itself(dims: list[int | str], dat
     """A model that takes another order of axes or channels, or another type, needs a copy of the canvas."""
     spec = spec_of(image=("images", data_type, dims), channels=channels)
 
-    assert spec.takes_canvas is (data_type == "TYPE_UINT8" and dims[0] == 4 and channels == "RGB")
+    assert spec.input_is_canvas is (data_type == "TYPE_UINT8" and dims[0] == 4 and channels == "RGB")
 
 
 def test_model_that_takes_the_file_takes_no_canvas() -> None:
     """It decodes the image itself."""
-    assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").takes_canvas
+    assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").input_is_canvas
 
 
 @pytest.mark.parametrize(
@@ -463,5 +479,5 @@ def test_only_raw_heads_are_heavy(output_format: OutputFormat, *, is_heavy: bool
 
 def test_formats_have_different_descriptions() -> None:
     """A person can tell each output format from the others, and each input format."""
-    assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat) == 4
+    assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat)
     assert len({input_format.value for input_format in InputFormat}) == len(InputFormat) == 3

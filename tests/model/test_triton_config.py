@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.model import triton_config
-from app.model.triton_config import Hints, ModelConfig
+from app.model.triton_config import ModelConfig, ModelParameters
 
 MALFORMED = [
     "not python",
@@ -30,9 +30,9 @@ MALFORMED = [
 ]
 
 
-def hints(**parameters: str) -> Hints:
+def hints(**parameters: str) -> ModelParameters:
     """Read parameters as they are in a config, as text."""
-    return msgspec.convert(parameters, Hints, strict=False)
+    return msgspec.convert(parameters, ModelParameters, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_every_parameter_is_documented() -> None:
     lines = re.findall(r"^    (\w+(?:, \w+)*)  ", triton_config.__doc__ or "", re.MULTILINE)
     listed = {name for line in lines for name in line.split(", ")}
 
-    assert listed == set(Hints.__struct_fields__)
+    assert listed == set(ModelParameters.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def times_free(slot: Slot) -> int:
 
 
 async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
-    """What is written to it is in the slot, which is free again after the block."""
+    """Data written to the tensor is in the slot, which is free again after the block."""
     with InputBuffer(transport) as buffer:
         tensor = buffer.allocate(SHAPE, np.uint8, NBYTES)
         slot = buffer.slot
@@ -101,7 +101,7 @@ async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Tra
 
 
 async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transport) -> None:
-    """An image may be refused before there is a tensor; the buffer is then empty."""
+    """An image may be rejected before there is a tensor; the buffer is then empty."""
     with InputBuffer(transport) as buffer:
         assert buffer.slot is None
         assert buffer.tensor.nbytes == 0
@@ -143,7 +143,7 @@ async def test_a_thread_that_still_decodes_keeps_the_slot(transport: Transport) 
 
 
 async def test_a_thread_may_allocate_after_the_request_has_ended(transport: Transport) -> None:
-    """The header may be read when nobody waits any more; the slot it takes then is free when the thread ends."""
+    """A header may be read after its request has timed out; the slot taken then is free when the thread ends."""
     may_start = threading.Event()
     taken: list[Slot] = []
 
@@ -235,7 +235,7 @@ async def test_work_that_has_ended_already_keeps_nothing(transport: Transport) -
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 async def test_the_last_of_all_users_frees_the_slot(transport: Transport, order: tuple[int, ...]) -> None:
-    """Decoding and several RPCs, in whatever order they end."""
+    """Decoding and several RPCs may end in any order."""
     works: list[Future[None]] = [Future() for _ in order]
     with InputBuffer(transport) as buffer:
         slot = allocated(buffer)
@@ -249,7 +249,7 @@ async def test_the_last_of_all_users_frees_the_slot(transport: Transport, order:
 
 
 async def test_many_threads_free_a_slot_exactly_once(transport: Transport) -> None:
-    """However they race; freed twice, it would be given to two requests."""
+    """A slot that were freed twice would be given to two requests."""
     offsets = set()
     for _ in range(50):
         barrier = threading.Barrier(9, timeout=10)

@@ -52,7 +52,7 @@ def gate() -> Iterator[Gate]:
 
 
 async def test_work_runs_in_a_thread_of_the_pool(pool: DecodePool) -> None:
-    """Not on the event loop, and its result comes back."""
+    """The work does not run on the event loop, and its result is returned."""
     name = await pool.run(lambda: threading.current_thread().name, later())
 
     assert name.startswith("decode")
@@ -79,7 +79,7 @@ async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
 
 
 async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> None:
-    """Whoever came first is served first."""
+    """The job that was submitted first starts first."""
     order: list[int] = []
     blocking = asyncio.ensure_future(pool.run(gate, later()))
     waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later())) for n in range(5)]  # type: ignore[misc]
@@ -107,7 +107,7 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 
 
 async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate) -> None:
-    """Nobody waits for it any more, and it would delay the others."""
+    """Its request has ended, and the job would delay others."""
     ran: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, later()))
     assert await eventually(gate.has_started.is_set)
@@ -133,7 +133,7 @@ async def test_a_job_that_runs_at_its_deadline_is_left_alone(pool: DecodePool, g
 
 
 async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
-    """However little there would be to do."""
+    """The job does not start, even if it would be quick."""
     blocking = asyncio.ensure_future(pool.run(gate, later()))
     with pytest.raises(DeadlinePassed):
         await pool.run(lambda: None, Deadline.after(-1))
@@ -159,7 +159,7 @@ async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: 
 
 
 async def test_the_job_is_handed_out_before_it_can_end(pool: DecodePool) -> None:
-    """`on_start` gets it on the loop, whether or not anybody still waits for it later."""
+    """`on_start` gets it on the event loop, whether or not its request waits for it later."""
     jobs: list[Future[int]] = []
     assert await pool.run(lambda: 7, later(), jobs.append) == 7
 
@@ -167,7 +167,7 @@ async def test_the_job_is_handed_out_before_it_can_end(pool: DecodePool) -> None
 
 
 async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -> None:
-    """What a thread writes to must exist until it has ended."""
+    """The memory that a thread writes to must exist until the thread has ended."""
     pool, jobs = DecodePool(1), list[Future[Any]]()
     ran: list[bool] = []
     running = asyncio.ensure_future(pool.run(gate, later(), jobs.append))

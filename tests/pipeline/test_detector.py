@@ -12,13 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from app.config import Settings
-from app.detection.select import Criteria
-from app.embedded.server import Server
+from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, InvalidImage, InvalidModelOutput, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.main import create_app
 from app.pipeline import detector as detector_module
-from app.pipeline.detector import Detections, Detector, Limits
+from app.pipeline.detector import Detections, DetectOptions, Detector, Limits
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.triton import transport as transport_module
@@ -30,7 +29,7 @@ from tests.support import SCENE, eventually, finds, json, started
 
 Fake = tuple[FakeTriton, TritonClient]
 
-CRITERIA = Criteria(0.25, None, 100)
+OPTIONS = DetectOptions(None, 0.25, None, 100)
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in the 32 x 32 canvas, on which the image of 200 x 100 covers 32 x 16."""
 FOUR = {"count": np.array([1], np.int32), "boxes": TABLE[:, :4], "scores": TABLE[:, 4], "classes": TABLE[:, 5].astype(np.int32)}
@@ -89,43 +88,47 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 @pytest.fixture
-async def detector(fake_triton: Fake) -> AsyncIterator[Detector]:
+async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
+    """A transport to the fake Triton."""
+    made = Transport(fake_triton[1], "auto")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detector]:
     """A detector with one thread, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
-    transport = Transport(client, "auto")
     made = Detector(client, transport, "tiny", frozenset({"listed"}), Limits(1, 10**6, 10))
     yield made
     fake.may_answer.set()
     await made.close()
-    await transport.close()
 
 
-async def detect(  # noqa: PLR0913 - as `Detector.detect`
+async def detect(
     detector: Detector,
     data: bytes = SCENE,
     *,
-    model: str | None = None,
-    criteria: Criteria = CRITERIA,
+    options: DetectOptions = OPTIONS,
     seconds: float = 30,
     timing: Timing | None = None,
 ) -> Detections:
     """Detect with what most tests do not care about."""
-    return await detector.detect(
-        data, model=model, criteria=criteria, deadline=Deadline.after(seconds), timing=timing or Timing(), request_id="abc"
-    )
+    deadline = Deadline.after(seconds)
+    return await detector.detect(data, options, deadline=deadline, timing=timing or Timing(), request_id="abc")
 
 
-def free_slots(detector: Detector, nbytes: int = SPEC.image_bytes) -> int:
+def free_slots(transport: Transport, nbytes: int = SPEC.image_bytes) -> int:
     """Count the free slots of a size."""
-    slot = detector.transport.take(nbytes)
+    slot = transport.take(nbytes)
     assert slot
     slot.free()
     return len(slot.arena.free_offsets)
 
 
 async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector) -> None:
-    """In pixels of the image, clipped to it, the best first, with the model that answered."""
+    """Boxes are in pixels of the image and clipped to it, the best first; the model that answered is named."""
     fake, _ = fake_triton
     fake.answer.model_version = "7"
     found = await detect(detector)
@@ -138,7 +141,7 @@ async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector
 
 
 async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton: Fake, detector: Detector) -> None:
-    """What the steps before have used is not granted again."""
+    """The time that earlier steps have used is subtracted."""
     fake, _ = fake_triton
     await detect(detector, seconds=5)
     (request,) = fake.requests
@@ -154,39 +157,39 @@ async def test_the_default_model_is_asked_unless_another_is_named(
 ) -> None:
     """The detections say which one it was."""
     fake, _ = fake_triton
-    found = await detect(detector, model=model)
+    found = await detect(detector, options=OPTIONS._replace(model=model))
 
     assert fake.requests[0].model_name == found.spec.name == asked
 
 
 @pytest.mark.parametrize(
-    ("criteria", "scores"),
+    ("options", "scores"),
     [
-        (Criteria(0.6, None, 100), [0.75]),
-        (Criteria(0.1, ["1"], 100), [0.5]),
-        (Criteria(0.1, None, 1), [0.75]),
-        (Criteria(0.9, None, 100), []),
+        (OPTIONS._replace(confidence=0.6), [0.75]),
+        (OPTIONS._replace(classes=["1"]), [0.5]),
+        (OPTIONS._replace(max_detections=1), [0.75]),
+        (OPTIONS._replace(confidence=0.9), []),
     ],
 )
-async def test_only_what_meets_the_criteria_is_returned(detector: Detector, criteria: Criteria, scores: list[float]) -> None:
-    """Confidence, classes and number are the caller's."""
-    found = await detect(detector, criteria=criteria)
+async def test_only_the_detections_asked_for_are_returned(detector: Detector, options: DetectOptions, scores: list[float]) -> None:
+    """Confidence, classes and maximum number are those of the options."""
+    found = await detect(detector, options=options)
 
     assert found.scores.tolist() == scores
     assert found.boxes.shape == (len(scores), 4)
 
 
-async def test_an_unknown_class_is_refused_before_the_image_is_decoded(fake_triton: Fake, detector: Detector) -> None:
-    """Neither a thread nor Triton is bothered."""
+async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(fake_triton: Fake, detector: Detector) -> None:
+    """The request uses neither a thread nor Triton."""
     fake, _ = fake_triton
     with pytest.raises(InvalidParameter, match="unicorn"):
-        await detect(detector, b"not an image", criteria=Criteria(0.25, ["unicorn"], 100))
+        await detect(detector, b"not an image", options=OPTIONS._replace(classes=["unicorn"]))
 
     assert not fake.requests
 
 
 async def test_every_step_is_timed(detector: Detector) -> None:
-    """In the order in which a request passes them."""
+    """The stages are in the order in which a request passes them."""
     timing = Timing()
     await detect(detector, timing=timing)
 
@@ -268,43 +271,45 @@ async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
     assert len((await blocking).scores) == 0
 
 
-async def test_an_output_that_does_not_fit_the_config_is_invalid(fake_triton: Fake, detector: Detector) -> None:
+async def test_an_output_that_does_not_fit_the_config_is_invalid(
+    fake_triton: Fake, transport: Transport, detector: Detector
+) -> None:
     """The slot is given back all the same."""
     fake, _ = fake_triton
     fake.answer = infer_response(output0=TABLE[:, :5])
     with pytest.raises(InvalidModelOutput, match="tiny"):
         await detect(detector)
 
-    assert free_slots(detector) == SLOTS
+    assert free_slots(transport) == SLOTS
 
 
-async def test_a_broken_image_never_reaches_triton(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_broken_image_never_reaches_triton(fake_triton: Fake, transport: Transport, detector: Detector) -> None:
     """Its slot is given back."""
     fake, _ = fake_triton
     with pytest.raises(InvalidImage):
         await detect(detector, SCENE[:500])
 
     assert not fake.requests
-    assert free_slots(detector) == SLOTS
+    assert free_slots(transport) == SLOTS
 
 
 async def test_a_known_model_is_ready_without_a_question(fake_triton: Fake, detector: Detector) -> None:
     """Its spec is kept, and its slots exist; not even a deadline that has passed is noticed then."""
     fake, _ = fake_triton
-    spec = await detector.ready("tiny", Deadline.after(5))
+    spec = await detector.prepare("tiny", Deadline.after(5))
 
-    assert await detector.ready("tiny", Deadline.after(-1)) is spec
+    assert await detector.prepare("tiny", Deadline.after(-1)) is spec
     assert fake.config_reads == 1
     assert len(fake.registrations) == 1
-    assert detector.transport.in_use == "shm"
+    assert detector.transport_mode == "shm"
 
 
 async def test_a_model_is_not_ready_while_its_slots_are_missing(fake_triton: Fake, detector: Detector) -> None:
     """A spec that is known does not mean that there is memory for its images."""
-    await detector.specs.get("tiny")
+    await detector.spec("tiny")
     fake, _ = fake_triton
     assert not fake.registrations
-    await detector.ready("tiny", Deadline.after(5))
+    await detector.prepare("tiny", Deadline.after(5))
 
     assert len(fake.registrations) == 1
 
@@ -313,7 +318,7 @@ async def test_a_model_is_not_ready_while_its_slots_are_missing(fake_triton: Fak
 async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(
     monkeypatch: pytest.MonkeyPatch, detector: Detector, step: str
 ) -> None:
-    """Whichever question it does not answer."""
+    """The deadline counts for reading the config and for registering shared memory."""
 
     async def hang(*_: object) -> tuple[dict[str, Any], str]:
         await asyncio.sleep(0.5)
@@ -326,17 +331,17 @@ async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(
 
 @pytest.mark.parametrize(("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model")])
 async def test_a_model_that_could_be_pulled_says_how(fake_triton: Fake, detector: Detector, model: str, detail: str) -> None:
-    """Any other is simply not there."""
+    """For any other model the error only says that it does not exist."""
     fake, _ = fake_triton
     fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
 
     with pytest.raises(UnknownModel, match=detail) as caught:
-        await detect(detector, model=model)
+        await detect(detector, options=OPTIONS._replace(model=model))
     assert ("restart Triton" in caught.value.detail) is (model == "listed")
 
 
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, transport: Transport, detector: Detector, gate: Gate
 ) -> None:
     """It takes neither a slot nor an inference."""
     fake, _ = fake_triton
@@ -345,18 +350,19 @@ async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
     assert await eventually(gate.reached.is_set)
     with pytest.raises(DeadlinePassed):
         await detect(detector, seconds=0.1)
-    assert free_slots(detector) == SLOTS
+    assert free_slots(transport) == SLOTS
     gate.opened.set()
     await blocking
 
     assert len(fake.requests) == 1
 
 
-async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, gate: Gate) -> None:
-    """Both use slots, whether or not anybody waits for the result."""
+async def test_closing_waits_for_images_and_inferences(
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, transport: Transport, gate: Gate
+) -> None:
+    """`close` waits for decoding threads and RPCs, which use slots, also if their requests do not wait any more."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
-    transport = Transport(client, "auto")
     detector = Detector(client, transport, "tiny", frozenset(), Limits(1, 10**6, 10))
     await detect(detector)
     fake.may_answer.clear()
@@ -365,7 +371,7 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     gate.block(monkeypatch, detector_module, "fill_input")
     with pytest.raises(DeadlinePassed):
         await detect(detector, seconds=0.5)
-    assert free_slots(detector) == SLOTS - 1
+    assert free_slots(transport) == SLOTS - 1
     asyncio.get_running_loop().call_later(0.2, fake.may_answer.set)
     threading.Timer(0.6, gate.opened.set).start()
     await detector.close()
@@ -373,33 +379,32 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     assert gate.opened.is_set()
     assert fake.may_answer.is_set()
     await asyncio.sleep(0)
-    assert free_slots(detector) == SLOTS
-    await transport.close()
+    assert free_slots(transport) == SLOTS
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_a_slot_is_free_only_when_its_thread_has_ended(
-    settings: Settings, triton: Server, monkeypatch: pytest.MonkeyPatch, gate: Gate, how: str
+    settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch, gate: Gate, how: str
 ) -> None:
     """A decoder cannot be stopped, so another image does not get the slot it writes to. With a real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url)
     transport = Transport(client, "auto")
     detector = Detector(client, transport, "six_columns", frozenset(), Limits(1, 10**7, 30))
-    spec = await detector.ready("six_columns", Deadline.after(30))
-    assert free_slots(detector, spec.image_bytes) == SLOTS
+    spec = await detector.prepare("six_columns", Deadline.after(30))
+    assert free_slots(transport, spec.image_bytes) == SLOTS
     gate.block(monkeypatch, canvas, "decode")
     asking = asyncio.ensure_future(detect(detector, seconds=0.5 if how == "deadline" else 30))
     assert await eventually(gate.reached.is_set)
-    assert free_slots(detector, spec.image_bytes) == SLOTS - 1
+    assert free_slots(transport, spec.image_bytes) == SLOTS - 1
     if how == "cancel":
         asking.cancel()
     with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
         await asking
-    assert free_slots(detector, spec.image_bytes) == SLOTS - 1
+    assert free_slots(transport, spec.image_bytes) == SLOTS - 1
     gate.opened.set()
 
-    assert await eventually(lambda: free_slots(detector, spec.image_bytes) == SLOTS)
+    assert await eventually(lambda: free_slots(transport, spec.image_bytes) == SLOTS)
     await detector.close()
     await transport.close()
     await client.close()

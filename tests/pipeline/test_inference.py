@@ -14,16 +14,24 @@ import psutil
 import pytest
 
 from app.config import Settings
-from app.embedded.server import Server
-from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, TritonUnavailable
+from app.embedded.server import EmbeddedTriton
+from app.errors import (
+    DeadlinePassed,
+    GatewayError,
+    InferenceFailed,
+    InvalidModelOutput,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+)
 from app.main import create_app
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.inference import Inferences
+from app.pipeline.inference import InferenceRunner
 from app.resilience.deadline import Deadline
 from app.triton.client import ServerInfo, TritonClient
-from app.triton.messages import Answer
+from app.triton.messages import InferResult
 from app.triton.shared_memory import Arena, Slot
-from app.triton.specs import ModelSpecs
+from app.triton.specs import SpecCache
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.support import SCENE, eventually, finds, json, started
@@ -38,14 +46,14 @@ class Setup:
     def __init__(self, fake: FakeTriton, client: TritonClient) -> None:
         self.fake = fake
         self.client = client
-        self.specs = ModelSpecs(client)
+        self.specs = SpecCache(client)
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
-        self.inferences = Inferences(client, self.shared, self.specs)
+        self.inferences = InferenceRunner(client, self.shared, self.specs)
         self.slot: Slot | None = None
         """Of the last inference."""
 
-    async def infer(self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id") -> Answer:
+    async def infer(self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id") -> InferResult:
         """Run one inference as a request does."""
         with InputBuffer(self.shared if is_shared else self.inline) as buffer:
             buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)[:] = IMAGE
@@ -191,12 +199,12 @@ async def test_a_slot_stays_with_its_rpc(setup: Setup, how: str) -> None:
 
 
 async def test_too_many_abandoned_inferences_are_an_unavailable_triton(setup: Setup) -> None:
-    """Each of them holds its image; a Triton that answers nothing is not asked for ever."""
+    """Each abandoned inference holds its image, so their number is limited."""
     setup.fake.may_answer.clear()
     late = await asyncio.gather(*(setup.infer(0.3) for _ in range(MAX_ABANDONED)), return_exceptions=True)
     assert {type(error) for error in late} == {DeadlinePassed}
 
-    with pytest.raises(TritonUnavailable, match="nobody waits for"):
+    with pytest.raises(TritonUnavailable, match="timed out are still running in Triton"):
         await setup.infer(is_shared=True)
     assert setup.is_slot_free()
     assert await eventually(lambda: len(setup.fake.requests) == MAX_ABANDONED)
@@ -228,7 +236,7 @@ async def test_draining_nothing_returns_at_once(setup: Setup) -> None:
 
 
 async def test_an_abandoned_inference_that_fails_is_not_reported(setup: Setup, unretrieved: list[dict[str, Any]]) -> None:
-    """Triton drops it from its queue at its deadline, which is no news: its caller has got an answer already."""
+    """Triton drops it from its queue at its deadline; its caller has had an answer by then."""
     setup.fake.may_answer.clear()
     setup.fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
     with pytest.raises(DeadlinePassed):
@@ -252,22 +260,56 @@ async def test_a_forgotten_region_is_registered_again_or_done_without(setup: Set
     assert "shared_memory_region" in first.inputs[0].parameters
     assert ("shared_memory_region" in second.inputs[0].parameters) is accepts_regions
     assert list(second.raw_input_contents) == ([] if accepts_regions else [IMAGE.tobytes()])
-    assert setup.shared.in_use == ("shm" if accepts_regions else "inline")
+    assert setup.shared.active_mode == ("shm" if accepts_regions else "inline")
     assert setup.is_slot_free()
 
 
+async def test_a_late_answer_about_a_forgotten_region_starts_nothing(setup: Setup) -> None:
+    """Once the deadline has passed, the region is not registered again for this request, and no second inference is started."""
+    registrations = len(setup.fake.registrations)
+    setup.fake.regions.clear()
+    setup.fake.may_answer.clear()
+    with pytest.raises(DeadlinePassed):
+        await setup.infer(0.1, is_shared=True)
+    setup.fake.may_answer.set()
+    await setup.inferences.drain()
+
+    assert len(setup.fake.requests) == 1
+    assert len(setup.fake.registrations) == registrations
+    assert await eventually(setup.is_slot_free)
+
+
+async def test_a_slow_registration_starts_no_second_inference(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline may also pass while the region is registered again; the region is then ready for the next request."""
+    register_again = setup.shared.register_again
+
+    async def register_slowly(arena: Arena) -> bool:
+        await asyncio.sleep(0.3)
+        return await register_again(arena)
+
+    monkeypatch.setattr(setup.shared, "register_again", register_slowly)
+    setup.fake.regions.clear()
+    with pytest.raises(DeadlinePassed):
+        await setup.infer(0.1, is_shared=True)
+    await setup.inferences.drain()
+
+    assert len(setup.fake.requests) == 1
+    assert len(setup.fake.regions) == 1
+    assert await eventually(setup.is_slot_free)
+
+
 async def test_many_inferences_register_a_forgotten_region_together(setup: Setup) -> None:
-    """All of them get their answers, whoever was faster."""
+    """All of them get their answers, and the region is registered once."""
     setup.fake.regions.clear()
     answers = await asyncio.gather(*(setup.infer(is_shared=True) for _ in range(8)))
 
     assert len(answers) == 8
-    assert setup.shared.in_use == "shm"
+    assert setup.shared.active_mode == "shm"
     assert len(setup.fake.regions) == 1
 
 
-async def test_the_refusal_of_one_registration_does_not_stop_another(setup: Setup) -> None:
-    """Of two requests that register again, one may be refused: the other one still asks through its slot."""
+async def test_one_rejected_registration_does_not_stop_another(setup: Setup) -> None:
+    """Of two requests that register a region again, one may be rejected; the other one still uses its slot."""
     setup.fake.accepts_regions = False
     with InputBuffer(setup.shared) as buffer:
         buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)
@@ -289,7 +331,7 @@ class ForgetfulSet(set[str]):
 
 
 async def test_a_region_that_is_forgotten_twice_is_an_unavailable_triton(setup: Setup) -> None:
-    """With two Tritons behind one address, say: the caller may ask again, and the model is not missing."""
+    """This happens with two Tritons behind one address; the caller may retry, and the model is not missing."""
     setup.fake.regions = ForgetfulSet()
     with pytest.raises(TritonUnavailable):
         await setup.infer(is_shared=True)
@@ -306,7 +348,7 @@ async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavaila
         await setup.infer(is_shared=True)
 
     assert setup.is_slot_free()
-    assert setup.shared.in_use == "shm"
+    assert setup.shared.active_mode == "shm"
 
 
 @pytest.mark.parametrize(
@@ -314,9 +356,9 @@ async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavaila
     [
         ((grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"), TritonUnavailable, True),
         ((grpc.StatusCode.UNAVAILABLE, "Request timeout expired"), DeadlinePassed, True),
-        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), InvalidModelOutput, False),
-        ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), GatewayError, False),
-        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), GatewayError, False),
+        ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), InferenceFailed, False),
+        ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady, False),
+        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), UnknownModel, False),
     ],
 )
 async def test_a_failed_inference_lets_the_spec_be_read_again(
@@ -331,20 +373,22 @@ async def test_a_failed_inference_lets_the_spec_be_read_again(
     with pytest.raises(expected):
         await setup.infer()
 
-    assert (setup.specs.known("tiny") is not None) is is_kept
+    assert (setup.specs.cached("tiny") is not None) is is_kept
     await setup.specs.get("tiny")
     assert setup.fake.config_reads == (1 if is_kept else 2)
 
 
-async def test_an_inconsistent_answer_lets_the_spec_be_read_again(setup: Setup) -> None:
-    """It is not what the config has announced."""
-    await setup.specs.get("tiny")
+async def test_an_inconsistent_response_keeps_the_spec(setup: Setup) -> None:
+    """A model that contradicts its own config does so again: ten such requests read the config once."""
     setup.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     setup.fake.answer.raw_output_contents[0] = b""
-    with pytest.raises(InvalidModelOutput):
-        await setup.infer()
+    for _ in range(10):
+        await setup.specs.get("tiny")
+        with pytest.raises(InvalidModelOutput):
+            await setup.infer()
 
-    assert setup.specs.known("tiny") is None
+    assert len(setup.fake.requests) == 10
+    assert setup.fake.config_reads == 1
 
 
 class Pixels(np.ndarray[Any, Any]):
@@ -358,7 +402,7 @@ async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> Non
     gc.disable()
     try:
         for _ in range(3):
-            with suppress(InvalidModelOutput), InputBuffer(setup.inline) as buffer:
+            with suppress(InferenceFailed), InputBuffer(setup.inline) as buffer:
                 buffer.tensor = IMAGE.copy().view(Pixels)
                 await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id")
         alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
@@ -384,7 +428,7 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
 
 
 async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(
-    own_triton: tuple[Settings, Server], arenas: list[Arena]
+    own_triton: tuple[Settings, EmbeddedTriton], arenas: list[Arena]
 ) -> None:
     """A request that gave up leaves its pixels where Triton may still read them."""
     settings, server = own_triton

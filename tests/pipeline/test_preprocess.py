@@ -1,5 +1,6 @@
 """The input tensor of a model from an encoded image: every type and order of axes and channels, and files as they are."""
 
+import tracemalloc
 from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
@@ -87,7 +88,7 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     assert tensor.dtype == dtype
     assert tensor.nbytes == model.image_bytes
     np.testing.assert_array_equal(tensor, values)
-    assert model.takes_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
+    assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
 
 
 async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
@@ -111,7 +112,7 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
 async def test_the_tensor_is_the_same_in_shared_memory(
     inline: Transport, shared: Transport, data_type: str, dims: list[int], channels: str
 ) -> None:
-    """Only where it lies differs; what the slot contained before does not shine through."""
+    """A slot gets the same tensor, and nothing of its previous content remains."""
     model = spec(data_type, dims, channels=channels)
     await shared.prepare(model.image_bytes)
     slot = shared.take(model.image_bytes)
@@ -152,7 +153,7 @@ async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: s
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str) -> None:
-    """With its length in front; only its header is read, for the way back."""
+    """The tensor is the file with its length in front; only the header is read, for the transform."""
     model = spec("TYPE_STRING", [1], square="64")
     data = file(np.zeros((50, 100, 3), np.uint8), image_format)
     with InputBuffer(inline) as buffer:
@@ -163,7 +164,7 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
 
 
 async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:
-    """Whoever decodes it turns it, too."""
+    """The model that decodes the file applies the EXIF orientation, too."""
     exif = Image.Exif()
     exif[0x0112] = 6
     data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
@@ -175,7 +176,7 @@ async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> 
 
 @pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
 async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is_shared: bool) -> None:  # noqa: FBT001
-    """To the byte, with its length; a larger one has memory of its own."""
+    """A file of exactly the slot's size, with its length, fits; a larger one has memory of its own."""
     model = spec("TYPE_STRING", [1], square="64")
     await shared.prepare(model.image_bytes)
     data = file(PIXELS)
@@ -200,10 +201,10 @@ async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is
     ],
     ids=["no image", "empty", "too large", "too narrow", "no header"],
 )
-async def test_a_refused_image_takes_no_memory(
+async def test_a_rejected_image_takes_no_memory(
     shared: Transport, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
 ) -> None:
-    """Its header is checked before there is a tensor, whoever will decode it."""
+    """The header is checked before there is a tensor, for every input format."""
     model = spec(data_type, dims, square="32")
     await shared.prepare(model.image_bytes)
     with InputBuffer(shared) as buffer:
@@ -233,9 +234,34 @@ async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
 
 
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
-    """Only its header is read here."""
+    """The gateway reads only the header of such a file."""
     data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
     with InputBuffer(inline) as buffer:
         fill_input(data, spec("TYPE_STRING", [1], square="64"), MAX_PIXELS, buffer)
 
         assert buffer.tensor.nbytes == 2004
+
+
+@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 1024, 1024]), ("TYPE_UINT8", [3, 1024, 1024])])
+async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_type: str, dims: list[int]) -> None:
+    """The canvas that is converted to the tensor is allocated once the header is accepted, as the tensor is."""
+    model = spec(data_type, dims)
+    canvas_bytes = 1024 * 1024 * 3
+
+    def peak(data: bytes) -> int:
+        tracemalloc.start()
+        try:
+            with InputBuffer(inline) as buffer:
+                fill_input(data, model, MAX_PIXELS, buffer)
+        finally:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        return peaks[-1]
+
+    peaks: list[int] = []
+    assert peak(file(PIXELS)) > canvas_bytes + model.image_bytes
+    for data in (b"%PDF-1.7", file(PIXELS, "PNG")[:20], file(np.zeros((101, 1, 3), np.uint8))):
+        with pytest.raises(GatewayError):
+            peak(data)
+
+    assert max(peaks[1:]) < canvas_bytes / 3

@@ -34,7 +34,7 @@ def test_deadline_lies_ahead_by_the_given_seconds(clock: Clock) -> None:
 
 
 def test_remaining_time_decreases(clock: Clock) -> None:
-    """What is left shrinks as time passes, and is negative once the deadline has passed."""
+    """The remaining time decreases as time passes, and is negative once the deadline has passed."""
     deadline = Deadline.after(2)
 
     remaining = []
@@ -46,7 +46,7 @@ def test_remaining_time_decreases(clock: Clock) -> None:
 
 
 def test_deadline_of_no_seconds_has_passed(clock: Clock) -> None:
-    """Nothing is left of a deadline that is now."""
+    """A deadline that is now has no time remaining."""
     deadline = Deadline.after(0)
     clock.seconds += 0.001
 

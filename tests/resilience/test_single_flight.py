@@ -36,7 +36,7 @@ async def start(flight: SingleFlight[int], key: str, work: Work) -> asyncio.Task
 
 
 async def test_concurrent_calls_share_one_execution() -> None:
-    """Who asks while the work is in progress gets its result."""
+    """A call that comes while the work is in progress gets its result."""
     flight, work = SingleFlight[int](), Work()
     tasks = [await start(flight, "a", work) for _ in range(5)]
     work.may_end.set()
@@ -93,7 +93,7 @@ async def test_work_continues_when_a_caller_is_cancelled() -> None:
 
 
 async def test_work_continues_when_every_caller_is_cancelled() -> None:
-    """Who comes later finds it in progress."""
+    """A later call finds the work in progress."""
     flight, work = SingleFlight[int](), Work()
     only = await start(flight, "a", work)
     only.cancel()
@@ -106,7 +106,7 @@ async def test_work_continues_when_every_caller_is_cancelled() -> None:
 
 
 async def test_wait_returns_when_nothing_is_in_progress() -> None:
-    """It waits for all the work, also for work that fails or that nobody waits for any more."""
+    """It waits for all the work, also for work that fails or whose callers have all gone."""
     flight, good, bad = SingleFlight[int](), Work(), Work()
     bad.error = ValueError("out of order")
     abandoned, failing = await start(flight, "good", good), await start(flight, "bad", bad)
@@ -122,7 +122,7 @@ async def test_wait_returns_when_nothing_is_in_progress() -> None:
 
 
 async def test_wait_returns_at_once_without_work() -> None:
-    """There is nothing to wait for before the first call and after the last."""
+    """Before the first call and after the last one, there is nothing to wait for."""
     flight, work = SingleFlight[int](), Work()
     work.may_end.set()
 

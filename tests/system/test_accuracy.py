@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from app.imaging import jpeg
-from bench.harness.reference import QUERY, Reference, Tally, boxes
+from bench.harness.reference_detector import QUERY, MatchCounts, ReferenceDetector, boxes
 from tests.support import IMAGES, SHARED, json
 
 BOTH = pytest.mark.parametrize(
@@ -29,8 +29,8 @@ async def test_served_boxes_are_those_of_the_reference(
         pytest.skip(f"the published {model} is not available: there is no ../shared/models")
     if not images:
         pytest.skip("there are no images in ../shared/images")
-    reference = Reference(model, networks[model])
-    tally = Tally()
+    reference = ReferenceDetector(model, networks[model])
+    tally = MatchCounts()
     for path in images:
         file = path.read_bytes()
         response = await client.post(f"/predict/{model}", params=QUERY, content=file)
@@ -48,7 +48,7 @@ async def test_large_photos_keep_their_boxes(
     """Decoding a photo of 6000 pixels at half its size moves boxes no further than IoU 0.95."""
     if not images:
         pytest.skip("there are no images in ../shared/images")
-    reference, tally = Reference("yolo11n", networks["yolo11n"]), Tally(overlap=0.95)
+    reference, tally = ReferenceDetector("yolo11n", networks["yolo11n"]), MatchCounts(overlap=0.95)
     decoded: list[int] = []
 
     decode = jpeg.decode

@@ -1,5 +1,6 @@
 """Models of every tensor format that users bring, each a real one in Triton."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from io import BytesIO
 
@@ -10,12 +11,12 @@ from PIL import Image
 
 from app.config import Settings
 from app.detection.outputs import decode_outputs
-from app.detection.select import Criteria, select
-from app.embedded.server import Server
+from app.detection.select import select
+from app.embedded.server import EmbeddedTriton
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
-from app.triton.specs import ModelSpecs
+from app.triton.specs import SpecCache
 from app.triton.transport import Mode, Transport
 from tests.fakes import models
 from tests.support import NEEDS_BYTES, SCENE, json
@@ -25,7 +26,7 @@ BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo
 NEAR = 2.0
 
 
-@pytest.mark.parametrize("model", [*BATCHED, "unbatched", pytest.param("file_in", marks=NEEDS_BYTES)])
+@pytest.mark.parametrize("model", [*BATCHED, "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)])
 async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
     """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
     response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
@@ -37,8 +38,16 @@ async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model
         assert corners == pytest.approx(models.RECTANGLES[found["class_name"]], abs=NEAR)
 
 
+async def test_a_string_output_that_is_not_needed_does_no_harm(client: httpx.AsyncClient) -> None:
+    """The gateway does not request it, and the ONNX backend neither converts nor returns it, not even in a batch."""
+    responses = await asyncio.gather(*(client.post("/predict/extra_string", content=SCENE) for _ in range(8)))
+
+    for response in responses:
+        assert [found["class_name"] for found in json(response)["detections"]] == ["red", "blue"]
+
+
 @pytest.fixture
-async def triton_client(settings: Settings, triton: Server) -> AsyncIterator[TritonClient]:
+async def triton_client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
     """A client of the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url)
@@ -56,7 +65,7 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
     Image.open(BytesIO(SCENE)).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(turned, "BMP")
     upright = list(models.RECTANGLES.values())
     upside_down = [(x1, 100 - y2, x2, 100 - y1) for x1, y1, x2, y2 in upright]
-    spec = await ModelSpecs(triton_client).get(model)
+    spec = await SpecCache(triton_client).get(model)
     assert spec.dtype is not None
     transport = Transport(triton_client, mode)
     await transport.prepare(3 * spec.image_bytes)
@@ -73,7 +82,7 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
 
     candidates = decode_outputs(spec, answer.outputs, images=3)
     for all_found, transform, expected in zip(candidates, transforms, (upright, upside_down, upright), strict=True):
-        found = select(all_found, Criteria(0.25, None, 10), None)
+        found = select(all_found, confidence=0.25, class_ids=None, max_detections=10)
         assert found.class_ids.tolist() == [0, 1]
         np.testing.assert_allclose(transform.to_image(found.boxes), expected, atol=NEAR)
 
@@ -84,8 +93,8 @@ async def test_a_model_that_fails_on_the_file_is_a_bad_gateway(client: httpx.Asy
     response = await client.post("/predict/file_in", content=models.scene("PNG"))
 
     problem = json(response, 502)
-    assert problem["code"] == "invalid_model_output"
-    assert problem["detail"] == "the model could not be run"
+    assert problem["code"] == "inference_failed"
+    assert problem["detail"] == "Triton reported an error of the model"
 
 
 async def test_the_header_is_checked_before_a_file_is_passed_on(client: httpx.AsyncClient) -> None:

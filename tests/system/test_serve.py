@@ -138,7 +138,7 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
 
 
 def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
-    """However often it is pressed, nothing is left behind."""
+    """Nothing is left behind, however often Ctrl-C is pressed."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         for _ in range(3):
@@ -162,7 +162,7 @@ def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path)
 
 
 def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_path: Path) -> None:
-    """Also when no process is left that could end it."""
+    """The worker ends even if no process is left that could end it."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         api = next(process for process in family if process.name() == "nereid")
@@ -229,7 +229,7 @@ def test_concurrent_requests_get_their_own_answers(running: Running) -> None:
     assert all(expected[name] in classes for name, classes in asyncio.run(ask_all()))
 
 
-def test_a_body_declared_too_large_is_refused_unread(running: Running) -> None:
+def test_a_body_declared_too_large_is_rejected_unread(running: Running) -> None:
     """The response comes although the body never does."""
     head = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 99999999\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
@@ -239,7 +239,7 @@ def test_a_body_declared_too_large_is_refused_unread(running: Running) -> None:
 
 
 def test_an_endless_body_is_cut_off(running: Running) -> None:
-    """Chunks without end are refused once they exceed the limit."""
+    """An endless chunked body is rejected once it exceeds the limit."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"\xff" * 65536 + b"\r\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from app.host.ports import find_free
-from app.host.processes import first_answer, kill_group
+from app.host.processes import kill_group, wait_for_answer
 from tests.support import ROOT, sample_image
 
 READY_SECONDS = 300  # a first run downloads Triton and the model
@@ -38,7 +38,7 @@ def test_serve_detects_and_stops(tmp_path: Path) -> None:
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        assert first_answer(f"{url}/readyz", server, READY_SECONDS, retry=[503]) == 200, log.read_text()
+        assert wait_for_answer(f"{url}/readyz", server, READY_SECONDS, retry=[503]) == 200, log.read_text()
         for name, expected in (("chelsea.jpg", "cat"), ("coffee.jpg", "cup")):
             answer = httpx.post(f"{url}/detect", content=sample_image(name), timeout=30).raise_for_status().json()
             assert expected in {detection["class_name"] for detection in answer["detections"]}

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from app.config import Settings
-from app.embedded.server import Server
+from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.shared_memory import Arena
@@ -81,7 +81,7 @@ async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton:
 
 
 async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -> None:
-    """Triton may come back with another version, which is read again; nobody has to ask for anything."""
+    """Triton may come back with another version, which is read again without a request."""
     fake = FakeTriton()
     async with serving(fake) as port:
         client = TritonClient(f"127.0.0.1:{port}")
@@ -112,7 +112,7 @@ async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) 
     await asyncio.wait_for(alone.close(), 5)
 
 
-async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: Server) -> None:
+async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
     """The embedded one says of itself what its packages say."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url)
@@ -123,7 +123,7 @@ async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: 
 
 
 async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -> None:
-    """What is asked besides inferences has no deadline of a caller that could be missed."""
+    """Questions other than inferences have no deadline of a caller that could be missed."""
     fake, client = fake_triton
     fake.refusal = fake.query_refusal = SILENCE
 
@@ -209,7 +209,7 @@ async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fa
     assert len(fake.registrations) == 2
 
 
-async def test_a_refused_registration_is_not_an_unavailable_triton(fake_triton: Fake, arena: Arena) -> None:
+async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton: Fake, arena: Arena) -> None:
     """Triton answers, but cannot open the file: it runs on another host."""
     fake, client = fake_triton
     fake.accepts_regions = False
@@ -239,7 +239,7 @@ async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton:
 
 
 async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
-    """Nothing has to be done, and nothing is said."""
+    """Unregistering it does nothing and logs nothing."""
     fake, client = fake_triton
     await client.unregister("region")
 
@@ -267,7 +267,7 @@ async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
 
 
 async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) -> None:
-    """The image then does not travel; whoever took the slot frees it."""
+    """The request contains no pixels; the caller frees the slot."""
     fake, client = fake_triton
     await client.register(arena)
     slot = arena.take()
@@ -281,7 +281,7 @@ async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) 
 
 
 async def test_the_outputs_are_those_that_were_returned(fake_triton: Fake) -> None:
-    """Whether one is missing is for others to say."""
+    """`infer` does not check whether an output is missing; `decode_outputs` does."""
     fake, client = fake_triton
     assert (await client.infer(SPEC, IMAGE, timeout_seconds=5)).outputs == {}
     fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
@@ -343,7 +343,7 @@ async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_
 
 
 async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
-    """Whether Triton survives that has to be asked before."""
+    """The caller must know whether Triton survives that."""
     fake, client = fake_triton
     fake.may_answer.clear()
     asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=30))

@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from app.errors import InvalidModelOutput
 from app.model.spec import ModelSpec, from_triton_config
-from app.triton.messages import bytes_element_size, infer_request, read_answer, write_bytes_element
+from app.triton.messages import bytes_element_size, infer_request, read_response, write_bytes_element
 from app.triton.shared_memory import Arena, Slot
 from tests.fakes.triton import CONFIG, SPEC, infer_response
 
@@ -135,7 +135,7 @@ def test_the_outputs_of_an_answer_are_arrays() -> None:
         empty=np.zeros((1, 0, 6), np.float32),
     )
     answer.model_version = "7"
-    read = read_answer(answer)
+    read = read_response(answer)
 
     assert read.version == "7"
     assert {name: (tensor.dtype.name, tensor.shape) for name, tensor in read.outputs.items()} == {
@@ -148,8 +148,8 @@ def test_the_outputs_of_an_answer_are_arrays() -> None:
 
 
 def test_an_answer_without_outputs_has_none() -> None:
-    """Whether one is missing is for `decode_outputs` to say."""
-    assert read_answer(messages.ModelInferResponse(model_version="1")).outputs == {}
+    """`read_response` does not check whether an output is missing; `decode_outputs` does."""
+    assert read_response(messages.ModelInferResponse(model_version="1")).outputs == {}
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[
     answer.raw_output_contents.append(content)
 
     with pytest.raises(InvalidModelOutput, match="output0"):
-        read_answer(answer)
+        read_response(answer)

@@ -119,7 +119,7 @@ def test_the_arenas_of_killed_workers_are_swept() -> None:
 
 
 def test_files_that_are_not_arenas_are_left_alone() -> None:
-    """Anybody can write to /dev/shm, under any name; nothing there makes the sweep fail."""
+    """Any user can write to /dev/shm, under any name; no such file makes the sweep fail."""
     folder, pipe, link = (SHM / f"nereid-1-{number:08}" for number in range(3))
     other = SHM / "nereid-notes"
     folder.mkdir()
@@ -157,7 +157,7 @@ def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch
 
 
 def test_the_arena_of_a_zombie_is_swept() -> None:
-    """In a container without an init process, a killed worker may stay a zombie for ever."""
+    """In a container without an init process, a killed worker may remain a zombie."""
     script = (
         "import os; from app.triton.shared_memory import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
     )

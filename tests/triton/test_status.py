@@ -4,7 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.triton.client import TritonClient
 from app.triton.status import UnknownRegion, from_grpc_error, from_query_error, is_region_in_use
 from tests.fakes.triton import SPEC, FakeTriton
@@ -29,9 +29,9 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlinePassed),
         (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
         (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", TritonUnavailable),
-        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InvalidModelOutput),
-        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", InvalidModelOutput),
-        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", InvalidModelOutput),
+        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InferenceFailed),
+        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", InferenceFailed),
+        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", InferenceFailed),
     ],
 )
 async def test_status_and_message_of_a_refusal_determine_the_error(
@@ -72,7 +72,7 @@ def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("Request for unknown model: 'x' is not found", UnknownModel), ("Unable to open", InvalidModelOutput)]
+    ("text", "expected"), [("Request for unknown model: 'x' is not found", UnknownModel), ("Unable to open", InferenceFailed)]
 )
 def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: type[GatewayError]) -> None:
     """A missing model is a missing model, whatever was asked about it."""

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from app.config import Settings
-from app.embedded.server import Server
+from app.embedded.server import EmbeddedTriton
 from app.errors import TritonUnavailable
 from app.main import create_app
 from app.triton import transport as transport_module
@@ -59,7 +59,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 
 
 @pytest.fixture
-async def real_transport(settings: Settings, triton: Server) -> AsyncIterator[Transport]:
+async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
     """A transport of its own to the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url)
@@ -72,7 +72,7 @@ async def real_transport(settings: Settings, triton: Server) -> AsyncIterator[Tr
 async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
     """An arena is created for the first tensor of its size."""
     assert not transport.is_prepared(NBYTES)
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
     assert transport.take(NBYTES) is None
 
 
@@ -85,7 +85,7 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
     assert (SHM / slot.arena.name).stat().st_size == SLOTS * NBYTES
     assert fake.regions == {slot.arena.name}
     assert transport.is_prepared(NBYTES)
-    assert transport.in_use == "shm"
+    assert transport.active_mode == "shm"
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
@@ -123,7 +123,7 @@ async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest
 
 
 async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
-    """Whoever wants tensors inside requests gets no shared memory at all."""
+    """With the transport `inline`, no shared memory is created."""
     fake, client = fake_triton
     before = own_arenas()
     transport = Transport(client, "inline")
@@ -132,7 +132,7 @@ async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
 
     assert own_arenas() == before
     assert not fake.registrations
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
 
 
 async def test_a_refusal_is_logged_once_and_retried_after_a_while(
@@ -158,10 +158,10 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
     now += 30
 
     assert await taken(transport)
-    assert transport.in_use == "shm"
+    assert transport.active_mode == "shm"
 
 
-async def test_a_triton_that_does_not_answer_has_not_refused(fake_triton: Fake, transport: Transport) -> None:
+async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
     """The next request tries again at once, and nothing is left of the attempt."""
     fake, _ = fake_triton
     before = own_arenas()
@@ -183,11 +183,11 @@ async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake
 
     assert await transport.register_again(slot.arena)
     assert fake.regions == {slot.arena.name}
-    assert transport.in_use == "shm"
+    assert transport.active_mode == "shm"
     assert await taken(transport)
 
 
-async def test_a_region_that_is_refused_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
+async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
     """Requests in progress do without it at once, the next one to prepare removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
@@ -196,7 +196,7 @@ async def test_a_region_that_is_refused_when_registered_again_is_given_up(fake_t
     fake.accepts_regions = False
 
     assert not await transport.register_again(slot.arena)
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
     assert not transport.is_prepared(NBYTES)
     assert transport.take(NBYTES) is None
     assert (SHM / slot.arena.name).exists()
@@ -207,7 +207,7 @@ async def test_a_region_that_is_refused_when_registered_again_is_given_up(fake_t
 
 
 async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake, transport: Transport) -> None:
-    """It has not refused anything; the request in question fails, the arena stays."""
+    """The request fails, but the arena stays in use, because Triton has not rejected it."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -215,12 +215,12 @@ async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake
     with pytest.raises(TritonUnavailable):
         await transport.register_again(slot.arena)
 
-    assert transport.in_use == "shm"
+    assert transport.active_mode == "shm"
     assert await taken(transport)
 
 
 async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton: Fake, transport: Transport) -> None:
-    """Of two requests that register again, one may be refused: the other goes on, but the arena is given up."""
+    """Of two requests that register again, one may be rejected: the other goes on, but the arena is given up."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -229,7 +229,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
     assert not await transport.register_again(slot.arena)
     fake.accepts_regions = True
     assert await transport.register_again(slot.arena)
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
     await transport.prepare(NBYTES)
 
     assert not (SHM / slot.arena.name).exists()
@@ -237,7 +237,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
 
 
 async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
-    """What one Triton has mapped says nothing of another: an arena itself does not know of any."""
+    """An arena may be registered with one Triton and not with another."""
     fake, client = fake_triton
     other = Transport(client, "auto")
     first, second = await taken(transport), await taken(other)
@@ -247,14 +247,14 @@ async def test_registration_belongs_to_the_transport(fake_triton: Fake, transpor
     fake.accepts_regions = False
     await transport.register_again(first.arena)
 
-    assert (transport.in_use, other.in_use) == ("inline", "shm")
+    assert (transport.active_mode, other.active_mode) == ("inline", "shm")
     assert not await other.register_again(first.arena)
-    assert other.in_use == "shm"
+    assert other.active_mode == "shm"
     await other.close()
 
 
 async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
-    """Nothing is in use any more afterwards."""
+    """After closing, no shared memory is in use."""
     fake, client = fake_triton
     before = own_arenas()
     transport = Transport(client, "auto")
@@ -264,7 +264,7 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
 
     assert own_arenas() == before
     assert fake.regions == set()
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
 
 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors then travel inside the request; whoever requires shared memory gets an error."""
+    """Tensors then travel inside the request, unless the setting requires shared memory."""
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)
@@ -358,7 +358,7 @@ async def register_elsewhere(client: TritonClient, arena: Any) -> None:  # noqa:
     await REGISTER(client, ArenaElsewhere(arena))  # type: ignore[arg-type]
 
 
-async def test_a_triton_that_was_down_has_not_refused(own_triton: tuple[Settings, Server]) -> None:
+async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
     """Once it runs, shared memory is used at once, also where it is required."""
     settings, server = own_triton
     server.stop()
@@ -366,7 +366,7 @@ async def test_a_triton_that_was_down_has_not_refused(own_triton: tuple[Settings
     transport = Transport(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
-    assert transport.in_use == "inline"
+    assert transport.active_mode == "inline"
     server.start()
     for _ in range(50):  # the connection takes a moment
         if await client.is_ready("six_columns"):
@@ -419,7 +419,7 @@ async def test_two_gateways_share_a_triton(settings: Settings) -> None:
         assert await regions(settings) == kept
 
 
-async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Settings, Server]) -> None:
+async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
     """It has forgotten every region; the first request registers it again and gets its boxes."""
     settings, server = own_triton
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
@@ -433,8 +433,8 @@ async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Setti
 
 
 @pytest.mark.parametrize("mode", ["auto", "shm"])
-async def test_a_restarted_triton_may_refuse_shared_memory(
-    own_triton: tuple[Settings, Server],
+async def test_a_restarted_triton_may_reject_shared_memory(
+    own_triton: tuple[Settings, EmbeddedTriton],
     monkeypatch: pytest.MonkeyPatch,
     mode: Any,  # noqa: ANN401
 ) -> None:

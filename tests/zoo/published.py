@@ -10,13 +10,13 @@ from threading import Thread
 
 import msgspec
 
-from app.zoo.registry import Entry, Recipe
+from app.zoo.registry import PublishedModel, Recipe
 from tests.fakes import models
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
 WHEEL = "no_such_detectors-1.0-py3-none-any.whl"
-IN_WHEEL = Entry(
+IN_WHEEL = PublishedModel(
     title="A tiny detector",
     licence="MIT",
     source="https://example.org/tiny",
@@ -28,7 +28,7 @@ IN_WHEEL = Entry(
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
 
 
-def at(url: str) -> Entry:
+def at(url: str) -> PublishedModel:
     """Return the entry of the network at this URL."""
     return msgspec.structs.replace(AT_URL, url=url)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper, parser
 from PIL import Image, ImageDraw
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, SCORE_FLOOR
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import IR_VERSION, OPSET, compose_model
 from app.zoo.registry import Recipe
@@ -94,7 +94,7 @@ def textbook(head: Floats, recipe: Recipe) -> Detections:
     best, label = scores.max(axis=1), scores.argmax(axis=1)
     kept: list[int] = []
     for class_id in np.unique(label):
-        remaining = [i for i in np.argsort(-best) if label[i] == class_id and best[i] > SCORE_FLOOR]
+        remaining = [i for i in np.argsort(-best) if label[i] == class_id and best[i] > MIN_SCORE]
         while remaining:
             first = remaining.pop(0)
             kept.append(first)
@@ -265,8 +265,8 @@ def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
         pytest.param((50, 50, 20, 20, 2, 0.8), [1, 2], id="another class, same place"),
         pytest.param((57, 50, 20, 20, 1, 0.8), [1, 1], id="same class, overlap 0.48"),
         pytest.param((56, 50, 20, 20, 1, 0.8), [1], id="same class, overlap 0.54"),
-        pytest.param((150, 50, 20, 20, 1, SCORE_FLOOR), [1], id="at the floor"),
-        pytest.param((150, 50, 20, 20, 1, SCORE_FLOOR + 0.001), [1, 1], id="above the floor"),
+        pytest.param((150, 50, 20, 20, 1, MIN_SCORE), [1], id="at the floor"),
+        pytest.param((150, 50, 20, 20, 1, MIN_SCORE + 0.001), [1, 1], id="above the floor"),
     ],
 )
 def test_box_that_covers_a_better_one_of_its_class_is_dropped(
@@ -359,7 +359,7 @@ def test_smallest_valid_recipe_can_be_compose_model() -> None:
         pytest.param("uint8[1, 3, 256, 256] images", "input", id="bytes"),
     ],
 )
-def test_network_with_another_input_is_refused(takes: str, message: str) -> None:
+def test_network_with_another_input_is_rejected(takes: str, message: str) -> None:
     """An input that the recipe does not fit is named, instead of composing a model that fails later."""
     with pytest.raises(ValueError, match=message):
         compose_model(network(yolo_head([]), takes), YOLO)
@@ -376,19 +376,19 @@ def test_network_with_another_input_is_refused(takes: str, message: str) -> None
         pytest.param((1, 7, 2100), "is not a yolo head", id="anchors of another square"),
     ],
 )
-def test_network_with_another_head_is_refused(shape: tuple[int, ...], message: str) -> None:
-    """An output that is not the recipe's head is refused, and the message has its shape."""
+def test_network_with_another_head_is_rejected(shape: tuple[int, ...], message: str) -> None:
+    """An output that is not the recipe's head is rejected, and the message has its shape."""
     with pytest.raises(ValueError, match=message):
         compose_model(network(np.zeros(shape, np.float32)), YOLO)
 
 
 def test_yolo_network_is_not_a_yolox_network() -> None:
-    """A recipe with the wrong head is refused."""
+    """A recipe with the wrong head is rejected."""
     with pytest.raises(ValueError, match="is not a yolox head"):
         compose_model(network(yolo_head([])), YOLOX)
 
 
-def test_network_with_two_outputs_is_refused() -> None:
+def test_network_with_two_outputs_is_rejected() -> None:
     """Nothing tells which output is the head."""
     with pytest.raises(ValueError, match="one input and one output, found 1 and 2"):
         compose_model(network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO)

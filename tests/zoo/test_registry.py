@@ -48,7 +48,7 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
     ],
 )
 def test_file_has_its_name_at_the_source(tmp_path: Path, source: str, name: str) -> None:
-    """It is the last part of the URL, or of the path in the wheel."""
+    """The name of a file is the last part of its URL, or of its path in the wheel."""
     text = ENTRY.replace('url = "https://example.org/files/detector.onnx"', source)
     entries = registry.load(write(tmp_path, text))
 

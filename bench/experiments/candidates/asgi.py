@@ -26,7 +26,7 @@ _SCOPE = {
 _OK = 200
 
 
-class Host:
+class AsgiRunner:
     """Runs one application on an event loop of its own until this process ends."""
 
     def __init__(self, application: Any) -> None:  # noqa: ANN401 - any ASGI application
@@ -41,11 +41,11 @@ class Host:
         self.loop.run_until_complete(self._start())
         atexit.register(lambda: self.loop.run_until_complete(self._stop()))
 
-    def exchange(self, _: Any) -> None:  # noqa: ANN401 - a step's argument
+    def send_request(self, _: Any) -> None:  # noqa: ANN401 - a step's argument
         """Post a body of the size of an image, and receive the answer."""
-        self.loop.run_until_complete(self._exchange())
+        self.loop.run_until_complete(self._send_request())
 
-    async def _exchange(self) -> None:
+    async def _send_request(self) -> None:
         sent: list[Any] = []
 
         async def receive() -> Any:  # noqa: ANN401

@@ -16,12 +16,14 @@ from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
-from app.main import open_worker
+from app.main import open_resources
+from app.model.spec import ModelSpec
 from app.pipeline.detector import Detections, Detector
 from app.resilience.deadline import Deadline
 from app.telemetry import logging
 from app.triton.client import TritonClient
-from bench.experiments.candidates.asgi import Host
+from app.triton.transport import Transport
+from bench.experiments.candidates.asgi import AsgiRunner
 from bench.experiments.candidates.registry import Step
 
 _SIDE = 640
@@ -43,13 +45,13 @@ def shared_steps() -> dict[str, Step]:
     return {**_imaging(lambda: canvas), **_serving("shm"), "encode": _encode}
 
 
-def _imaging(take_canvas: Callable[[], Canvas]) -> dict[str, Step]:
+def _imaging(allocate_canvas: Callable[[], Canvas]) -> dict[str, Step]:
     letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=114)
 
     def decode_step(header: ImageHeader) -> tuple[Canvas, LetterboxTransform, Canvas]:
-        canvas = take_canvas()
+        canvas = allocate_canvas()
         transform = letterbox.fit(header.width, header.height)
-        return decode(header, transform.decode_size, transform.area(canvas)), transform, canvas
+        return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
 
     def letterbox_step(decoded: tuple[Canvas, LetterboxTransform, Canvas]) -> Canvas:
         pixels, transform, canvas = decoded
@@ -68,33 +70,36 @@ def _serving(transport: str) -> dict[str, Step]:
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
     logging.configure("info", "json")
-    opened: list[tuple[TritonClient, Detector]] = []
+    opened: list[tuple[TritonClient, Detector, Transport, ModelSpec]] = []
 
     @asynccontextmanager
-    async def open_and_note() -> AsyncIterator[tuple[TritonClient, Detector]]:
-        async with open_worker(settings) as worker:
-            opened.append(worker)
-            yield worker
+    async def open_and_keep() -> AsyncIterator[tuple[TritonClient, Detector]]:
+        async with open_resources(settings) as (client, detector):
+            spec = await detector.prepare(_MODEL, Deadline.after(_SECONDS))
+            slots = Transport(client, settings.transport)
+            await slots.prepare(spec.image_bytes)
+            opened.append((client, detector, slots, spec))
+            yield client, detector
+            await slots.close()
 
-    host = Host(build(open_and_note, settings.max_body_bytes))
-    ((client, detector),) = opened
-    spec = host.loop.run_until_complete(detector.ready(_MODEL, Deadline.after(_SECONDS)))
+    runner = AsgiRunner(build(open_and_keep, settings.max_body_bytes))
+    ((client, detector, slots, spec),) = opened
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")
 
-    async def detect(_data: bytes, **_arguments: Any) -> Detections:  # noqa: ANN401
+    async def detect(*_arguments: Any, **_more: Any) -> Detections:  # noqa: ANN401
         return found
 
     async def infer(tensor: Canvas) -> Any:  # noqa: ANN401
-        slot = detector.transport.take(spec.image_bytes)
+        slot = slots.take(spec.image_bytes)
         try:
             return await client.infer(spec, tensor, timeout_seconds=_SECONDS, request_id="bench", slot=slot)
         finally:
             if slot is not None:
                 slot.free()
 
-    detector.detect = detect  # type: ignore[method-assign, assignment]
-    return {"client": lambda tensor: host.loop.run_until_complete(infer(tensor)), "framework": host.exchange}
+    detector.detect = detect  # type: ignore[method-assign]
+    return {"client": lambda tensor: runner.loop.run_until_complete(infer(tensor)), "framework": runner.send_request}
 
 
 def _encode(_: Any) -> bytes:  # noqa: ANN401

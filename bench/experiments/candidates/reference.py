@@ -8,7 +8,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 
 from bench.contestants.processing import letterbox, normalize
 from bench.contestants.reference import create_app, infer
-from bench.experiments.candidates.asgi import Host
+from bench.experiments.candidates.asgi import AsgiRunner
 from bench.experiments.candidates.registry import Step
 
 _MODEL = "null_fp32"
@@ -31,8 +31,8 @@ def reference_steps() -> dict[str, Step]:
 def _serving(address: str) -> dict[str, Step]:
     """Return the steps of the client and of the web application."""
     client = InferenceServerClient(address)
-    host = Host(create_app(detect=lambda _shared, _body: _NOTHING))
+    runner = AsgiRunner(create_app(detect=lambda _shared, _body: _NOTHING))
     return {
         "client": lambda tensor: infer(client, _MODEL, InferInput("images", list(tensor.shape), "FP32"), tensor),
-        "framework": host.exchange,
+        "framework": runner.send_request,
     }

@@ -10,7 +10,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.experiments import accuracy
-from bench.harness.reference import Box
+from bench.harness.reference_detector import Box
 
 ANSWER = {"detections": [{"class_id": 15, "confidence": 0.9, "x1": 1.0, "y1": 1.0, "x2": 9.0, "y2": 9.0}]}
 
@@ -43,7 +43,7 @@ class FakeReference:
 
 def test_the_agreement_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every sample image is sent to the model that was asked for."""
-    monkeypatch.setattr(accuracy, "Reference", FakeReference)
+    monkeypatch.setattr(accuracy, "ReferenceDetector", FakeReference)
     with HTTPServer(("127.0.0.1", 0), Detector) as server:
         thread = Thread(target=partial(server.serve_forever, poll_interval=0.01))
         thread.start()
@@ -59,7 +59,7 @@ def test_what_the_caller_can_correct_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder without images, a model that pull does not know, and a server that does not answer."""
-    monkeypatch.setattr(accuracy, "Reference", FakeReference)
+    monkeypatch.setattr(accuracy, "ReferenceDetector", FakeReference)
     commands = {
         "contains no JPEG": ["--images", str(tmp_path)],
         "is not a model that pull knows": ["--model", "other"],

@@ -19,7 +19,7 @@ def test_a_variant_has_other_instances_and_threads(tmp_path: Path) -> None:
     assert after.endswith('parameters { key: "intra_op_thread_count" value { string_value: "2" } }\n')
 
 
-def test_a_config_that_cannot_be_varied_is_refused(tmp_path: Path) -> None:
+def test_a_config_without_the_expected_instances_is_rejected(tmp_path: Path) -> None:
     """The measurement would otherwise compare a model with itself."""
     (tmp_path / "model" / "configs").mkdir(parents=True)
     (tmp_path / "model" / "configs" / "embedded.pbtxt").write_text('name: "model"\n')

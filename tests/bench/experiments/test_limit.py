@@ -1,4 +1,4 @@
-"""What the machine could do at most."""
+"""The limits of the machine."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.experiments import memory
 from bench.harness.contest import Load
-from bench.harness.entrants import Lineup
+from bench.harness.lineup import Lineup
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 
@@ -14,7 +14,7 @@ from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 def test_memory_is_printed_after_every_step(
     fixtures: Triton, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cannot take part is left out with the reason."""
+    """A contestant that cannot take part is left out with the reason."""
     monkeypatch.setattr(memory, "REQUESTS", 30)
     monkeypatch.setattr(memory, "STEP", 10)
     load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=1)

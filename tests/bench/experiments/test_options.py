@@ -8,7 +8,7 @@ import pytest
 from bench.experiments.options import add_before, add_images, count, describe, positive
 
 
-def test_numbers_out_of_range_are_refused() -> None:
+def test_numbers_out_of_range_are_rejected() -> None:
     """Nothing can be measured with them."""
     assert count("3") == 3
     assert positive("0.5") == 0.5
@@ -21,17 +21,18 @@ def test_numbers_out_of_range_are_refused() -> None:
         positive("inf")
 
 
-@pytest.mark.parametrize("option", ["--images", "--pictures"])
-def test_the_option_for_images_has_two_names(option: str) -> None:
-    """The second is an older one."""
-    parser = ArgumentParser()
+def test_the_option_for_images_names_a_folder() -> None:
+    """Without the option there is no folder, and the option has no other name."""
+    parser = ArgumentParser(exit_on_error=False)
     add_images(parser)
 
-    assert parser.parse_args([option, "folder"]).images == Path("folder")
+    assert parser.parse_args(["--images", "folder"]).images == Path("folder")
+    assert parser.parse_args([]).images is None
+    assert parser.parse_known_args(["--pictures", "folder"])[1] == ["--pictures", "folder"]
 
 
 def test_a_record_lists_the_options_that_have_a_value() -> None:
-    """What is not an option of the measurement is left out."""
+    """Values that are not options of the measurement are left out."""
     parser = ArgumentParser()
     add_images(parser)
     add_before(parser)

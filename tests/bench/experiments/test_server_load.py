@@ -94,7 +94,7 @@ def test_every_mode_measures_a_server(
 ) -> None:
     """The file contains what Triton did in the meantime and nothing from before, and names the model that answered."""
     monkeypatch.setattr(server_load, "SWEEP", (1, 3))
-    monkeypatch.setattr(server_load, "MOST_CLIENTS", 4)
+    monkeypatch.setattr(server_load, "MAX_CLIENTS", 4)
     file = tmp_path / "out.json"
 
     assert main(command(mode, url, file)) == 0

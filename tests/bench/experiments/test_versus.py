@@ -6,7 +6,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.experiments.versus import CONTESTS, Plan, make_plans
-from bench.harness.entrants import NAMES
+from bench.harness.lineup import NAMES
 from bench.harness.processes import ROOT
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.contest_text import contest_text
@@ -19,28 +19,28 @@ def plan(kind: str, model: str = "null", only: tuple[str, ...] = (), before: Pat
 
 
 def test_every_kind_of_contest_can_be_planned() -> None:
-    """Each has entrants; `in_process` compares with one client and with six."""
+    """Each has contestants; `in_process` compares with one client and with six."""
     plans = list(make_plans(CONTESTS, "yolo11n", 32, ()))
 
     assert [one.kind for one in plans] == ["load", "one", "photo", "batching", "in_process", "in_process", "memory"]
     assert [one.clients for one in plans] == [32, 1, 1, 64, 1, 6, 32]
-    assert all(one.entrants for one in plans)
+    assert all(one.contestants for one in plans)
 
 
 def test_the_server_with_its_own_network_takes_part_only_with_the_real_model() -> None:
-    """It does not ask Triton, so it has none of the fixtures."""
-    assert [name for name, _ in plan("load", "yolo11n").entrants] == list(NAMES)
-    assert [name for name, _ in plan("load", "null").entrants] == [name for name in NAMES if name != "in_process"]
+    """`in_process` does not use Triton, so it cannot run the fixtures."""
+    assert [name for name, _ in plan("load", "yolo11n").contestants] == list(NAMES)
+    assert [name for name, _ in plan("load", "null").contestants] == [name for name in NAMES if name != "in_process"]
 
 
-def test_with_another_checkout_every_entrant_of_nereid_has_a_twin() -> None:
-    """The twin is asked the same; other servers have none."""
+def test_with_another_checkout_every_contestant_of_nereid_has_a_counterpart() -> None:
+    """The counterpart uses the same model; other servers have none."""
     only = ("reference", "nereid_shm", "nereid_file")
     expected = ["reference", "nereid_shm", "nereid_shm@before", "nereid_file", "nereid_file@before"]
 
-    assert plan("load", only=only, before=Path("/other")).entrants == [(name, "null") for name in expected]
-    assert [name for name, _ in plan("load", only=only).entrants] == list(only)
-    assert plan("batching", only=only, before=Path("/other")).entrants == [
+    assert plan("load", only=only, before=Path("/other")).contestants == [(name, "null") for name in expected]
+    assert [name for name, _ in plan("load", only=only).contestants] == list(only)
+    assert plan("batching", only=only, before=Path("/other")).contestants == [
         ("batch1", "sim_gpu_batch1"),
         ("nereid_file", "sim_gpu"),
         ("nereid_file@before", "sim_gpu"),
@@ -48,8 +48,8 @@ def test_with_another_checkout_every_entrant_of_nereid_has_a_twin() -> None:
 
 
 @pytest.mark.parametrize("command", ["versus", "stages"])
-def test_what_is_not_a_checkout_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused with one line before anything is started."""
+def test_a_folder_that_is_not_a_checkout_is_rejected(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without this project is rejected with one line before anything is started."""
     assert main([command, "--before", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path} is not a checkout of this project: it has no app/__main__.py\n"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.contest import Load, hold_contest, measure, measure_alone
-from bench.harness.entrants import Lineup
 from bench.harness.errors import ContestantError
+from bench.harness.lineup import Lineup
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
@@ -17,11 +17,11 @@ LOAD = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
 
 
 def test_nereid_is_measured_beside_another_checkout_of_itself(fixtures: Triton, tmp_path: Path) -> None:
-    """Both take part in every round, are metered, and are compared; who cannot take part is left out with the reason."""
+    """Both take part in every round and are compared; a contestant that cannot take part is left out with the reason."""
     messages: list[str] = []
     lineup = Lineup(fixtures, 1, tmp_path, before=ROOT)
-    entrants = [("nereid_file", "yolo11n"), ("nereid_shm", "null"), ("nereid_shm@before", "null")]
-    contest = hold_contest("a contest", entrants, lineup, LOAD, 2, messages.append)
+    contestants = [("nereid_file", "yolo11n"), ("nereid_shm", "null"), ("nereid_shm@before", "null")]
+    contest = hold_contest("a contest", contestants, lineup, LOAD, 2, messages.append)
 
     assert [entry.name for entry in contest.entries] == ["nereid_shm", "nereid_shm@before"]
     assert contest.left_out == {"nereid_file": "there is no yolo11n_file, a model that takes the encoded file"}
@@ -36,7 +36,7 @@ def test_nereid_is_measured_beside_another_checkout_of_itself(fixtures: Triton, 
             assert one.triton is not None
             assert one.triton.inferences == one.outcome.requests
     assert [comparison.pairs for comparison in contest.comparisons] == [[("nereid_shm", "nereid_shm@before")]]
-    assert "against their @before twins" in contest_text(contest)
+    assert "against their @before counterparts" in contest_text(contest)
     assert [message.partition(":")[0] for message in messages] == ["nereid_file is left out", *["a contest"] * 4]
 
 
@@ -48,7 +48,7 @@ def test_the_model_of_a_server_that_does_not_name_it_is_the_one_it_was_told_to_u
     assert [entry.model for entry in contest.entries] == ["null_fp32"]
 
 
-def test_one_entrant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) -> None:
+def test_one_contestant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) -> None:
     """It is started, warmed up, measured and stopped."""
     measured = measure_alone(Lineup(fixtures, 1, tmp_path), "nereid_inline", "null", LOAD)
 
@@ -59,9 +59,9 @@ def test_one_entrant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) -> 
 def test_a_server_that_ends_during_a_contest_is_one_line(fixtures: Triton, tmp_path: Path) -> None:
     """The message names its address."""
     lineup = Lineup(fixtures, 1, tmp_path)
-    entrant = lineup.entrant("nereid_inline", "null")
-    with lineup.start(entrant) as server:
+    contestant = lineup.contestant("nereid_inline", "null")
+    with lineup.start(contestant) as server:
         pass
 
-    with pytest.raises(ContestantError, match=f"{entrant.port} does not accept connections any more"):
-        measure(entrant, server, fixtures, LOAD)
+    with pytest.raises(ContestantError, match=f"{contestant.port} does not accept connections any more"):
+        measure(contestant, server, fixtures, LOAD)

@@ -71,7 +71,7 @@ def test_what_triton_leaves_out_is_zero() -> None:
     ids=["refused", "broken", "list", "empty"],
 )
 def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
-    """The message names Triton's address and, if Triton refused, its reason."""
+    """The message names Triton's address and, if Triton rejected, its reason."""
     with statistics(body, status) as url, pytest.raises(CountersError, match=re.escape(url)) as caught:
         read_counters(url, "m")
 
@@ -80,6 +80,6 @@ def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
 
 
 def test_a_triton_that_does_not_answer_is_one_line() -> None:
-    """Nobody listens on port 1."""
+    """The message names the address, on which no server listens."""
     with pytest.raises(CountersError, match=re.escape("http://127.0.0.1:1: ")):
         read_counters("http://127.0.0.1:1", "m")

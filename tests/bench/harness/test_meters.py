@@ -39,7 +39,7 @@ def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Proc
 
 
 def test_the_listener_of_a_port_is_found(parent: psutil.Process) -> None:
-    """A port on which nobody listens has none."""
+    """A port without a listener has no process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/detect"
         assert parent.pid in [process.pid for process in listeners(url)]

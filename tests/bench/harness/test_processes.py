@@ -36,17 +36,17 @@ def test_a_server_runs_until_the_block_ends(tmp_path: Path) -> None:
     assert not server.process.is_running()
 
 
-def test_a_server_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_ends_at_once_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     """A server that cannot start is left out with the reason, not waited for."""
     command = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
-        pytest.raises(ContestantError, match="ended with code 1: no such thing"),
+        pytest.raises(ContestantError, match="exited with code 1: no such thing"),
         running(command, {}, find_free(1)[0], "/", tmp_path / "log"),
     ):
         pass
 
 
-def test_a_server_that_refuses_its_probe_is_reported(tmp_path: Path) -> None:
+def test_a_server_that_fails_its_probe_is_reported(tmp_path: Path) -> None:
     """A status other than 200 and 503 is final."""
     (port,) = find_free(1)
     command = [sys.executable, "-c", SERVER, str(port), "404"]
@@ -67,7 +67,7 @@ def test_the_settings_of_this_process_are_not_inherited(monkeypatch: pytest.Monk
 
 
 def test_a_checkout_is_recognised(tmp_path: Path) -> None:
-    """Any other folder is refused with one line."""
+    """Any other folder is rejected with one line."""
     assert require_checkout(ROOT) == ROOT
     with pytest.raises(ContestantError, match="is not a checkout of this project"):
         require_checkout(tmp_path)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.connection import encode_request
 from bench.load.target import parse_target
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
@@ -27,7 +27,7 @@ def test_a_request_names_host_type_and_length() -> None:
 async def test_answers_that_cannot_be_read_are_errors(response: bytes) -> None:
     """An answer without a valid length, or that is not HTTP/1.1, ends the connection."""
     async with serving(always(response)) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=2)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=2)
 
     assert outcome.statuses == {"error": 2}
 
@@ -35,7 +35,7 @@ async def test_answers_that_cannot_be_read_are_errors(response: bytes) -> None:
 async def test_a_server_may_close_the_connection_after_its_answer() -> None:
     """`Connection: close` costs a new connection, not a request."""
     async with serving(always(answer(CAT, "200 OK", "Connection: close"))) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=3)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=3)
 
     assert outcome.statuses == {"200": 3}
     assert server.connections >= 3
@@ -56,7 +56,7 @@ async def test_answers_may_arrive_in_pieces() -> None:
     server = await asyncio.start_server(dribble, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        outcome = await drive_closed(url, [SAMPLE], clients=1, seconds=30, requests=1)
+        outcome = await drive_closed_loop(url, [SAMPLE], clients=1, seconds=30, requests=1)
 
     assert outcome.statuses == {"200": 1}
     assert outcome.stages == {"total": 1.0}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bench.load import driver
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
 
@@ -16,7 +16,7 @@ async def test_broken_connections_are_errors_and_opened_again() -> None:
         return None if number % 4 == 1 else answer(CAT)
 
     async with serving(reply) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=8)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=8)
 
     assert outcome.statuses == {"200": 6, "error": 2}
     assert server.connections >= 3
@@ -30,7 +30,7 @@ async def test_an_answer_is_not_awaited_for_ever() -> None:
         await never.wait()
 
     async with serving(reply) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
         never.set()
 
     assert outcome.statuses == {"error": 1}
@@ -42,17 +42,17 @@ async def test_a_load_without_images_or_connections_is_an_error_of_the_caller() 
     async with serving(always(answer(CAT))) as server:
         url = server.url
         with pytest.raises(ValueError, match="nothing to send"):
-            await drive_closed(url, [], clients=1, seconds=1)
+            await drive_closed_loop(url, [], clients=1, seconds=1)
         with pytest.raises(ValueError, match="nothing to send"):
-            await drive_closed(url, [SAMPLE], clients=0, seconds=1)
+            await drive_closed_loop(url, [SAMPLE], clients=0, seconds=1)
     with pytest.raises(ConnectionRefusedError):
-        await drive_closed(url, [SAMPLE], clients=2, seconds=1)
+        await drive_closed_loop(url, [SAMPLE], clients=2, seconds=1)
 
 
 async def test_a_busy_driver_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Above a share of a core, the numbers may be those of the load driver itself."""
     monkeypatch.setattr(driver, "BUSY_SHARE", -1.0)
     async with serving(always(answer(CAT))) as server:
-        await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
+        await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
 
     assert "the load driver used" in capsys.readouterr().err

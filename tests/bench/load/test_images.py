@@ -31,7 +31,7 @@ def test_the_default_images_are_varied_and_known() -> None:
 
 
 def test_given_images_are_sent_as_they_are(tmp_path: Path) -> None:
-    """A file or a folder may be given; a folder without images is refused."""
+    """A file or a folder may be given; a folder without images is rejected."""
     (cat,) = given_samples(SAMPLE_FOLDER / "chelsea.jpg")
 
     assert cat == Sample("chelsea.jpg", (SAMPLE_FOLDER / "chelsea.jpg").read_bytes(), frozenset({"cat"}))
@@ -56,5 +56,5 @@ def test_unlabelled_images_expect_nothing() -> None:
 
 
 def test_the_large_image_has_twelve_megapixels() -> None:
-    """As a camera's photo."""
+    """It is as large as a photo of a camera."""
     assert large_sample().name == "coffee 4000x3000"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.tally import Tally
 from tests.bench.support import CAT, DOG, SAMPLE, always, answer, serving
 
@@ -13,7 +13,7 @@ from tests.bench.support import CAT, DOG, SAMPLE, always, answer, serving
 async def test_wrong_answers_are_not_correct(body: bytes) -> None:
     """A 200 without what the image shows counts as wrong, and its time is no latency."""
     async with serving(always(answer(body))) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
 
     assert outcome.statuses == {"wrong": 1}
     assert outcome.correct == outcome.rate == outcome.histogram.total_count == 0
@@ -21,9 +21,9 @@ async def test_wrong_answers_are_not_correct(body: bytes) -> None:
 
 
 async def test_every_sixteenth_of_the_later_answers_is_checked() -> None:
-    """All answers of the first pass over the samples are checked, whatever their number."""
+    """All answers of the first pass over the samples are checked, however many there are."""
     async with serving(always(answer(DOG))) as server:
-        outcome = await drive_closed(server.url, [SAMPLE] * 3, clients=1, seconds=30, requests=33)
+        outcome = await drive_closed_loop(server.url, [SAMPLE] * 3, clients=1, seconds=30, requests=33)
 
     assert outcome.statuses == {"200": 28, "wrong": 5}  # 0, 1, 2, 16, 32
 
@@ -36,19 +36,19 @@ async def test_statuses_are_counted_separately() -> None:
         return responses[number % 3]
 
     async with serving(reply) as server:
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=30, requests=9)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=9)
 
     assert outcome.statuses == {"200": 3, "413": 3, "503": 3}
     assert outcome.failed == pytest.approx(2 / 3)
 
 
-async def test_own_time_is_spent_neither_on_decoding_nor_in_triton() -> None:
+async def test_overhead_is_spent_neither_on_decoding_nor_in_triton() -> None:
     """Both are subtracted from what the client waited, request by request."""
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=0.2, infer;dur=0.1, post;dur=0.3, total;dur=0.6")
     async with serving(always(response)) as server:
-        outcome = await drive_closed(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
+        outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
 
-    assert outcome.own_p50 == pytest.approx(outcome.mean - 0.3, abs=0.01)
+    assert outcome.overhead_p50 == pytest.approx(outcome.mean - 0.3, abs=0.01)
 
 
 @pytest.mark.parametrize(

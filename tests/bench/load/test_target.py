@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.target import Target, parse_target
 from tests.bench.support import SAMPLE
 
@@ -18,10 +18,10 @@ from tests.bench.support import SAMPLE
         "detect",
     ],
 )
-async def test_another_host_is_refused(url: str) -> None:
+async def test_another_host_is_rejected(url: str) -> None:
     """It is refused before a connection is opened."""
     with pytest.raises(ValueError, match=r"only be sent to this machine|does not start with"):
-        await drive_closed(url, [SAMPLE], clients=1, seconds=1)
+        await drive_closed_loop(url, [SAMPLE], clients=1, seconds=1)
 
 
 def test_a_target_has_host_port_and_path() -> None:

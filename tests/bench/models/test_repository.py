@@ -7,7 +7,7 @@ from bench.models.repository import read_labels, write_models
 from tests.support import REPOSITORY
 
 
-def test_the_twin_of_the_real_model_takes_floats(tmp_path: Path, settings: Settings) -> None:
+def test_the_fp32_variant_of_the_real_model_takes_floats(tmp_path: Path, settings: Settings) -> None:
     """The reference's yolo11n is the same network without its first nodes."""
     write_models(tmp_path, Path(settings.model_repository))
     text = (tmp_path / "yolo11n_fp32" / "config.pbtxt").read_text()

@@ -47,7 +47,7 @@ def test_bars_of_very_different_length_show_shares() -> None:
 
 
 def test_batch_sizes_that_did_not_occur_have_their_place() -> None:
-    """So that the shape is that of the distribution."""
+    """The chart keeps the shape of the distribution."""
     drawn = draw_batches({"1": 1, "4": 3})
 
     assert drawn.count("<rect") == 4

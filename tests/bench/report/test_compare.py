@@ -41,8 +41,8 @@ def test_a_run_without_answers_can_be_compared() -> None:
     assert re.search(r"^mean batch +- +2\.50 *$", text, re.MULTILINE)
 
 
-def test_contests_are_compared_by_entrant() -> None:
-    """Each entrant counts as one run."""
+def test_contests_are_compared_by_contestant() -> None:
+    """Each contestant counts as one run."""
     record = make_record({}, contests=[make_contest()])
     text = compare(record, record)
 

@@ -7,7 +7,7 @@ from tests.bench.support import make_contest, make_outcome
 
 
 def test_the_page_draws_contests() -> None:
-    """A record of `versus` gives throughput with its ratio, cost, stages and batches of each entrant."""
+    """A record of `versus` gives throughput with its ratio, cost, stages and batches of each contestant."""
     text = page([("versus", make_record({}, contests=[make_contest(left_out={"broken": "it is <broken>"})]))])
 
     assert not Elements(text).open
@@ -28,7 +28,7 @@ def test_the_page_shows_the_comparisons_of_a_contest() -> None:
 
 
 def test_a_contest_without_answers_can_be_drawn() -> None:
-    """The same is true of an entrant, and of a contest without any."""
+    """The same is true of a contestant, and of a contest without any."""
     contest = make_contest()
     for one in contest.entries[0].rounds:
         one.outcome = make_outcome([], error=10)

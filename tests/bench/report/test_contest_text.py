@@ -1,11 +1,11 @@
 """Contests as text."""
 
 from bench.report.contest_text import contest_text, spread
-from bench.report.records import Comparison, Contest, Entry
+from bench.report.records import Comparison, Contest, ContestantResult
 from tests.bench.support import make_contest, make_measurement
 
 
-def test_a_contest_has_a_line_for_each_entrant_and_each_comparison() -> None:
+def test_a_contest_has_a_line_for_each_contestant_and_each_comparison() -> None:
     """The lines name the model that answered, and the ratios with their range."""
     pairs = [("nereid", "reference")]
     text = contest_text(make_contest(left_out={"broken": "no port"}, comparisons=[Comparison("reference", pairs)]))
@@ -13,7 +13,7 @@ def test_a_contest_has_a_line_for_each_entrant_and_each_comparison() -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("nereid "))
     assert "350.0" in line
     assert line.endswith("null")
-    assert "against reference, median of the rounds' ratios (least..most):" in text
+    assert "against reference, median of the rounds' ratios (min..max):" in text
     assert "throughput 3.50 x (3.50..3.50), gateway's CPU 1.00 x (1.00..1.00), p50 1.00 x (1.00..1.00)" in text
     assert "broken is left out: no port" in text
 
@@ -23,7 +23,7 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
     measured = make_measurement(100.0)
     measured.outcome.driver_cpu = 0.9
     measured.outcome.statuses = {"200": 10, "wrong": 190}
-    entry = Entry(name="nereid", model="null", note="", rounds=[measured])
+    entry = ContestantResult(name="nereid", model="null", note="", rounds=[measured])
     text = contest_text(make_contest(entries=[entry], clients=1))
 
     assert "answers were wrong or missing: nereid" in text
@@ -31,7 +31,7 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
     assert "neither decoding nor Triton" in text
 
 
-def test_a_contest_without_entrants_can_be_described() -> None:
+def test_a_contest_without_contestants_can_be_described() -> None:
     """All may have been left out."""
     contest = Contest(title="x", clients=1, workers=1, seconds=1, entries=[], left_out={"a": "why"})
 

@@ -12,7 +12,7 @@ def test_the_machine_is_described() -> None:
     assert machine.system.startswith("Linux")
     assert machine.processor
     assert machine.cores >= 1
-    assert machine.memory_gb > 0
+    assert machine.memory_gib > 0
 
 
 def test_versions_are_those_of_installed_packages() -> None:

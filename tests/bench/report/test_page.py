@@ -27,7 +27,7 @@ def test_the_page_is_complete_and_needs_nothing_else(saved: tuple[Path, Path]) -
 
 
 def test_the_page_names_the_model_that_answered() -> None:
-    """In the table of runs as in that of a contest."""
+    """The table of runs names it, and so does the table of a contest."""
     record = make_record({}, [make_run(model="yolox_nano")], [make_contest()])
     text = page([("x", record)])
 

@@ -20,7 +20,7 @@ def test_only_the_first_latency_curves_are_drawn() -> None:
 
 
 def test_batch_sizes_of_a_name_without_executions_are_left_out() -> None:
-    """There is nothing to draw."""
+    """A chart without executions would be empty."""
     drawn = batch_plots({"a": {"1": 0}, "b": {"1": 1, "3": 1}})
 
     assert "a: mean" not in drawn

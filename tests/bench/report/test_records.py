@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.report.records import Comparison, Entry, load_record, make_record, save_record
+from bench.report.records import Comparison, ContestantResult, load_record, make_record, save_record
 from tests.bench.support import make_contest, make_measurement, make_run, make_runs_record
 
 
@@ -36,8 +36,8 @@ def test_a_contest_survives_its_file(tmp_path: Path) -> None:
     assert read.settings == {"model": "null"}
 
 
-def test_an_entrant_is_represented_by_its_median_round() -> None:
-    """So that contests can be compared like runs; the memory of a worker is one of its figures."""
+def test_a_contestant_is_represented_by_its_median_round() -> None:
+    """Contests can thus be compared like runs; the memory of a worker is one of the figures."""
     contest = make_contest()
     contest.entries[1].resident_mib = [100.0, 120.0]
     record = make_record({}, [make_run()], [contest])
@@ -52,7 +52,7 @@ def test_an_entrant_is_represented_by_its_median_round() -> None:
 def test_ratios_are_of_the_same_round() -> None:
     """Noise that hits a whole round does not change them."""
     entries = [
-        Entry(name=name, model="null", note="", rounds=[make_measurement(rate) for rate in rates])
+        ContestantResult(name=name, model="null", note="", rounds=[make_measurement(rate) for rate in rates])
         for name, rates in (("reference", [100.0, 50.0]), ("nereid_shm", [400.0, 200.0]))
     ]
 
@@ -62,8 +62,8 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_a_round_without_the_figure_has_no_ratio() -> None:
     """Nothing is divided by zero."""
     entries = [
-        Entry(name="base", model="null", note="", rounds=[make_measurement(0.0), make_measurement(10.0)]),
-        Entry(name="one", model="null", note="", rounds=[make_measurement(5.0), make_measurement(5.0)]),
+        ContestantResult(name="base", model="null", note="", rounds=[make_measurement(0.0), make_measurement(10.0)]),
+        ContestantResult(name="one", model="null", note="", rounds=[make_measurement(5.0), make_measurement(5.0)]),
     ]
 
     assert make_contest(entries=entries).ratios("one", "base", "requests/s") == [0.5]

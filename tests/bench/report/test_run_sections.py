@@ -22,7 +22,7 @@ def test_runs_with_the_same_number_of_clients_can_be_drawn() -> None:
 
 
 def test_runs_are_named_by_what_distinguishes_them() -> None:
-    """What all have in common is left out; files are told apart by their names."""
+    """Properties that all runs share are left out; files are distinguished by their names."""
     text = page([("before", make_runs_record(make_run())), ("after", make_runs_record(make_run()))])
 
     assert text.count('<td title="">before</td>') == text.count('<td title="">after</td>') == 1

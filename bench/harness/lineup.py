@@ -21,24 +21,25 @@ NEREID = {
     "nereid_shm": "pixels in shared memory",
     "nereid_file": "the encoded file in shared memory, nothing decoded",
 }
-"""Nereid's entrants, with a note on each."""
+"""Nereid's contestants, with a note on each."""
 OTHERS = {
     "reference": "FastAPI, uvicorn, stock Pillow, one blocking gRPC client per worker",
     "reference_uint8": "the reference, sending bytes instead of floats to Nereid's model: a quarter of its traffic",
     "broken": "the reference with a new client per request",
     "in_process": "FastAPI with one ONNX Runtime session, one worker",
 }
-"""The other entrants, run in the reference's environment, with a note on each."""
+"""The other contestants, run in the reference's environment, with a note on each."""
 NAMES = (*OTHERS, *NEREID)
 BATCH1 = "batch1"
 """Nereid in front of a model that takes one image at a time."""
 BEFORE = "@before"
-"""Ends the name of an entrant that runs from another checkout: `nereid_shm@before` is the twin of `nereid_shm`."""
+"""Ends the name of a contestant that runs from another checkout: `nereid_shm@before` is the counterpart of
+`nereid_shm`."""
 
 _BASES = ("reference", "reference_uint8", "in_process", BATCH1)
 
 
-class Entrant(msgspec.Struct, frozen=True, kw_only=True):
+class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """One server in a contest."""
 
     name: str
@@ -49,7 +50,7 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     """A path that answers 200 when it is ready."""
     model: str
     """Name of the model it uses."""
-    asks_triton: bool
+    uses_triton: bool
     """Whether that model runs in Triton."""
     workers: int
     note: str
@@ -58,7 +59,7 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lineup:
-    """Makes and starts entrants for one Triton."""
+    """Makes and starts contestants for one Triton."""
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class Lineup:
         settings: Mapping[str, str] = MappingProxyType({}),
         before: Path | None = None,
     ) -> None:
-        """Prepare for entrants.
+        """Prepare for contestants.
 
         Args:
-            triton: The Triton they ask.
-            workers: Processes of each.
+            triton: The Triton that runs their models.
+            workers: Number of processes of each.
             logs: The folder for what they print.
             settings: More environment variables for Nereid.
-            before: The checkout that `@before` entrants run from.
+            before: The checkout that `@before` contestants run from.
         """
         self.triton = triton
         self.workers = workers
@@ -84,8 +85,8 @@ class Lineup:
         self._settings = settings
         self._before = before
 
-    def entrant(self, name: str, model: str) -> Entrant:
-        """Describe an entrant that uses a model, or the variant of the model that suits it.
+    def contestant(self, name: str, model: str) -> Contestant:
+        """Describe a contestant that uses a model, or the variant of the model that suits it.
 
         Raises:
             ContestantError: It cannot take part; the message says why.
@@ -95,16 +96,16 @@ class Lineup:
             return self._uvicorn(name, model, port)
         return self._nereid(name, model, port)
 
-    def start(self, entrant: Entrant) -> AbstractContextManager[Running]:
-        """Run an entrant until the block ends.
+    def start(self, contestant: Contestant) -> AbstractContextManager[Running]:
+        """Run a contestant until the block ends.
 
         Raises:
             ContestantError: As `running` says.
         """
-        log = self._logs / f"{entrant.port}.log"
-        return running(entrant.command, entrant.environment, entrant.port, entrant.probe, log, entrant.checkout)
+        log = self._logs / f"{contestant.port}.log"
+        return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
 
-    def _uvicorn(self, name: str, model: str, port: int) -> Entrant:
+    def _uvicorn(self, name: str, model: str, port: int) -> Contestant:
         is_local, takes_bytes = name == "in_process", name == "reference_uint8"
         asked = model if is_local or takes_bytes else f"{model}_fp32"
         workers = 1 if is_local else self.workers
@@ -120,7 +121,7 @@ class Lineup:
         }
         module = f"bench.contestants.{name.removesuffix('_uint8')}"
         flags = [f"--{option}={value}" for option, value in options.items()]
-        return Entrant(
+        return Contestant(
             name=name,
             command=[str(reference_python()), "-m", "uvicorn", f"{module}:app", *flags],
             environment={
@@ -134,12 +135,12 @@ class Lineup:
             port=port,
             probe="/health",
             model=asked,
-            asks_triton=not is_local,
+            uses_triton=not is_local,
             workers=workers,
             note=OTHERS[name],
         )
 
-    def _nereid(self, name: str, model: str, port: int) -> Entrant:
+    def _nereid(self, name: str, model: str, port: int) -> Contestant:
         kind, is_before = name.removesuffix(BEFORE), name.endswith(BEFORE)
         if is_before and self._before is None:
             raise ContestantError("there is no other checkout; name one with --before")
@@ -150,7 +151,7 @@ class Lineup:
         checkout = self._before if is_before and self._before else ROOT
         note = NEREID.get(kind, "Nereid, the model taking one image at a time")
         transport = {"NEREID_TRANSPORT": kind.removeprefix("nereid_")} if kind in {"nereid_inline", "nereid_shm"} else {}
-        return Entrant(
+        return Contestant(
             name=name,
             command=[sys.executable, "-m", "app", "api"],
             environment={
@@ -165,23 +166,24 @@ class Lineup:
             port=port,
             probe="/readyz",
             model=asked,
-            asks_triton=True,
+            uses_triton=True,
             workers=self.workers,
             note=f"{note}; from {checkout}" if is_before else note,
             checkout=checkout,
         )
 
 
-def add_twins(names: Sequence[str]) -> list[str]:
-    """Add to each of Nereid's entrants its twin from the other checkout, right behind it."""
-    return [entrant for name in names for entrant in ((name, f"{name}{BEFORE}") if name in NEREID else (name,))]
+def add_counterparts(names: Sequence[str]) -> list[str]:
+    """Put the counterpart from the other checkout behind each of Nereid's contestants."""
+    return [contestant for name in names for contestant in ((name, f"{name}{BEFORE}") if name in NEREID else (name,))]
 
 
 def comparisons(names: Sequence[str]) -> list[Comparison]:
-    """Return what to compare: every entrant with the bases before it, and Nereid's entrants with their twins."""
+    """Return what to compare: every contestant with the bases before it, and Nereid's contestants with their counterparts."""
     bases = [name for name in names if name in _BASES]
     found = [
         Comparison(base, [(name, base) for name in names if name not in bases[: place + 1]]) for place, base in enumerate(bases)
     ]
-    found.append(Comparison(f"their {BEFORE} twins", [(name, f"{name}{BEFORE}") for name in names if f"{name}{BEFORE}" in names]))
+    pairs = [(name, f"{name}{BEFORE}") for name in names if f"{name}{BEFORE}" in names]
+    found.append(Comparison(f"their {BEFORE} counterparts", pairs))
     return [comparison for comparison in found if comparison.pairs]

@@ -1,4 +1,4 @@
-"""Constant load: a fixed rate of requests, however fast the server answers."""
+"""Open loop: a fixed rate of requests, however fast the server answers."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ CONNECTIONS = 256
 """How many requests can be in progress at a time."""
 
 
-async def drive_constant(  # noqa: PLR0913 - what a load consists of
+async def drive_open_loop(  # noqa: PLR0913 - what a load consists of
     url: str,
     samples: Sequence[Sample],
     *,
@@ -28,12 +28,12 @@ async def drive_constant(  # noqa: PLR0913 - what a load consists of
 
     Latency counts from the time at which a request was due, not from the time at which a connection was free for it: a
     server that stalls delays all requests that were due in the meantime. The event loop's timers have a resolution of a
-    millisecond. Other arguments and errors are those of `drive_closed`.
+    millisecond. Other arguments and errors are those of `drive_closed_loop`.
     """
-    return await _ConstantDriver(url, samples, connections, seconds, patience, rate).measure(progress)
+    return await _OpenLoop(url, samples, connections, seconds, patience, rate).measure(progress)
 
 
-class _ConstantDriver(Driver):
+class _OpenLoop(Driver):
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
     ) -> None:

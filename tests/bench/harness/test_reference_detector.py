@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.harness.reference import Box, Tally, boxes, iou, matches, suppress
+from bench.harness.reference_detector import Box, MatchCounts, boxes, iou, matches, suppress
 
 LEFT, RIGHT = (0.0, 0.0, 10.0, 10.0), (5.0, 0.0, 15.0, 10.0)
 
@@ -16,7 +16,7 @@ def test_iou_is_the_shared_part_of_the_union() -> None:
 
 
 def test_suppression_keeps_the_best_of_overlapping_boxes_of_a_class() -> None:
-    """Boxes of another class, without much overlap, or below the least score are another matter."""
+    """Boxes of another class or with little overlap are kept; boxes below the minimum score are dropped."""
     corners = np.array([LEFT, LEFT, LEFT, RIGHT, RIGHT])
     scores = np.array([0.8, 0.9, 0.7, 0.6, 0.1])
 
@@ -34,7 +34,7 @@ def test_a_box_matches_one_other_at_most() -> None:
 
 def test_f1_counts_missing_and_surplus_boxes() -> None:
     """It is 1 if every box has a match."""
-    tally = Tally()
+    tally = MatchCounts()
     tally.add([Box(1, 0.9, LEFT)], [Box(1, 0.9, LEFT)])
     assert tally.f1 == 1
 

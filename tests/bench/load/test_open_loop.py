@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bench.load.closed import drive_closed
-from bench.load.constant import drive_constant
+from bench.load.closed_loop import drive_closed_loop
+from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
@@ -29,9 +29,9 @@ async def test_only_a_constant_rate_shows_how_many_requests_a_stall_delays(is_co
 
     async with serving(reply) as server:
         if is_constant:
-            outcome = await drive_constant(server.url, [SAMPLE], rate=100, seconds=1, connections=2)
+            outcome = await drive_open_loop(server.url, [SAMPLE], rate=100, seconds=1, connections=2)
         else:
-            outcome = await drive_closed(server.url, [SAMPLE], clients=2, seconds=30, requests=100)
+            outcome = await drive_closed_loop(server.url, [SAMPLE], clients=2, seconds=30, requests=100)
 
     assert outcome.requests == outcome.correct == 100
     late = _count_above(outcome, 250)
@@ -57,7 +57,7 @@ async def test_everything_that_is_due_is_sent() -> None:
         return answer(CAT)
 
     async with serving(reply) as server:
-        outcome = await drive_constant(server.url, [SAMPLE], rate=400, seconds=0.25, connections=3)
+        outcome = await drive_open_loop(server.url, [SAMPLE], rate=400, seconds=0.25, connections=3)
 
     assert outcome.statuses == {"200": 100}
     assert most == 3
@@ -67,7 +67,7 @@ async def test_everything_that_is_due_is_sent() -> None:
 async def test_requests_that_were_due_but_could_not_be_sent_are_errors() -> None:
     """A server that answers nothing loses every request of the schedule."""
     async with serving(always(None)) as server:
-        outcome = await drive_constant(server.url, [SAMPLE], rate=200, seconds=0.2, connections=2, patience=0.2)
+        outcome = await drive_open_loop(server.url, [SAMPLE], rate=200, seconds=0.2, connections=2, patience=0.2)
 
     assert outcome.statuses == {"error": 40}
 
@@ -76,4 +76,4 @@ async def test_the_rate_must_be_above_zero() -> None:
     """A rate of nothing is an error of the caller."""
     async with serving(always(answer(CAT))) as server:
         with pytest.raises(ValueError, match="rate"):
-            await drive_constant(server.url, [SAMPLE], rate=0, seconds=1)
+            await drive_open_loop(server.url, [SAMPLE], rate=0, seconds=1)

@@ -1,4 +1,4 @@
-"""Closed load: a fixed number of clients, each of which waits for its answer before it asks again."""
+"""Closed loop: a fixed number of clients, each of which sends its next request when it has the answer to the last one."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from bench.load.images import Sample
 from bench.load.outcome import Outcome
 
 
-async def drive_closed(  # noqa: PLR0913 - what a load consists of
+async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
     url: str,
     samples: Sequence[Sample],
     *,
@@ -20,25 +20,25 @@ async def drive_closed(  # noqa: PLR0913 - what a load consists of
     progress: Progress | None = None,
     patience: float = PATIENCE_SECONDS,
 ) -> Outcome:
-    """Let each client ask again as soon as it is answered.
+    """Let each client send its next request as soon as it is answered.
 
     Args:
-        url: To post to; on this machine.
-        samples: Sent in turn.
+        url: URL to post to, on this machine.
+        samples: Images, sent in turn.
         clients: Number of connections.
         seconds: How long to send.
-        requests: How many to send at most; None: no limit.
-        progress: Called now and then.
+        requests: Maximum number of requests; None: no limit.
+        progress: Called regularly.
         patience: Seconds to wait for an answer.
 
     Raises:
         ValueError: As `Driver` says.
         OSError: The server does not accept connections.
     """
-    return await _ClosedDriver(url, samples, clients, seconds, patience, requests).measure(progress)
+    return await _ClosedLoop(url, samples, clients, seconds, patience, requests).measure(progress)
 
 
-class _ClosedDriver(Driver):
+class _ClosedLoop(Driver):
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, requests: int | None
     ) -> None:
@@ -51,17 +51,17 @@ class _ClosedDriver(Driver):
 
     def free(self, connection: Connection) -> None:
         now = perf_counter()
-        if self._may_ask(now):
+        if self._may_send(now):
             self.issued += 1
             self.send(connection, self.issued - 1, now)
 
     def is_done(self, now: float) -> bool:
-        return self.issued == self.tally.ended and not self._may_ask(now)
+        return self.issued == self.tally.ended and not self._may_send(now)
 
     def connection_refused(self) -> None:
-        if self._may_ask(perf_counter()):
+        if self._may_send(perf_counter()):
             self.issued += 1
             self.tally.refused()
 
-    def _may_ask(self, now: float) -> bool:
+    def _may_send(self, now: float) -> bool:
         return self.issued < self._limit and now - self.started < self.seconds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.load.closed import drive_closed
+from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import Sample
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
@@ -11,7 +11,7 @@ async def test_every_client_keeps_its_connection_and_every_answer_is_counted() -
     """The run ends with the number of requests; each is counted once, with its Server-Timing."""
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=1.5, total;dur=4", "x-more: 1")
     async with serving(always(response)) as server:
-        outcome = await drive_closed(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=200)
+        outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=200)
 
     assert outcome.requests == server.requests == outcome.correct == 200
     assert outcome.statuses == {"200": 200}
@@ -27,7 +27,7 @@ async def test_a_run_ends_when_its_time_is_over() -> None:
     """Without a number of requests, the seconds decide, and progress is reported."""
     reported: list[tuple[float, int]] = []
     async with serving(always(answer(CAT))) as server:
-        outcome = await drive_closed(
+        outcome = await drive_closed_loop(
             server.url, [SAMPLE], clients=2, seconds=0.2, progress=lambda seconds, requests: reported.append((seconds, requests))
         )
 
@@ -46,7 +46,7 @@ async def test_samples_are_sent_in_turn_to_the_path_and_query_of_the_url() -> No
 
     other = Sample("other", b"\x89PNG\r\n\r\n", frozenset())
     async with serving(reply) as server:
-        await drive_closed(f"{server.url}/predict/m?confidence=0.4", [SAMPLE, other], clients=1, seconds=30, requests=4)
+        await drive_closed_loop(f"{server.url}/predict/m?confidence=0.4", [SAMPLE, other], clients=1, seconds=30, requests=4)
 
     assert [request.partition(b"\r\n\r\n")[2] for request in received] == [SAMPLE.body, other.body] * 2
     assert all(request.startswith(b"POST /predict/m?confidence=0.4 HTTP/1.1\r\n") for request in received)
@@ -61,7 +61,7 @@ async def test_a_server_that_vanishes_ends_the_run_in_time() -> None:
             server.stop()
 
         server.reply = vanish
-        outcome = await drive_closed(server.url, [SAMPLE], clients=1, seconds=0.5)
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=0.5)
 
     assert outcome.statuses["error"] == outcome.requests > 1
     assert server.requests == 1

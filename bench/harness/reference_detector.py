@@ -26,7 +26,7 @@ class Box(NamedTuple):
     corners: tuple[float, float, float, float]
 
 
-class Reference:
+class ReferenceDetector:
     """One published network with the pre- and post-processing of its authors."""
 
     def __init__(self, name: str, network: Path) -> None:
@@ -38,12 +38,12 @@ class Reference:
         self._side = 416 if self._is_yolox else 640
         self._iou = 0.45 if self._is_yolox else 0.7
 
-    def detect(self, file: bytes, least: float = SCORE) -> list[Box]:
+    def detect(self, file: bytes, min_score: float = SCORE) -> list[Box]:
         """Detect objects in an encoded image.
 
         Args:
             file: The encoded image.
-            least: The lowest score to report.
+            min_score: The lowest score to report.
 
         Returns:
             Boxes by descending score.
@@ -62,7 +62,7 @@ class Reference:
         best = scores.max(axis=1)
         boxes = (boxes - [left, top, left, top]) / scale
         found = []
-        for index in suppress(boxes, best, classes, self._iou, least):
+        for index in suppress(boxes, best, classes, self._iou, min_score):
             x1, y1, x2, y2 = np.clip(boxes[index], 0, [width, height, width, height])
             found.append(Box(int(classes[index]), float(best[index]), (x1, y1, x2, y2)))
         return found
@@ -113,7 +113,7 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
     return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
 
 
-def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], overlap: float, least: float) -> list[int]:
+def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], overlap: float, min_score: float) -> list[int]:
     """Run textbook non-maximum suppression: keep the best box, drop the boxes of its class that it overlaps, and repeat.
 
     Args:
@@ -121,21 +121,21 @@ def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], o
         scores: (n,).
         classes: (n,).
         overlap: The highest IoU of two boxes of one class that are both kept.
-        least: The lowest score to keep.
+        min_score: The lowest score to keep.
 
     Returns:
         Indices of the boxes that are kept, by descending score.
     """
     kept: list[int] = []
     for index in np.argsort(-scores, kind="stable"):
-        if scores[index] < least:
+        if scores[index] < min_score:
             break
         if all(classes[index] != classes[other] or iou(boxes[index], boxes[other]) <= overlap for other in kept):
             kept.append(int(index))
     return kept
 
 
-class Tally:
+class MatchCounts:
     """How well served boxes agree with the reference, over several images."""
 
     def __init__(self, overlap: float = 0.9) -> None:

@@ -1,0 +1,54 @@
+"""The minimal server."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.host.ports import find_free, is_free
+from bench.contestants.http_only import App
+from bench.harness.counters import read_counters
+from bench.harness.processes import running
+from bench.harness.triton import Triton
+from bench.load.closed_loop import drive_closed_loop
+from bench.load.driver import run
+from bench.load.images import Sample
+from tests.bench.support import abandoned_arenas
+from tests.support import call, receiving, sample_image
+
+SAMPLE = Sample("coffee", sample_image("coffee.jpg"), frozenset())
+
+
+@pytest.mark.parametrize("with_triton", [False, True])
+def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton: bool) -> None:  # noqa: FBT001
+    """With a Triton, each body reaches it, and no shared memory is left behind."""
+    (port,) = find_free(1)
+    command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
+    before, arenas = read_counters(fixtures.url, "null_file"), abandoned_arenas()
+    triton = fixtures.settings.triton_url if with_triton else ""
+    with running(command, {"BENCH_TRITON": triton}, port, "/", tmp_path / "log") as server:
+        outcome = run(drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
+
+    assert outcome.statuses == {"200": 20}
+    assert read_counters(fixtures.url, "null_file").since(before).inferences == (20 if with_triton else 0)
+    assert abandoned_arenas() <= arenas
+    assert is_free("127.0.0.1", port)
+
+
+async def test_a_body_is_read_to_its_end_before_it_is_answered() -> None:
+    """All parts are received; the answer is a detection response without detections."""
+    received: list[bytes] = []
+    parts = [{"type": "http.request", "body": body, "more_body": body != b"c"} for body in (b"a", b"b", b"c")]
+    receive = receiving(*parts)
+
+    async def receive_and_note() -> dict[str, object]:
+        message: dict[str, object] = await receive()
+        received.append(bytes(message["body"]))  # type: ignore[call-overload]
+        return message
+
+    reply = await call(App(), receive_and_note, "/detect")  # type: ignore[arg-type]
+
+    assert received == [b"a", b"b", b"c"]
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.body == b'{"detections":[],"num_detections":0,"status":"success"}'
+    assert reply.headers["content-length"] == str(len(reply.body))

@@ -1,0 +1,28 @@
+"""The server with its own ONNX Runtime, in the reference's environment."""
+
+from pathlib import Path
+
+import psutil
+
+from app.config import Settings
+from app.host.ports import is_free
+from bench.harness.lineup import Lineup
+from bench.harness.triton import Triton
+from bench.load.closed_loop import drive_closed_loop
+from bench.load.driver import run
+from bench.load.images import SAMPLE_FOLDER, coco_samples
+from tests.bench.support import needs_reference
+
+
+@needs_reference
+def test_it_finds_what_is_in_the_images_without_a_triton(settings: Settings, tmp_path: Path) -> None:
+    """The composed network runs in its one process, so it needs no Triton; each sample contains an object that is known."""
+    lineup = Lineup(Triton(settings, psutil.Process()), 2, tmp_path)
+    contestant = lineup.contestant("in_process", "yolo11n")
+    with lineup.start(contestant) as server:
+        load = drive_closed_loop(f"{server.url}/detect", coco_samples(SAMPLE_FOLDER), clients=2, seconds=60, requests=3)
+        outcome = run(load)
+
+    assert outcome.statuses == {"200": 3}
+    assert (contestant.workers, contestant.uses_triton) == (1, False)
+    assert is_free("127.0.0.1", contestant.port)

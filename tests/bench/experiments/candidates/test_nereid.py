@@ -1,0 +1,70 @@
+"""Nereid's own functions as candidates, without a Triton; `test_stages.py` runs them with one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.imaging.canvas import draw_image
+from app.imaging.letterbox import Letterbox
+from bench.experiments.candidates.nereid import inline_steps, shared_steps
+from bench.experiments.candidates.registry import Step
+from tests.support import sample_image
+
+IMAGE_STEPS = ["header", "decode", "letterbox"]
+BOTH = pytest.mark.parametrize("prepare", [inline_steps, shared_steps])
+Prepare = Callable[[], dict[str, Step]]
+
+
+@pytest.fixture(autouse=True)
+def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the steps that need a Triton."""
+    monkeypatch.delenv("BENCH_TRITON", raising=False)
+
+
+def draw(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
+    """Run the steps up to the canvas."""
+    value: Any = image
+    for name in IMAGE_STEPS:
+        value = steps[name](value)
+    canvas: NDArray[np.uint8] = value
+    return canvas
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["chelsea.jpg", "coffee.jpg"])
+def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> None:
+    """The steps do the work of a request: the pixels are those of `draw_image`."""
+    expected = np.zeros((640, 640, 3), np.uint8)
+    letterbox = Letterbox((640, 640), "center", enlarge=True, pad=114)
+    draw_image(sample_image(name), letterbox, 10**8, lambda: expected)
+
+    np.testing.assert_array_equal(draw(prepare(), sample_image(name)), expected)
+
+
+def test_only_the_shared_canvas_is_used_again() -> None:
+    """Inline, each image has a canvas of its own."""
+    for prepare, is_same in ((inline_steps, False), (shared_steps, True)):
+        steps = prepare()
+        first, second = draw(steps, sample_image("chelsea.jpg")), draw(steps, sample_image("coffee.jpg"))
+
+        assert (first is second) is is_same
+
+
+@BOTH
+def test_without_a_triton_its_steps_are_left_out(prepare: Prepare) -> None:
+    """The other steps need no server."""
+    assert list(prepare()) == [*IMAGE_STEPS, "encode"]
+
+
+@BOTH
+def test_an_answer_with_five_detections_is_encoded(prepare: Prepare) -> None:
+    """The JSON is that of a response of the gateway."""
+    answer = msgspec.json.decode(prepare()["encode"](None))
+
+    assert answer["num_detections"] == len(answer["detections"]) == 5
+    assert answer["detections"][0]["class_name"] == "bicycle"
+    assert answer["model"]["name"] == "null"

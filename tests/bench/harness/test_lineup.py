@@ -1,0 +1,75 @@
+"""The servers that can take part in a contest."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from app.config import Settings
+from bench.harness.errors import ContestantError
+from bench.harness.lineup import Lineup, add_counterparts, comparisons
+from bench.harness.processes import ROOT
+from bench.harness.triton import Triton
+from bench.models.repository import write_models
+from bench.report.records import Comparison
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Triton:
+    """A Triton that does not run, with the fixture models."""
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    return Triton(Settings(model_repository=str(repository), triton_grpc_port=12345), psutil.Process())
+
+
+def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Path) -> None:
+    """Interpreter, settings and model are the same; the note names the checkout."""
+    lineup = Lineup(triton, 3, tmp_path, settings={"NEREID_DECODE_THREADS": "4"}, before=tmp_path)
+    contestant, counterpart = lineup.contestant("nereid_shm", "null"), lineup.contestant("nereid_shm@before", "null")
+
+    assert (contestant.checkout, counterpart.checkout) == (ROOT, tmp_path)
+    assert str(tmp_path) in counterpart.note
+    assert contestant.command[0] == sys.executable
+    same = {"name": "", "note": "", "checkout": ROOT, "port": 1, "environment": {}}
+    assert msgspec.structs.replace(contestant, **same) == msgspec.structs.replace(counterpart, **same)
+    assert contestant.environment | {"NEREID_PORT": ""} == counterpart.environment | {"NEREID_PORT": ""}
+    assert contestant.environment["NEREID_TRANSPORT"] == "shm"
+    assert contestant.environment["NEREID_DECODE_THREADS"] == "4"
+
+
+def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton, tmp_path: Path) -> None:
+    """`nereid_file` uses a model that takes files; without one, or without another checkout, a contestant cannot take part."""
+    lineup = Lineup(triton, 1, tmp_path)
+
+    assert lineup.contestant("nereid_inline", "null").model == "null"
+    assert lineup.contestant("nereid_file", "null").model == "null_file"
+    assert lineup.contestant("batch1", "sim_gpu_batch1").model == "sim_gpu_batch1_file"
+    with pytest.raises(ContestantError, match="there is no yolo11n_file"):
+        lineup.contestant("nereid_file", "yolo11n")
+    with pytest.raises(ContestantError, match="no other checkout"):
+        lineup.contestant("nereid_file@before", "null")
+
+
+def test_only_contestants_of_nereid_have_counterparts() -> None:
+    """A counterpart follows the contestant that is compared with it."""
+    assert add_counterparts(["reference", "nereid_inline", "nereid_file"]) == [
+        "reference",
+        "nereid_inline",
+        "nereid_inline@before",
+        "nereid_file",
+        "nereid_file@before",
+    ]
+
+
+def test_contestants_are_compared_with_the_bases_before_them_and_with_their_counterparts() -> None:
+    """A base is not compared with one that comes after it; a comparison without pairs is left out."""
+    names = ["reference", "reference_uint8", "nereid_shm", "nereid_shm@before"]
+
+    assert comparisons(names) == [
+        Comparison("reference", [(name, "reference") for name in names[1:]]),
+        Comparison("reference_uint8", [(name, "reference_uint8") for name in names[2:]]),
+        Comparison("their @before counterparts", [("nereid_shm", "nereid_shm@before")]),
+    ]
+    assert comparisons(["nereid_shm"]) == []
