@@ -3,6 +3,7 @@
 import numpy as np
 
 from app.pipeline.buffer import InputBuffer
+from app.resilience.lease import Lease
 from app.triton.client import TritonClient
 from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.specs import SpecCache
@@ -25,7 +26,8 @@ class TritonForwarder:
         """Run one inference."""
         spec = await self._specs.get(_MODEL)
         await self._transport.prepare(spec.image_bytes)
-        with InputBuffer(self._transport) as buffer:
+        with Lease() as lease:
+            buffer = InputBuffer(self._transport, lease)
             write_bytes_element(body, buffer.allocate((bytes_element_size(body),), np.uint8, spec.image_bytes))
             await self._client.infer(spec, buffer.tensor, timeout_seconds=_SECONDS, request_id="bench", slot=buffer.slot)
 

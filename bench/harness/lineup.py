@@ -32,6 +32,8 @@ OTHERS = {
 NAMES = (*OTHERS, *NEREID)
 BATCH1 = "batch1"
 """Nereid in front of a model that takes one image at a time."""
+DEFAULT = "nereid"
+"""Nereid as it is without settings: shared memory as long as there is some."""
 BEFORE = "@before"
 """Ends the name of a contestant that runs from another checkout: `nereid_shm@before` is the counterpart of
 `nereid_shm`."""
@@ -149,7 +151,7 @@ class Lineup:
         if not (self.triton.repository / asked).is_dir():
             raise ContestantError(f"there is no {asked}, a model that takes the encoded file")
         checkout = self._before if is_before and self._before else ROOT
-        note = NEREID.get(kind, "Nereid, the model taking one image at a time")
+        note = {**NEREID, DEFAULT: "the default settings"}.get(kind, "Nereid, the model taking one image at a time")
         transport = {"NEREID_TRANSPORT": kind.removeprefix("nereid_")} if kind in {"nereid_inline", "nereid_shm"} else {}
         return Contestant(
             name=name,

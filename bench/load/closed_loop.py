@@ -35,10 +35,12 @@ async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
         ValueError: As `Driver` says.
         OSError: The server does not accept connections.
     """
-    return await _ClosedLoop(url, samples, clients, seconds, patience, requests).measure(progress)
+    return await ClosedLoop(url, samples, clients, seconds, patience, requests).measure(progress)
 
 
-class _ClosedLoop(Driver):
+class ClosedLoop(Driver):
+    """The clients of one run."""
+
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, requests: int | None
     ) -> None:
@@ -46,19 +48,23 @@ class _ClosedLoop(Driver):
         self._limit = sys.maxsize if requests is None else requests
 
     def begin(self) -> None:
+        """Let every client send its first request."""
         for connection in list(self.connections):
             self.free(connection)
 
     def free(self, connection: Connection) -> None:
+        """Send the next request, unless the run is over."""
         now = perf_counter()
         if self._may_send(now):
             self.issued += 1
             self.send(connection, self.issued - 1, now)
 
     def is_done(self, now: float) -> bool:
+        """Return whether the last request has ended."""
         return self.issued == self.tally.ended and not self._may_send(now)
 
     def connection_refused(self) -> None:
+        """Count the request that its client could not send."""
         if self._may_send(perf_counter()):
             self.issued += 1
             self.tally.refused()

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from bench.load.target import Target
 
+_OK = b"http/1.1 200"
+
 
 class Owner(Protocol):
     """Who decides what a connection sends."""
@@ -38,6 +40,8 @@ class Connection(asyncio.Protocol):
         """Of the request that is in progress."""
         self.since = 0.0
         """When its latency began."""
+        self.retry_after = 0.0
+        """Seconds after which the last answer asked to be tried again; 0: it did not ask."""
         self._owner = owner
         self._buffer = b""
         self._needed = 0  # bytes of the whole answer; known once its head was read
@@ -69,8 +73,8 @@ class Connection(asyncio.Protocol):
             status, body, is_last = buffer[9:12].decode("latin-1"), buffer[self._body_start : self._needed], self._is_last
             self._buffer, self._needed, self.number = b"", 0, None
             self._owner.answered(number, since, status, body, self._timing)
-            if is_last:
-                self.transport.close()
+            if is_last or self.transport.get_write_buffer_size():
+                self.transport.abort()  # also after an answer that did not wait for the whole request: nobody wants the rest
             else:
                 self._owner.free(self)
 
@@ -80,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self, number, self.since)
 
     def _read_head(self, buffer: bytes) -> bool:
-        """Read length, Server-Timing and `Connection: close`; return whether the head is complete and usable."""
+        """Read what matters of the head of an answer; return whether the head is complete and usable."""
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -93,6 +97,8 @@ class Connection(asyncio.Protocol):
         self._needed = self._body_start + int(length)
         self._is_last = b"\r\nconnection: close" in lower
         self._timing = _header(buffer, lower, b"server-timing")
+        seconds = b"" if lower.startswith(_OK) else _header(lower, lower, b"retry-after")
+        self.retry_after = float(seconds) if seconds.isdigit() else 0.0
         return True
 
 

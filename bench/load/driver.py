@@ -8,7 +8,7 @@ import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from time import perf_counter, process_time
+from time import perf_counter, thread_time
 from typing import Any
 
 import uvloop
@@ -52,7 +52,7 @@ class Driver(ABC):
         self.connections: set[Connection] = set()
         self.issued = 0
         """Number of requests that were sent or are due."""
-        self.tally = Tally([sample.expected for sample in samples], patience)
+        self.tally = Tally([sample.expected for sample in samples], patience, seconds)
         self.started = 0.0
         self.is_over = False
         self._messages = [encode_request(self._target, sample.body) for sample in samples]
@@ -72,6 +72,10 @@ class Driver(ABC):
     def is_done(self, now: float) -> bool:
         """Return whether there is nothing left to send or to wait for."""
 
+    def pause_after(self, connection: Connection) -> float:  # noqa: ARG002 - most loads never pause
+        """Return how many seconds a client waits after the last answer on a connection."""
+        return 0.0
+
     def connection_refused(self) -> None:  # noqa: B027 - most loads need not know
         """Take note that a connection could not be opened again."""
 
@@ -81,8 +85,8 @@ class Driver(ABC):
     async def measure(self, progress: Progress | None) -> Outcome:
         """Run it."""
         try:
-            await asyncio.gather(*(self._connect() for _ in range(self._width)))
-            cpu, self.started = process_time(), perf_counter()
+            await asyncio.gather(*(self.connect() for _ in range(self._width)))
+            cpu, self.started = thread_time(), perf_counter()
             self.tally.start()
             self.begin()
             while not self.is_done(now := perf_counter()):
@@ -94,7 +98,7 @@ class Driver(ABC):
                     progress(now - self.started, self.tally.ended)
                 await asyncio.sleep(_TICK_SECONDS)
             elapsed = perf_counter() - self.started
-            cpu = (process_time() - cpu) / elapsed
+            cpu = (thread_time() - cpu) / elapsed
         finally:
             await self._close()
         if progress:
@@ -122,11 +126,12 @@ class Driver(ABC):
             return
         if number is not None:
             self.tally.gave_up(since)
-        task = asyncio.ensure_future(self._reconnect(0 if number is None else _RECONNECT_SECONDS))
+        task = asyncio.ensure_future(self._reconnect(_RECONNECT_SECONDS if number is not None else self.pause_after(connection)))
         self._reconnecting.add(task)
         task.add_done_callback(self._reconnecting.discard)
 
-    async def _connect(self) -> Connection:
+    async def connect(self) -> Connection:
+        """Open a connection."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection(self), self._target.host, self._target.port)
         return connection
@@ -135,7 +140,7 @@ class Driver(ABC):
         await asyncio.sleep(pause)
         while not self.is_over:
             try:
-                connection = await self._connect()
+                connection = await self.connect()
             except OSError:
                 self.connection_refused()
                 await asyncio.sleep(_RECONNECT_SECONDS)

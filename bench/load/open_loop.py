@@ -30,10 +30,12 @@ async def drive_open_loop(  # noqa: PLR0913 - what a load consists of
     server that stalls delays all requests that were due in the meantime. The event loop's timers have a resolution of a
     millisecond. Other arguments and errors are those of `drive_closed_loop`.
     """
-    return await _OpenLoop(url, samples, connections, seconds, patience, rate).measure(progress)
+    return await OpenLoop(url, samples, connections, seconds, patience, rate).measure(progress)
 
 
-class _OpenLoop(Driver):
+class OpenLoop(Driver):
+    """The schedule of one run, and the connections that are free."""
+
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
     ) -> None:
@@ -42,29 +44,34 @@ class _OpenLoop(Driver):
             raise ValueError("the rate must be above zero")
         self._rate = rate
         self._total = max(1, round(rate * seconds))
-        self._idle: list[Connection] = []
+        self.idle: dict[Connection, None] = {}
+        """Connections without a request; the one that was used last comes last."""
         self._waiting: deque[int] = deque()
         """Numbers of requests that are due, but for which no connection is free."""
 
     def begin(self) -> None:
-        self._idle = list(self.connections)
+        """Start the schedule."""
+        self.idle = dict.fromkeys(self.connections)
         self._send_due()
 
     def free(self, connection: Connection) -> None:
+        """Send the request that has waited longest, if there is one."""
         if self._waiting:
-            self._send(connection, self._waiting.popleft())
+            self.send_scheduled(connection, self._waiting.popleft())
         else:
-            self._idle.append(connection)
+            self.idle[connection] = None
 
     def is_done(self, now: float) -> bool:  # noqa: ARG002
+        """Return whether every request of the schedule has ended."""
         return self.tally.ended == self._total
 
     def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        if number is None and connection in self._idle:
-            self._idle.remove(connection)
+        """Count the request that a closed connection had not answered, and open another connection."""
+        self.idle.pop(connection, None)
         super().lost(connection, number, since)
 
     def abandon_unsent(self) -> None:
+        """Count the requests that have waited in vain, or were never due."""
         for number in [*self._waiting, *range(self.issued, self._total)]:
             self.tally.gave_up(self._due(number))
 
@@ -73,16 +80,22 @@ class _OpenLoop(Driver):
         if self.is_over:
             return
         now = perf_counter()
-        while self.issued < self._total and self._due(self.issued) <= now:
-            if self._idle:
-                self._send(self._idle.pop(), self.issued)
+        while self.issued < self._total and (due := self._due(self.issued)) <= now:
+            self.tally.due(now - due)
+            if self.idle:
+                self.send_scheduled(self.idle.popitem()[0], self.issued)
             else:
-                self._waiting.append(self.issued)
+                self.no_connection_free(self.issued)
             self.issued += 1
         if self.issued < self._total:
             asyncio.get_running_loop().call_later(self._due(self.issued) - now, self._send_due)
 
-    def _send(self, connection: Connection, number: int) -> None:
+    def no_connection_free(self, number: int) -> None:
+        """Let a request that is due wait for a connection."""
+        self._waiting.append(number)
+
+    def send_scheduled(self, connection: Connection, number: int) -> None:
+        """Send a request, whose latency began when it was due."""
         self.send(connection, number, self._due(number))
 
     def _due(self, number: int) -> float:

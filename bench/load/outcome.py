@@ -18,7 +18,8 @@ class Outcome(msgspec.Struct, dict=True):
     """From the first request to the last answer."""
     requests: int
     statuses: dict[str, int]
-    """Number of requests by how they ended: an HTTP status, `wrong` (200 with a wrong answer) or `error` (no answer)."""
+    """Number of requests by how they ended: an HTTP status, `wrong` (200 with a wrong answer), `error` (no answer) or
+    `dropped` (not sent, because all connections were in use)."""
     latency: str
     """Of correct answers and of requests that were given up: an encoded HdrHistogram of microseconds."""
     stages: dict[str, float]
@@ -29,6 +30,12 @@ class Outcome(msgspec.Struct, dict=True):
     """Median milliseconds of correct answers spent neither in `decode` nor in `infer`, as seen by the client."""
     model: str = ""
     """Name of the model that answered, according to the answers; empty if they do not tell."""
+    rejections: str = ""
+    """Latency of answers that ask to come back later (429 and 503), encoded like `latency`; empty: there was none."""
+    goodput: float = 0.0
+    """Correct answers per second while requests were sent. `rate` also counts those that came later, and their time."""
+    delay_p99: float = 0.0
+    """Of a load with a schedule: 99 of 100 requests were noticed within this many milliseconds after they were due."""
 
     @property
     def correct(self) -> int:
@@ -53,6 +60,10 @@ class Outcome(msgspec.Struct, dict=True):
     def percentile(self, percent: float) -> float:
         """Milliseconds within which `percent` of the answers arrived."""
         return float(self.histogram.get_value_at_percentile(percent)) / 1e3
+
+    def rejection_percentile(self, percent: float) -> float:
+        """Milliseconds within which `percent` of the rejections arrived."""
+        return float(HdrHistogram.decode(self.rejections).get_value_at_percentile(percent)) / 1e3
 
     @cached_property
     def mean(self) -> float:

@@ -1,5 +1,6 @@
 """Counting what comes back during one run."""
 
+import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from bench.load.outcome import Outcome, encode_latencies
 
 CHECK_EVERY = 16
 """Of the answers after the first pass over the images, one of this many is parsed and checked."""
+
+REJECTIONS = {"429", "503"}
+"""Statuses of answers that ask the client to come back later."""
 
 _NOT_OVERHEAD = b"decode", b"infer"
 
@@ -42,14 +46,24 @@ class Tally:
     but only some of the later ones.
     """
 
-    def __init__(self, expected: Sequence[frozenset[str]], patience: float) -> None:
-        """Expect these class names, one set per image, and count latencies of requests given up after `patience` seconds."""
+    def __init__(self, expected: Sequence[frozenset[str]], patience: float, seconds: float = math.inf) -> None:
+        """Prepare to count.
+
+        Args:
+            expected: Class names, one set per image.
+            patience: The latency of a request that was given up counts if it is longer than this.
+            seconds: For how long requests are sent; correct answers until then are the goodput.
+        """
         self.ended = 0
         """Number of requests that were answered or given up."""
         self._expected = expected
         self._patience = patience
+        self._seconds = seconds
+        self._in_time = 0
         self._statuses: Counter[str] = Counter()
         self._latency = array("d")
+        self._rejections = array("d")
+        self._delays = array("d")
         self._overhead = array("d")
         self._stages: defaultdict[bytes, float] = defaultdict(float)
         self._timed = 0
@@ -59,6 +73,10 @@ class Tally:
     def start(self) -> None:
         """Start the clock."""
         self._start = self._last = perf_counter()
+
+    def due(self, delay: float) -> None:
+        """Take note that the driver noticed a request `delay` seconds after it was due."""
+        self._delays.append(delay)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
         """Count an answer. Arguments as in `connection.Owner.answered`."""
@@ -70,11 +88,14 @@ class Tally:
         ):
             status = "wrong"
         self._count(status)
+        elapsed = self._last - since
         if status == "200":
-            elapsed = self._last - since
+            self._in_time += self._last - self._start <= self._seconds
             self._latency.append(elapsed)
             if timing:
                 self._add_timing(timing, elapsed)
+        elif status in REJECTIONS:
+            self._rejections.append(elapsed)
 
     def gave_up(self, since: float) -> None:
         """Count a request without an answer; its time counts only if it was waited for to the end."""
@@ -86,13 +107,21 @@ class Tally:
         """Count a request that could not be sent."""
         self._count("error")
 
+    def dropped(self) -> None:
+        """Count a request for which no connection was free."""
+        self._count("dropped")
+
     def outcome(self, driver_cpu: float) -> Outcome:
         """Summarize the run."""
+        seconds = max(self._last - self._start, 1e-9)
         return Outcome(
-            seconds=max(self._last - self._start, 1e-9),
+            seconds=seconds,
             requests=self.ended,
             statuses=dict(sorted(self._statuses.items())),
             latency=encode_latencies(self._latency),
+            rejections=encode_latencies(self._rejections) if self._rejections else "",
+            goodput=self._in_time / min(seconds, self._seconds),
+            delay_p99=sorted(self._delays)[int(0.99 * len(self._delays))] * 1e3 if self._delays else 0.0,
             stages={name.decode("latin-1"): total / self._timed for name, total in self._stages.items()},
             driver_cpu=driver_cpu,
             overhead_p50=median(self._overhead) if self._overhead else 0.0,

@@ -3,7 +3,7 @@
 from bench.report.records import Record, Run
 from bench.report.text import number, table
 
-MORE_IS_BETTER = {"requests/s", "mean batch"}
+MORE_IS_BETTER = {"requests/s", "mean batch", "goodput", "peak/s"}
 NOISE_PERCENT = 2.0
 """Smaller changes are called neither better nor worse."""
 

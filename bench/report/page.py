@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from bench.report.contest_sections import contest_section
+from bench.report.overload_sections import overload_sections
 from bench.report.records import Record
 from bench.report.run_sections import run_sections
 
@@ -13,7 +14,11 @@ _STYLE = Path(__file__).with_name("page.css")
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
     """Draw the page of several records, each with the name of its file."""
-    sections = [*run_sections(records), *(contest_section(contest) for _, record in records for contest in record.contests)]
+    sections = [
+        *run_sections(records),
+        *overload_sections(records),
+        *(contest_section(contest) for _, record in records for contest in record.contests),
+    ]
     about = "".join(_about(name, record) for name, record in records)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'
     style = f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>"

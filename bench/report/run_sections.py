@@ -22,7 +22,7 @@ _FIGURES = (
 
 
 def run_sections(records: Sequence[tuple[str, Record]]) -> list[str]:
-    """Draw all runs of several records, each with the name of its file."""
+    """Draw the runs of several records, each with the name of its file; those of overload have sections of their own."""
     runs, series = _named(records)
     if not runs:
         return []
@@ -46,7 +46,9 @@ def run_sections(records: Sequence[tuple[str, Record]]) -> list[str]:
 
 def _named(records: Sequence[tuple[str, Record]]) -> tuple[dict[str, Run], dict[str, list[Run]]]:
     """Name runs by what distinguishes them, and series of runs that differ in nothing but their load."""
-    described = [((run.contestant, file, run.model, run.load), run) for file, record in records for run in record.runs]
+    described = [
+        ((run.contestant, file, run.model, run.load), run) for file, record in records for run in record.runs if not run.overload
+    ]
     telling = [place for place in range(4) if len({parts[place] for parts, _ in described}) > 1] or [3]
     runs: dict[str, Run] = {}
     series: dict[str, list[Run]] = {}

@@ -14,7 +14,7 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.reference_environment import is_installed, reference_python
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.records import Contest, ContestantResult, Measurement, Record, Run, TritonUse, make_record
+from bench.report.records import Contest, ContestantResult, Measurement, Overload, Record, Run, TritonUse, WorkerMemory, make_record
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
@@ -184,3 +184,19 @@ def make_contest(**changes: object) -> Contest:
 def make_runs_record(*runs: Run) -> Record:
     """Put runs on record."""
     return make_record({"name": "full"}, runs)
+
+
+def make_overload_runs(*contestants: str) -> list[Run]:
+    """Make up, for each contestant, its peak and a burst of ten times as much, of which it rejects most."""
+    memory = [WorkerMemory(seconds=[0.0, 0.2], resident_mib=[100.0, 120.0], proportional_mib=[90.0, 80.0])] * 2
+    made = []
+    for name in contestants:
+        peak = Overload(phase="peak", offered=20, peak=20)
+        burst = Overload(phase="open_10", offered=200, peak=20, before_ms=50.0, after_ms=60.0, memory=memory)
+        full = make_outcome([300.0] * 40, s200=40, s429=350, error=2)
+        full.rejections, full.goodput = encode_latencies([0.002] * 350), 19.0
+        made.append(make_run(contestant=name, mode="overload", model="wait_20", overload=peak))
+        made.append(
+            make_run(contestant=name, mode="overload", model="wait_20", clients=None, rate=200.0, outcome=full, overload=burst)
+        )
+    return made

@@ -11,7 +11,7 @@ from bench.report.records import save_record
 from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
-    *("quick", "full", "sustained", "sweep", "open"),
+    *("quick", "full", "sustained", "sweep", "open", "overload"),
     *("versus", "limit", "stages", "workers", "accuracy", "instances", "profile", "compare", "report"),
 }
 

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.api.application import build
+from app.api.body import BodyLimits
 from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
 from app.config import Settings
 from app.host import allocator
 from app.imaging.decode import decode
-from app.imaging.header import ImageHeader, read_header
+from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
 from app.main import open_resources
 from app.model.spec import ModelSpec
@@ -27,7 +28,7 @@ from bench.experiments.candidates.asgi import AsgiRunner
 from bench.experiments.candidates.registry import Step
 
 _SIDE = 640
-_MAX_PIXELS = 50_000_000
+_PIXEL_LIMITS = PixelLimits(scalable=50_000_000, other=50_000_000)
 _MODEL = "null"
 _SECONDS = 10.0
 
@@ -58,7 +59,7 @@ def _imaging(allocate_canvas: Callable[[], Canvas]) -> dict[str, Step]:
         letterbox.draw(pixels, transform, canvas)
         return canvas
 
-    return {"header": lambda data: read_header(data, _MAX_PIXELS), "decode": decode_step, "letterbox": letterbox_step}
+    return {"header": lambda data: read_header(data, _PIXEL_LIMITS), "decode": decode_step, "letterbox": letterbox_step}
 
 
 def _serving(transport: str) -> dict[str, Step]:
@@ -82,7 +83,8 @@ def _serving(transport: str) -> dict[str, Step]:
             yield client, detector
             await slots.close()
 
-    runner = AsgiRunner(build(open_and_keep, settings.max_body_bytes))
+    limits = BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds)
+    runner = AsgiRunner(build(open_and_keep, limits))
     ((client, detector, slots, spec),) = opened
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")

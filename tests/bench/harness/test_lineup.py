@@ -9,7 +9,7 @@ import pytest
 
 from app.config import Settings
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import Lineup, add_counterparts, comparisons
+from bench.harness.lineup import DEFAULT, Lineup, add_counterparts, comparisons
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from bench.models.repository import write_models
@@ -50,6 +50,11 @@ def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton
         lineup.contestant("nereid_file", "yolo11n")
     with pytest.raises(ContestantError, match="no other checkout"):
         lineup.contestant("nereid_file@before", "null")
+
+
+def test_nereid_can_run_as_it_is_without_settings(triton: Triton, tmp_path: Path) -> None:
+    """The transport is not chosen for it."""
+    assert "NEREID_TRANSPORT" not in Lineup(triton, 1, tmp_path).contestant(DEFAULT, "null").environment
 
 
 def test_only_contestants_of_nereid_have_counterparts() -> None:

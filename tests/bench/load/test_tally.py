@@ -3,6 +3,7 @@
 import pytest
 
 from bench.load.closed_loop import drive_closed_loop
+from bench.load.outcome import merge_histograms
 from bench.load.tally import Tally
 from tests.bench.support import CAT, DOG, SAMPLE, always, answer, serving
 
@@ -88,3 +89,52 @@ def test_other_parameters_of_server_timing_are_ignored() -> None:
     tally.answered(0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache')
 
     assert tally.outcome(0.0).stages == {"db": 5.0, "cache": 0.0}
+
+
+def test_rejections_have_latencies_of_their_own() -> None:
+    """Those of 429 and 503 are counted together; other statuses and correct answers are not among them."""
+    tally = Tally([frozenset()], patience=1)
+    tally.start()
+    for status in ("429", "503", "504", "200"):
+        tally.answered(1, -1.0, status, b"", b"")
+
+    outcome = tally.outcome(0.0)
+    assert merge_histograms([outcome.rejections]).total_count == 2
+    assert outcome.rejection_percentile(50) > 1000
+    assert outcome.histogram.total_count == 1
+
+
+def test_goodput_leaves_out_answers_after_the_last_request() -> None:
+    """Answers after the seconds in which requests are sent count in the rate alone."""
+    tally = Tally([frozenset()], patience=1, seconds=1e-9)
+    tally.start()
+    tally.answered(1, 0.0, "200", b"", b"")
+    late = tally.outcome(0.0)
+    tally = Tally([frozenset()], patience=1, seconds=60)
+    tally.start()
+    tally.answered(1, 0.0, "200", b"", b"")
+    in_time = tally.outcome(0.0)
+
+    assert late.goodput == 0 < late.rate
+    assert in_time.goodput == in_time.rate
+
+
+def test_dropped_requests_are_requests() -> None:
+    """They are part of the load, and not correct."""
+    tally = Tally([frozenset()], patience=1)
+    tally.start()
+    tally.dropped()
+
+    outcome = tally.outcome(0.0)
+    assert outcome.statuses == {"dropped": 1}
+    assert outcome.requests == outcome.failed == 1
+
+
+def test_the_delay_of_a_schedule_is_that_of_all_but_one_in_a_hundred() -> None:
+    """Without a schedule there is none."""
+    tally = Tally([frozenset()], patience=1)
+    assert tally.outcome(0.0).delay_p99 == 0
+    for milliseconds in range(100):
+        tally.due(milliseconds / 1e3)
+
+    assert tally.outcome(0.0).delay_p99 == pytest.approx(99)

@@ -7,7 +7,7 @@ import msgspec
 
 from bench.report.compare import compare
 from bench.report.records import load_record, make_record
-from tests.bench.support import make_contest, make_outcome, make_run, make_runs_record
+from tests.bench.support import make_contest, make_outcome, make_overload_runs, make_run, make_runs_record
 
 
 def test_like_is_compared_with_like(saved: tuple[Path, Path]) -> None:
@@ -48,3 +48,13 @@ def test_contests_are_compared_by_contestant() -> None:
 
     assert "nereid, versus: null, 32 clients, 32 clients, null" in text
     assert re.search(r"^requests/s +350 +350 +=", text, re.MULTILINE)
+
+
+def test_phases_of_overload_are_compared_whatever_their_rate() -> None:
+    """It is a multiple of the peak, which is never measured twice alike."""
+    before, after = (make_runs_record(*make_overload_runs("nereid")) for _ in range(2))
+    after.runs[1].rate = 210.0
+
+    text = compare(before, after)
+    assert "nereid, overload, open_10, wait_20" in text
+    assert "only in" not in text

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.report.records import Comparison, ContestantResult, load_record, make_record, save_record
-from tests.bench.support import make_contest, make_measurement, make_run, make_runs_record
+from bench.report.records import Comparison, ContestantResult, Overload, WorkerMemory, load_record, make_record, save_record
+from tests.bench.support import make_contest, make_measurement, make_overload_runs, make_run, make_runs_record
 
 
 def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
@@ -83,3 +83,26 @@ def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path
     with pytest.raises(ValueError, match=r"x\.json") as caught:
         load_record(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_under_overload_survives_its_file(tmp_path: Path) -> None:
+    """Its figures include goodput, rejections, recovery and the memory of the largest worker."""
+    runs = make_overload_runs("nereid")
+    save_record(tmp_path / "overload.json", make_record({}, runs))
+    read = load_record(tmp_path / "overload.json")
+
+    assert read.runs == runs
+    figures = read.runs[1].figures
+    assert figures["goodput"] == 19
+    assert figures["rejected p50"] == pytest.approx(2, rel=0.01)
+    assert figures["recovery"] == 1.2
+    assert (figures["resident MiB before"], figures["resident MiB peak"], figures["resident MiB after"]) == (100, 120, 120)
+    assert figures["proportional MiB after"] == 80
+
+
+def test_what_was_not_measured_under_overload_has_no_figure() -> None:
+    """A server that does not answer afterwards has not recovered; a worker may have ended before its memory was read."""
+    gone = WorkerMemory(seconds=[], resident_mib=[], proportional_mib=[])
+    figures = Overload(phase="at_once", offered=10, peak=10, before_ms=5.0, memory=[gone]).figures()
+
+    assert figures == {"offered/s": 10, "peak/s": 10}

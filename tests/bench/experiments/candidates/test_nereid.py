@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.imaging.canvas import draw_image
+from app.imaging.header import PixelLimits
 from app.imaging.letterbox import Letterbox
 from bench.experiments.candidates.nereid import inline_steps, shared_steps
 from bench.experiments.candidates.registry import Step
@@ -40,7 +41,7 @@ def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> N
     """The steps do the work of a request: the pixels are those of `draw_image`."""
     expected = np.zeros((640, 640, 3), np.uint8)
     letterbox = Letterbox((640, 640), "center", enlarge=True, pad=114)
-    draw_image(sample_image(name), letterbox, 10**8, lambda: expected)
+    draw_image(sample_image(name), letterbox, PixelLimits(10**8, 10**8), lambda _: None, lambda: expected)
 
     np.testing.assert_array_equal(draw(prepare(), sample_image(name)), expected)
 

@@ -1,0 +1,55 @@
+"""The memory of processes while something else goes on."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Event, Thread
+from time import perf_counter
+from typing import Self
+
+import psutil
+
+from bench.harness.meters import MIB, family
+from bench.report.records import WorkerMemory
+
+SAMPLES_PER_SECOND = 5
+
+
+class MemorySampler:
+    """Reads the memory of processes in a thread until it is closed."""
+
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        self.series = [WorkerMemory([], [], []) for _ in processes]
+        """One per process; that of a process that ends goes no further."""
+        self._processes = processes
+        self._started = perf_counter()
+        self._is_over = Event()
+        self._thread = Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            began = perf_counter()
+            for process, series in zip(self._processes, self.series, strict=True):
+                with suppress(psutil.Error):
+                    memory = process.memory_full_info()
+                    series.seconds.append(round(perf_counter() - self._started, 2))
+                    series.resident_mib.append(round(memory.rss / MIB, 1))
+                    series.proportional_mib.append(round(memory.pss / MIB, 1))
+            if self._is_over.wait(began + 1 / SAMPLES_PER_SECOND - perf_counter()):
+                return
+
+
+def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
+    """Return a server's workers: the largest of its processes."""
+    sizes = []
+    for member in family(process):
+        with suppress(psutil.Error):
+            sizes.append((member.memory_info().rss, member.pid, member))
+    return [member for _, _, member in sorted(sizes, reverse=True)[:count]]
