@@ -1,0 +1,65 @@
+"""A gateway with the null model for tests that leave it as it is, and a table of what the tests have measured."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
+
+import pytest
+
+from bench.harness.triton import Triton, embedded_triton
+from bench.models.repository import write_models
+from tests.fakes import models
+from tests.faults import corpus
+from tests.faults.exchange import Case, ask_all, encode
+from tests.faults.serving import Gateway, serving
+
+
+class RecordFigure(Protocol):
+    """Records a figure: what it is, its value, and the limit that it must not exceed, if there is one."""
+
+    def __call__(self, name: str, value: float, limit: float | None = None, /) -> None: ...
+
+
+_FIGURES = pytest.StashKey[list[tuple[str, float, float | None]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_FIGURES] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    figures = config.stash[_FIGURES]
+    if not figures:
+        return
+    terminalreporter.section("figures")
+    width = max(len(name) for name, _, _ in figures)
+    for name, value, limit in figures:
+        terminalreporter.line(f"{name:{width}}  {value:>12,.6g}" + ("" if limit is None else f"  limit {limit:,.6g}"))
+
+
+@pytest.fixture(scope="session")
+def record_figure(pytestconfig: pytest.Config) -> RecordFigure:
+    """Records a figure for the table at the end of the run."""
+
+    def record(name: str, value: float, limit: float | None = None, /) -> None:
+        pytestconfig.stash[_FIGURES].append((name, value, limit))
+
+    return record
+
+
+@pytest.fixture(scope="session")
+def null_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    """An embedded Triton with the models of `bench.models` and the small ones of `tests.fakes.models`."""
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
+    models.write(repository)
+    with embedded_triton(repository, "null") as triton:
+        yield triton
+
+
+@pytest.fixture(scope="session")
+async def gateway(null_triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A gateway with the default settings; after the first 1,000 images its memory no longer grows by itself."""
+    with serving(null_triton, tmp_path_factory.mktemp("gateway")) as gateway:
+        images = [Case(name, encode(data)) for name, data in corpus.valid_images().items()]
+        await ask_all(gateway.url, images * (1 + 1000 // len(images)), clients=32)
+        yield gateway

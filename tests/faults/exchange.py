@@ -1,0 +1,139 @@
+"""HTTP/1.1 over a bare connection: hostile clients send what no HTTP library lets through."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from time import perf_counter
+from types import TracebackType
+from typing import NamedTuple, Self, cast
+from urllib.parse import urlsplit
+
+PATIENCE_SECONDS = 60.0
+"""How long to wait for an answer."""
+NO_ANSWER = 0
+"""Status of a request after which the connection was closed without an answer."""
+
+
+class Answer(NamedTuple):
+    """What came back for a request."""
+
+    status: int
+    headers: dict[str, str]
+    """By name in lower case."""
+    body: bytes
+    seconds: float = 0.0
+    """From the first byte sent to the last one received."""
+
+
+class Case(NamedTuple):
+    """One request of many."""
+
+    label: str
+    """Says what is special about it."""
+    request: bytes
+
+
+class Connection:
+    """One connection, closed at the end of an `async with` block."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """Connect to the server of a URL."""
+        parts = urlsplit(url)
+        return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=2**20))
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes, as fast as the server reads them."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self) -> Answer:
+        """Receive one answer; its status is `NO_ANSWER` if the server closed the connection instead."""
+        started = perf_counter()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+                body = await self._read_body(headers)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return Answer(NO_ANSWER, {}, b"")
+        return Answer(int(head[0].split()[1]), headers, body, perf_counter() - started)
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send a request and receive its answer, which may come before the request was sent completely."""
+        started = perf_counter()
+        with suppress(ConnectionError):
+            self.writer.write(request)
+        answer = await self.receive()
+        return answer._replace(seconds=perf_counter() - started)
+
+    async def wait_closed(self) -> None:
+        """Wait until the server closes the connection."""
+        with suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def stop_reading(self) -> None:
+        """Leave in the kernel's buffers whatever the server sends from now on."""
+        cast("asyncio.Transport", self.writer.transport).pause_reading()
+
+    def abort(self) -> None:
+        """Break the connection."""
+        self.writer.transport.abort()
+
+    async def _read_body(self, headers: Mapping[str, str]) -> bytes:
+        if headers.get("transfer-encoding") != "chunked":
+            return await self.reader.readexactly(int(headers.get("content-length", "0")))
+        chunks = []
+        while size := int(await self.reader.readline(), 16):
+            chunks.append((await self.reader.readexactly(size + 2))[:-2])
+        await self.reader.readline()
+        return b"".join(chunks)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+def encode(body: bytes, path: str = "/detect", method: str = "POST", **headers: str) -> bytes:
+    """Build a request; an underscore in the name of a header stands for a hyphen."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: nereid"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if body or method == "POST":
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+async def ask(url: str, request: bytes) -> Answer:
+    """Send one request over a connection of its own."""
+    async with await Connection.open(url) as connection:
+        return await connection.ask(request)
+
+
+async def ask_all(url: str, cases: Iterable[Case], clients: int = 8) -> list[tuple[str, Answer]]:
+    """Send all requests over a few connections; return the label and the answer of each."""
+    left = iter(cases)
+    answers: list[tuple[str, Answer]] = []
+
+    async def run_client() -> None:
+        connection = await Connection.open(url)
+        for case in left:
+            answer = await connection.ask(case.request)
+            answers.append((case.label, answer))
+            if answer.status == NO_ANSWER or answer.headers.get("connection") == "close" or connection.reader.at_eof():
+                connection.abort()
+                connection = await Connection.open(url)
+        connection.abort()
+
+    await asyncio.gather(*(run_client() for _ in range(clients)))
+    return answers

@@ -1,0 +1,105 @@
+"""The gateway as it runs in production: its processes, their log, their memory and their open files."""
+
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from app.host.ports import find_free
+from bench.harness.processes import running
+from bench.harness.triton import Triton
+from tests.processes import wait_for
+
+WORKERS = 2
+
+
+class Gateway(NamedTuple):
+    """A gateway that runs, with two workers."""
+
+    url: str
+    process: psutil.Process
+    """The parent of the workers."""
+    log: Path
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that answer requests."""
+        return list(self.process.children())
+
+    def pids(self) -> set[int]:
+        """Return the process ids of the workers."""
+        return {worker.pid for worker in self.workers()}
+
+    def rss(self) -> int:
+        """Return the resident memory of all workers, bytes."""
+        return sum(worker.memory_info().rss for worker in self.workers())
+
+    def fds(self) -> int:
+        """Return the number of files and connections that the workers have open."""
+        return sum(worker.num_fds() for worker in self.workers())
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that the workers have used."""
+        return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
+
+    def wait_for_log(self, lines: int) -> list[dict[str, Any]]:
+        """Wait until the log has that many lines: one is written only after its answer was sent; return them."""
+        wait_for(lambda: len(self.log_lines()) >= lines)
+        return self.log_lines()
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """Return the log so far, without what is not JSON."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@contextmanager
+def serving(
+    triton: Triton, folder: Path, *, wrapper: Sequence[str] = (), settings: Mapping[str, object] | None = None
+) -> Iterator[Gateway]:
+    """Run a gateway until the block ends.
+
+    Args:
+        triton: Has the models of `bench.models`.
+        folder: Gets the log.
+        wrapper: A command that runs the gateway in an environment of its own, such as `prlimit`.
+        settings: Settings by name, in addition to what a test needs.
+    """
+    (port,) = find_free(1)
+    log = folder / "gateway.log"
+    wanted = {
+        "port": port,
+        "workers": WORKERS,
+        "triton_urls": triton.settings.triton_url,
+        "model": "null",
+        "model_repository": triton.repository,
+        "log_format": "json",
+        **(settings or {}),
+    }
+    environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
+    command = [*wrapper, sys.executable, "-m", "app", "api"]
+    with running(command, environment, port, "/readyz", log) as server:
+        yield Gateway(server.url, server.process, log)
+
+
+@contextmanager
+def unharmed(gateway: Gateway, *, growth_mb: float = 50, allowed: Collection[int] = ()) -> Iterator[None]:
+    """Demand that a block leaves the workers alive, answers nothing with 500 or above, and lets their memory grow little.
+
+    The workers return the memory of a burst to the system within seconds, so it may be higher for a moment.
+
+    Args:
+        gateway: Whose log and processes to look at.
+        growth_mb: How much more memory all workers may use, MiB.
+        allowed: Statuses of 500 and above which are no failure here.
+    """
+    pids, rss, lines = gateway.pids(), gateway.rss(), len(gateway.log_lines())
+    yield
+    assert gateway.pids() == pids, "a worker has died"
+    logged = gateway.log_lines()[lines:]
+    assert not [line for line in logged if line.get("status", 0) >= 500 and line["status"] not in allowed]
+    assert not [line for line in logged if "exception" in line]
+    wait_for(lambda: gateway.rss() - rss < growth_mb * 2**20)
