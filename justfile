@@ -48,6 +48,11 @@ test *args:
 smoke:
     @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
 
+# Inject faults and hostile input into real processes, for about 7 minutes; nginx must be installed
+[group('develop')]
+faults *args:
+    @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
+
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
 [group('develop')]
 check: lint test
@@ -66,7 +71,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick, full, sustained, sweep, open, versus, limit, stages, workers, compare, report, accuracy, instances
+# Measure: quick, full, sustained, sweep, open, overload, versus, limit, stages, workers, compare, report, accuracy, instances
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

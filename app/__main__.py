@@ -1,20 +1,24 @@
-"""The command line: nereid serve | api | triton | pull | doctor | settings."""
+"""The command line: nereid serve | api | triton | pull | key | doctor | settings."""
 
 import argparse
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from app import config
+from app.api import keys
+from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError, install
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, loadable_models
 from app.embedded.supervisor import DRAIN_SECONDS, ignore_signals, supervise
-from app.host import ports
+from app.host import allocator, ports
 from app.host.packages import PackageError, has_pillow_simd
-from app.host.processes import die_with_parent
+from app.host.processes import die_with_parent, raise_file_limit
+from app.resilience import worker_table
 from app.telemetry.logging import say
 from app.zoo import registry
 from app.zoo.download import DownloadError
@@ -22,10 +26,24 @@ from app.zoo.pull import PullError, pull
 from app.zoo.registry import RegistryError
 
 _POLL_SECONDS = 0.2
+_BACKLOG = 4096
+_MAX_CONNECTIONS = 16384  # per worker
+# Under overload, the model must not wait for the CPU while requests are rejected.
+_NICENESS = 5
+# A worker has about 40 files open that are not connections. Granian's accept loop would spin without a free one.
+_RESERVED_FILES = 64
+_HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a message of one line for the user.
-_FAILURES = (SettingsError, RegistryError, PackageError, InstallError, EmbeddedTritonError, DownloadError, PullError)
+_FAILURES = (SettingsError, KeysError, RegistryError, PackageError, InstallError, EmbeddedTritonError, DownloadError, PullError)
+
+_KEY_HELP = (
+    "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "
+    f"the file {PREFIX}API_KEYS_FILE is printed to stderr: add it there. So `nereid key camera-1 > secret` shows only the table. "
+    "To replace the secret of a key in use, add only the new sha256 to the list in its table, and remove the old one once the "
+    "client has the new credential."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
+        ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("settings", _settings, "print the table of settings"),
     ):
@@ -71,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
             command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
             command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
+        if name == "key":
+            command.description = _KEY_HELP
+            command.add_argument("id", help="name of the key in the file and in the log")
     return parser
 
 
@@ -90,14 +112,23 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
+    allocator.set_granian_decay()
     # Imported here, because the other commands need no server.
     from granian import Granian  # noqa: PLC0415
     from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
+    from granian.http import HTTP1Settings  # noqa: PLC0415
     from granian.log import LogLevels  # noqa: PLC0415
 
     _require_usable(settings)
+    if not settings.api_keys_file and not ports.is_loopback(settings.host):
+        say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=_become_worker)
+    with suppress(OSError):  # a name that cannot be resolved now
+        if ports.is_loopback(settings.triton_url.rpartition(":")[0]):
+            os.nice(_NICENESS)
+    worker_table.create()
+    connections = min(_MAX_CONNECTIONS, max(raise_file_limit() - _RESERVED_FILES, 1))
     Granian(
         "app.main:create_app",
         factory=True,
@@ -108,6 +139,9 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         http=HTTPModes.http1,  # `auto` does not time out a silent connection
         websockets=False,
         loop=Loops.uvloop,
+        backlog=_BACKLOG,
+        backpressure=connections,  # also idle ones; admission limits the requests
+        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
         respawn_failed_workers=True,
         workers_kill_timeout=DRAIN_SECONDS - 5,
         log_level=LogLevels.warning,
@@ -148,6 +182,12 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     pull(name, _entry(settings, name), Path(settings.model_repository), source=options.source, sha256=options.sha256)
 
 
+def _key(_: Settings, options: argparse.Namespace) -> None:
+    credential, table = keys.create(options.id)
+    print(credential)
+    print(table, file=sys.stderr)
+
+
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     # Imported here, because it loads gRPC, which must not be loaded where Granian forks its workers.
     from app import doctor  # noqa: PLC0415
@@ -182,6 +222,8 @@ def _entry(settings: Settings, name: str) -> registry.PublishedModel:
 def _require_usable(settings: Settings) -> None:
     """Report here what every worker would report by itself."""
     registry.load(settings.registry_path)
+    if settings.api_keys_file:
+        keys.load(Path(settings.api_keys_file))
     _require_simd()
     _require_port(settings)
 

@@ -19,6 +19,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
+    api_keys_file: Annotated[
+        str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
+    ] = ""
     workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one per core.")] = 0
     decode_threads: Annotated[
         int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
@@ -43,11 +46,47 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = "auto"
     timeout_seconds: Annotated[
         float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
+    ] = 5.0
+    max_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
+    ] = 20.0
+    body_pause_seconds: Annotated[
+        float, Meta(gt=0, le=600, description="Maximum time between two reads of a request body, seconds.")
     ] = 10.0
+    body_seconds: Annotated[float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, seconds.")] = 30.0
+    max_requests: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="Maximum number of requests in progress per model, on the whole host; below it the gateway finds the "
+            "number that can be answered in time. 0: 128, or two full batches per instance of the model if that is more.",
+        ),
+    ] = 0
+    max_uploads: Annotated[
+        int, Meta(ge=1, le=65536, description="Maximum number of request bodies being received, on the whole host.")
+    ] = 2048
+    memory_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Memory for the images of all requests on the host, MiB, and as much again for request bodies being "
+            "received; at least what the largest ones need. 0: an eighth of the memory of the host or container, each.",
+        ),
+    ] = 0
     max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Maximum size of a request body, MiB.")] = 50.0
     max_megapixels: Annotated[
         float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
+    max_megapixels_unscalable: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=178,
+            description="The same for images that cannot be decoded at a reduced size, which are all but JPEGs, if it is less.",
+        ),
+    ] = 25.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log messages.")] = "info"
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
@@ -67,6 +106,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_pixels(self) -> int:
         """Largest image, pixels."""
         return int(self.max_megapixels * 1e6)
+
+    @property
+    def max_pixels_unscalable(self) -> int:
+        """Largest image that cannot be decoded at a reduced size, pixels."""
+        return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
 
     @property
     def registry_path(self) -> Path:

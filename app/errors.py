@@ -3,13 +3,17 @@
 GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
+├── Unauthorized            401  the API key is missing or wrong
+├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
+├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body has more bytes than allowed
 ├── ImageTooLarge           413  the image's header announces more pixels than allowed
 ├── UnsupportedMediaType    415  the declared content type is not supported
 ├── UnsupportedFormat       415  the bytes are not a supported image format
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
+├── GatewayFull             429  the gateway has no room for the request now
 ├── ClientGone              499  the client disconnected; appears in the log only
 ├── InferenceFailed         502  Triton could not run the model
 ├── InvalidModelOutput      502  the model's output violates its own config
@@ -30,7 +34,7 @@ class GatewayError(Exception):
     status: ClassVar[int]
     code: ClassVar[str]
     title: ClassVar[str]
-    retry_after_seconds: ClassVar[int | None] = None
+    retry_after_seconds: int | None = None
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -45,8 +49,20 @@ class InvalidParameter(GatewayError):
     status, code, title = 400, "invalid_parameter", "A parameter is not valid"
 
 
+class Unauthorized(GatewayError):
+    status, code, title = 401, "unauthorized", "A valid API key is needed"
+
+
+class Forbidden(GatewayError):
+    status, code, title = 403, "forbidden", "The API key does not allow this"
+
+
 class UnknownModel(GatewayError):
     status, code, title = 404, "unknown_model", "There is no such model"
+
+
+class BodyTimeout(GatewayError):
+    status, code, title = 408, "body_timeout", "The request body did not arrive in time"
 
 
 class BodyTooLarge(GatewayError):
@@ -71,6 +87,15 @@ class InvalidImage(GatewayError):
 
 class InvalidImageDimensions(GatewayError):
     status, code, title = 422, "invalid_image_dimensions", "The image's width, height or aspect ratio is out of range"
+
+
+class GatewayFull(GatewayError):
+    status, code, title = 429, "gateway_full", "The gateway is full"
+    retry_after_seconds = 1
+
+    def __init__(self, detail: str, retry_after_seconds: int = 1) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ClientGone(GatewayError):

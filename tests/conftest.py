@@ -15,6 +15,7 @@ from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
 from app.triton.client import TritonClient
+from app.triton.shared_memory import Arena
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
@@ -108,3 +109,18 @@ async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
         client = TritonClient(f"127.0.0.1:{port}")
         yield fake, client
         await client.close()
+
+
+@pytest.fixture
+def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
+    """The arenas that are created from now on."""
+    made: list[Arena] = []
+    create = Arena.__init__
+
+    def create_and_note(arena: Arena, slot_bytes: int, slots: int) -> None:
+        create(arena, slot_bytes, slots)
+        made.append(arena)
+
+    monkeypatch.setattr(Arena, "__init__", create_and_note)
+    yield made
+    made.clear()

@@ -4,8 +4,8 @@ import asyncio
 import json as stdlib_json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +15,17 @@ import pytest
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
+from app.api.body import BodyLimits
 from app.config import Settings
 from app.host.ports import find_free
+from app.imaging.header import PixelLimits
+from app.pipeline.buffer import InputBuffer
+from app.pipeline.detector import Limits
+from app.resilience.admission import Admission, Capacity
+from app.resilience.lease import Lease
+from app.resilience.worker_table import WorkerTable
 from app.triton.shared_memory import SHM
+from app.triton.transport import Transport
 from tests.fakes import models
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +33,9 @@ REPOSITORY = ROOT / "model_repository"
 IMAGES = ROOT / "tests" / "images"
 SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
+BODY_LIMITS = BodyLimits(2**20, pause_seconds=10, total_seconds=30)
+LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
+"""Of a detector with one thread."""
 SCENE = models.scene("BMP")
 """An image in which the small models find a red and a blue rectangle."""
 NEEDS_BYTES = pytest.mark.skipif(
@@ -90,6 +101,19 @@ def receiving(*messages: dict[str, Any]) -> Receive:
 
     async def receive() -> dict[str, Any]:
         return next(left, {"type": "http.disconnect"})
+
+    return receive
+
+
+def staying(*messages: dict[str, Any]) -> Receive:
+    """Make the `receive` of a client that sends these messages and then waits for its response."""
+    left = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        for message in left:
+            return message
+        await asyncio.sleep(3600)
+        return {"type": "http.disconnect"}
 
     return receive
 
@@ -160,6 +184,22 @@ async def until_ready(client: httpx.AsyncClient) -> None:
         if (await client.get("/readyz")).status_code == 200:
             return
         await asyncio.sleep(0.1)
+
+
+@contextmanager
+def open_buffer(transport: Transport) -> Iterator[InputBuffer]:
+    """Make the buffer of a request that lasts as long as the block."""
+    with Lease() as lease:
+        yield InputBuffer(transport, lease)
+
+
+@contextmanager
+def open_admission(**changes: Any) -> Iterator[Admission]:  # noqa: ANN401
+    """Make the admission of a worker that is alone on its host, and has room for any test."""
+    capacity = Capacity(max_uploads=100, upload_bytes=2**30, memory_bytes=2**30, max_requests=100, target_seconds=1e6)
+    table = WorkerTable()
+    yield Admission(table, capacity._replace(**changes))
+    table.close()
 
 
 def own_arenas() -> list[Path]:

@@ -1,6 +1,7 @@
 """The command line: flags become settings, failures become one line and an exit code."""
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ import pytest
 
 from app import config
 from app.__main__ import main
+from app.api import keys
+from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError
 from app.embedded.server import EmbeddedTritonError
@@ -24,16 +27,22 @@ from app.zoo.pull import PullError
 from app.zoo.registry import PublishedModel, RegistryError
 from tests.support import REPOSITORY, ROOT, free_port
 
+VARIABLE = "WORKER_TABLE_FD"
+
 
 @pytest.fixture(autouse=True)
 def restored_process() -> Iterator[None]:
     """Start without settings, and take back what the command did to this process."""
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
     for name in saved:
         if name.startswith(PREFIX):
             del os.environ[name]
     yield
+    if VARIABLE in os.environ:
+        os.close(int(os.environ[VARIABLE]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
     os.environ.clear()
     os.environ.update(saved)
     for number, handler in handlers.items():
@@ -115,7 +124,15 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["detect"], ["doctor", "--port", "80"], ["triton", "--triton", "a:1"], ["settings", "extra"], ["pull", "--model", "x"]],
+    [
+        [],
+        ["detect"],
+        ["doctor", "--port", "80"],
+        ["triton", "--triton", "a:1"],
+        ["settings", "extra"],
+        ["pull", "--model", "x"],
+        ["key"],
+    ],
 )
 def test_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Arguments that a command does not know are rejected with its usage and exit code 2."""
@@ -133,7 +150,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("serve", "api", "triton", "pull", "doctor", "settings"):
+    for command in ("serve", "api", "triton", "pull", "key", "doctor", "settings"):
         assert f"\n    {command} " in text
 
 
@@ -272,7 +289,77 @@ def test_the_api_is_served_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) 
     assert (seen["address"], seen["port"], seen["workers"]) == ("127.0.0.2", port, 3)
     assert (str(seen["interface"]), str(seen["http"]), seen["websockets"]) == ("asgi", "1", False)
     assert seen["workers_kill_timeout"] < DRAIN_SECONDS
+    assert seen["backpressure"] >= seen["backlog"] > 1024
     assert seen["sigterm"] is signal.SIG_DFL
+
+
+def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their common table, and as many open files as the system allows."""
+    seen: list[tuple[bool, int]] = []
+
+    def serve(_: object) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        seen.append((os.get_inheritable(int(os.environ[VARIABLE])), hard - soft))
+
+    monkeypatch.setattr("granian.Granian.serve", serve)
+
+    assert main(["api", "--port", str(free_port())]) == 0
+    assert seen == [(True, 0)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])  # noqa: S104
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_an_open_api_that_others_can_reach_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    host: str,
+    has_keys: bool,  # noqa: FBT001
+) -> None:
+    """It is one line at the start, if the address is not loopback and no keys are needed."""
+    monkeypatch.setattr("granian.Granian.serve", lambda _: None)
+    monkeypatch.setenv("NEREID_HOST", host)
+    if has_keys:
+        (tmp_path / "keys.toml").touch()
+        monkeypatch.setenv("NEREID_API_KEYS_FILE", str(tmp_path / "keys.toml"))
+    port = free_port()
+
+    assert main(["api", "--port", str(port)]) == 0
+    if host == "127.0.0.2" or has_keys:
+        assert capsys.readouterr().err == ""
+    else:
+        expected = f"warning: no API key is needed at 0.0.0.0:{port}, which is not loopback; set NEREID_API_KEYS_FILE"
+        assert one_line(capsys) == expected
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_invalid_keys_are_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the file, and nothing is started."""
+    (path := tmp_path / "keys.toml").write_text("[camera-1]", encoding="utf-8")
+    monkeypatch.setenv("NEREID_API_KEYS_FILE", str(path))
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert one_line(capsys).startswith(f"{path}: [camera-1]: expected sha256 (")
+
+
+def test_key_prints_its_credential_and_its_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The credential is alone on stdout, and stderr is what the file of keys needs to accept it."""
+    assert main(["key", "camera-1"]) == 0
+
+    out, err = capsys.readouterr()
+    (path := tmp_path / "keys.toml").write_text(err, encoding="utf-8")
+    key = keys.ApiKeys(path).find(out.removesuffix("\n").encode())
+    assert key is not None
+    assert key.id == "camera-1"
+    assert out.partition(".")[2].strip() not in err
+
+
+def test_key_with_an_invalid_id_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is created."""
+    assert main(["key", "camera 1"]) == 1
+    assert one_line(capsys) == "a key's id has 1 to 64 letters, digits, '_' or '-'"
 
 
 def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +462,7 @@ def test_signal_leaves_no_traceback(
     "failure",
     [
         SettingsError,
+        KeysError,
         RegistryError,
         PackageError,
         InstallError,

@@ -25,11 +25,18 @@ def test_empty_environment_gives_the_defaults() -> None:
     [
         ("HOST", "0.0.0.0", "0.0.0.0"),  # noqa: S104
         ("PORT", "65535", 65535),
+        ("API_KEYS_FILE", "/etc/nereid/keys.toml", "/etc/nereid/keys.toml"),
         ("WORKERS", "1", 1),
         ("DECODE_THREADS", "256", 256),
         ("MODEL", "null", "null"),
         ("TIMEOUT_SECONDS", "0.5", 0.5),
         ("TIMEOUT_SECONDS", "600", 600.0),
+        ("MAX_TIMEOUT_SECONDS", "600", 600.0),
+        ("BODY_PAUSE_SECONDS", "0.5", 0.5),
+        ("BODY_SECONDS", "3600", 3600.0),
+        ("MAX_REQUESTS", "0", 0),
+        ("MAX_UPLOADS", "65536", 65536),
+        ("MEMORY_MB", "1048576", 1048576),
         ("MAX_FILE_SIZE_MB", "1024", 1024.0),
         ("MAX_MEGAPIXELS", "178", 178.0),
         ("LOG_LEVEL", "debug", "debug"),
@@ -70,6 +77,12 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("TIMEOUT_SECONDS", "601"),
         ("TIMEOUT_SECONDS", "nan"),
         ("TIMEOUT_SECONDS", "10s"),
+        ("MAX_TIMEOUT_SECONDS", "0"),
+        ("BODY_PAUSE_SECONDS", "0"),
+        ("BODY_SECONDS", "3601"),
+        ("MAX_REQUESTS", "-1"),
+        ("MAX_UPLOADS", "0"),
+        ("MEMORY_MB", "1048577"),
         ("MAX_FILE_SIZE_MB", "0"),
         ("MAX_FILE_SIZE_MB", "inf"),
         ("MAX_MEGAPIXELS", "179"),
@@ -108,6 +121,14 @@ def test_limits_are_whole_bytes_and_pixels() -> None:
     settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
 
     assert (settings.max_body_bytes, settings.max_pixels) == (1572864, 500000)
+
+
+@pytest.mark.parametrize(("most", "unscalable", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
+def test_no_image_has_more_pixels_than_the_general_limit(most: str, unscalable: str, pixels: int) -> None:
+    """The limit of images that cannot be decoded at a reduced size applies if it is the smaller one."""
+    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_UNSCALABLE": unscalable})
+
+    assert settings.max_pixels_unscalable == pixels
 
 
 def test_registry_is_in_the_model_repository() -> None:

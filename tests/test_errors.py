@@ -24,7 +24,7 @@ def test_tree_lists_every_error_with_its_status() -> None:
 
 def test_codes_are_unique() -> None:
     """A program can tell each error from the others."""
-    assert len({error.code for error in ERRORS}) == len(ERRORS) == 16
+    assert len({error.code for error in ERRORS}) == len(ERRORS) == 20
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -42,8 +42,14 @@ def test_error_has_the_status_of_an_error_and_a_title(error: type[GatewayError])
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_only_a_temporary_failure_says_when_to_retry(error: type[GatewayError]) -> None:
-    """An error with status 503 has a Retry-After, the others have none."""
-    assert (error.retry_after_seconds is not None) == (error.status == 503)
+    """An error with status 429 or 503 has a Retry-After, the others have none."""
+    assert (error.retry_after_seconds is not None) == (error.status in {429, 503})
+
+
+def test_a_full_gateway_says_how_long_it_will_be_full() -> None:
+    """One second, unless more is known."""
+    assert errors.GatewayFull("full").retry_after_seconds == 1
+    assert errors.GatewayFull("full", 7).retry_after_seconds == 7
 
 
 def test_detail_is_the_message() -> None:

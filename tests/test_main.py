@@ -4,18 +4,25 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import structlog
+from PIL import Image
 
+from app import main
 from app.config import Settings, SettingsError
-from app.main import create_app
+from app.main import create_app, open_resources
+from app.pipeline import detector
 from app.triton.shared_memory import SHM
-from tests.fakes.triton import FakeTriton, serving
+from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
-from tests.support import REPOSITORY, free_port, json, started
+from tests.pipeline.gate import Gate
+from tests.support import REPOSITORY, SCENE, captured_log, eventually, free_port, json, started
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +102,90 @@ async def test_nothing_runs_once_the_application_has_ended(settings: Settings) -
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     async with serving(FakeTriton()) as port:
         async with started(create_app(with_triton(settings, port))) as client:
-            # An image that is refused by the decoder, so that the pool has started a thread.
+            # An image that is rejected by the decoder, so that the pool has started a thread.
             assert (await client.post("/detect", content=b"\x89PNG\r\n\x1a\n")).status_code == 422
             assert asyncio.all_tasks() > tasks
         left = {task for task in asyncio.all_tasks() - tasks if "grpc" not in repr(task)}
 
     assert not left
     assert not {thread for thread in set(threading.enumerate()) - threads if "grpc" not in repr(thread)}
+
+
+@pytest.mark.parametrize("how", ["decoding", "inference"])
+async def test_work_that_outlives_its_request_ends_before_the_application(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A thread or an RPC that nobody waits for gives back what it holds; the event loop has nothing to report."""
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    fake, gate = FakeTriton(), Gate()
+    async with serving(fake) as port, started(create_app(with_triton(settings, port))) as client:
+        if how == "decoding":
+            gate.block(monkeypatch, detector, "fill_input")
+        else:
+            fake.may_answer.clear()
+        assert (await client.post("/detect?timeout_ms=300", content=SCENE)).status_code == 504
+        threading.Timer(0.3, gate.opened.set).start()
+        asyncio.get_running_loop().call_later(0.3, fake.may_answer.set)
+    await asyncio.sleep(0.1)
+    gc.collect()
+    asyncio.get_running_loop().set_exception_handler(None)
+
+    assert reports == []
+
+
+async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
+    """Its speed is known before the first request."""
+    fake = FakeTriton()
+    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
+        assert [request.id for request in fake.requests] == ["warm-up"]
+
+
+async def test_memory_suffices_for_the_largest_image(settings: Settings) -> None:
+    """However little the settings give to all requests together."""
+    little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_megapixels=1)
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    image = BytesIO()
+    Image.new("RGB", (1000, 1000)).save(image, "PNG")
+    async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
+        assert (await client.post("/detect", content=image.getvalue() + bytes(900_000))).status_code == 200
+
+
+async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while it lasts, and only once."""
+    returned: list[bool] = []
+    resident = 100
+    monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
+    monkeypatch.setattr("app.host.memory.resident_bytes", lambda: resident)
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+        with opened.admission.memory.reserve() as memory:
+            memory.add(64 * 2**20)
+            await asyncio.sleep(0)  # the usual size is noted
+            resident = 200
+            await asyncio.sleep(2.2)
+            assert returned == []
+        assert await eventually(lambda: returned == [True])
+        await asyncio.sleep(1.2)
+
+    assert returned == [True]
+
+
+async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and done again a second later."""
+    log = captured_log(monkeypatch, main)
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+        done: list[str] = []
+
+        def refresh() -> None:
+            done.append("refresh")
+            if len(done) == 1:
+                raise OSError("no file descriptor left")
+
+        monkeypatch.setattr(opened.admission, "refresh", refresh)
+        assert await eventually(lambda: len(done) == 2)
+
+    assert [call.args for call in log] == [("housekeeping failed",)]
 
 
 async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:

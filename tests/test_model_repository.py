@@ -47,12 +47,13 @@ def test_model_has_the_name_of_its_folder(name: str, file: str) -> None:
 
 
 def test_both_configs_give_the_same_spec(name: str) -> None:
-    """The gateway treats a model the same way wherever it runs; only the device differs."""
+    """The gateway treats a model the same way wherever it runs; only the device and the instances differ."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
     assert production.device == "gpu"
     assert embedded.device == "cpu"
-    assert msgspec.structs.replace(production, device="cpu") == embedded
+    assert production.parallel_images >= embedded.parallel_images
+    assert msgspec.structs.replace(production, device="cpu", parallel_images=embedded.parallel_images) == embedded
 
 
 @both

@@ -4,14 +4,20 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from litestar import Litestar, Router
-from litestar.types import ASGIApp
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import Components, SecurityRequirement
+from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
+from app.api.body import BodyLimits
 from app.api.dependencies import WorkerResources, providers
 from app.api.detect import detect, predict
+from app.api.guards import Check, combine_guards, guard_capacity, guard_key, guard_payload, guard_timing
 from app.api.health import health, livez, readyz
+from app.api.keys import ApiKeys, Scope
 from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
+from app.api.openapi import KEY_SCHEMES
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
@@ -20,12 +26,13 @@ OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Det
 """Opens the Triton client and the detector of a worker, and closes them after the last request."""
 
 
-def build(open_resources: OpenResources, max_body_bytes: int) -> Application:
+def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys | None = None) -> Application:
     """Build the application of one worker.
 
     Args:
         open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
-        max_body_bytes: Maximum size of a request body.
+        body_limits: What a request body may be.
+        keys: The API keys, of which callers must have one; None if they need none.
     """
     resources = WorkerResources()
 
@@ -36,14 +43,29 @@ def build(open_resources: OpenResources, max_body_bytes: int) -> Application:
         async with open_resources() as (resources.triton, resources.detector):
             yield
 
-    handlers = [detect, predict, models, health, livez, readyz]
+    routes: list[ControllerRouterHandler] = [
+        _protect(keys, "detect", [detect, predict], guard_payload, guard_capacity(resources), guard_timing(body_limits)),
+        _protect(keys, "detect", [models]),
+        _protect(keys, "health", [health]),
+        livez,
+        readyz,
+    ]
     app = Litestar(
-        route_handlers=[*handlers, Router("/v1", route_handlers=handlers, include_in_schema=False), docs.docs_asset],
+        route_handlers=[*routes, Router("/v1", route_handlers=routes, include_in_schema=False), docs.docs_asset],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],
-        request_max_body_size=max_body_bytes,
-        openapi_config=docs.config(),
+        request_max_body_size=body_limits.max_bytes,
+        openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
     return RequestContextMiddleware(app)
+
+
+def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:
+    """Put routes behind checks; the first one is that of the caller's key, if there are keys."""
+    security: list[SecurityRequirement] = []
+    if keys is not None:
+        checks = guard_key(keys, scope), *checks
+        security = [{name: [scope]} for name in KEY_SCHEMES]
+    return Router("/", route_handlers=handlers, guards=[combine_guards(*checks)] if checks else [], security=security)

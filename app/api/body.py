@@ -1,34 +1,39 @@
 """Receive request bodies, and parse those that contain more than the image: multipart forms and JSON."""
 
-import base64
+import asyncio
+import json
 import re
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from litestar import Request
-from litestar.exceptions import InternalServerException
+import numpy as np
+from litestar.types import Receive
 from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api import parameters
 from app.api.content_type import JSON, MULTIPART, media_type
-from app.errors import ClientGone, InvalidParameter, MalformedRequest
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidParameter, MalformedRequest
+from app.resilience.admission import Upload
 
 FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
+_MAX_CHUNKS = 64
 
 _Member = str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-# A struct instead of a dict: parsing stops at the first unknown member, however many follow.
-_Document: Any = msgspec.defstruct(
-    "_Document",
-    [(name, _Member | UnsetType, UNSET) for name in ("image", *parameters.NAMES)],
-    forbid_unknown_fields=True,
+# Structs instead of dicts: parsing stops at the first unknown member, however many follow.
+_Outline: Any = msgspec.defstruct(
+    "_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in ("image", *parameters.NAMES)], forbid_unknown_fields=True
 )
+_Members: Any = msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in ("image", *parameters.NAMES)])
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MAX_MEMBER_BYTES = 1 << 16
+_PAIRS = json.JSONDecoder(object_pairs_hook=list)
 _SPACES = b" \t\r\n"
 
 
-class Upload(NamedTuple):
+class ParsedBody(NamedTuple):
     """What the caller sent."""
 
     image: bytes
@@ -37,21 +42,65 @@ class Upload(NamedTuple):
     """Name and value of each parameter in the body."""
 
 
-async def read_body(request: Request[Any, Any, Any]) -> bytes:
+class BodyLimits(NamedTuple):
+    """What a request body may be, and how long it may take."""
+
+    max_bytes: int
+    pause_seconds: float
+    """Between two reads."""
+    total_seconds: float
+
+
+async def read_body(receive: Receive, limits: BodyLimits, upload: Upload) -> bytes:
     """Receive the whole body.
 
+    Args:
+        receive: Of the request.
+        limits: Checked while the body arrives.
+        upload: Counts what has arrived.
+
     Raises:
-        MalformedRequest: It is empty.
+        MalformedRequest: The body is empty.
+        BodyTooLarge: It is larger than allowed.
+        BodyTimeout: It arrives too slowly.
+        GatewayFull: Too many bytes of bodies are being received.
         ClientGone: The client disconnected before its end.
-        RequestEntityTooLarge: It is larger than allowed (Litestar's, raised while it is received).
     """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limits.total_seconds
+    chunks: list[bytes] = []
+    rest = bytearray()  # a list of many small chunks would cost more than the body itself
+    received = 0
     try:
-        data = await request.body()
-    except InternalServerException as error:  # what Litestar makes of a disconnect
-        raise ClientGone("the client disconnected before the end of the body") from error
-    if not data:
+        async with asyncio.timeout(min(limits.pause_seconds, limits.total_seconds)) as pause:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone("the client disconnected before the end of the body")
+                chunk = message["body"]
+                received += len(chunk)
+                if received > limits.max_bytes:
+                    raise body_too_large(limits.max_bytes)
+                upload.add(len(chunk))
+                if len(chunks) < _MAX_CHUNKS:
+                    chunks.append(chunk)
+                else:
+                    rest += chunk
+                if not message["more_body"]:
+                    break
+                pause.reschedule(min(loop.time() + limits.pause_seconds, end))
+    except TimeoutError:
+        raise BodyTimeout(
+            f"a body has to arrive within {limits.total_seconds:g} s, without pauses of more than {limits.pause_seconds:g} s"
+        ) from None
+    if not received:
         raise MalformedRequest("the body is empty")
-    return data
+    return b"".join([*chunks, rest])
+
+
+def body_too_large(max_bytes: int) -> BodyTooLarge:
+    """Return the error for a body above the limit."""
+    return BodyTooLarge(f"the limit is {round(max_bytes / 2**20, 3):g} MiB")
 
 
 def needs_parsing(content_type: str) -> bool:
@@ -59,21 +108,21 @@ def needs_parsing(content_type: str) -> bool:
     return media_type(content_type) in {MULTIPART, JSON}
 
 
-def parse_upload(data: bytes, content_type: str) -> Upload:
+def parse_body(data: bytes, content_type: str) -> ParsedBody:
     """Parse a multipart or JSON body; its `Content-Type` header tells which.
 
     Raises:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
-    upload = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
-    if not upload.image:
+    parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
+    if not parsed.image:
         raise MalformedRequest("the image is empty")
-    return upload
+    return parsed
 
 
-def parse_multipart(data: bytes, content_type: str) -> Upload:
-    """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_upload`."""
+def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
+    """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
     files: list[bytes] = []
     pairs = []
     name = ""
@@ -90,32 +139,56 @@ def parse_multipart(data: bytes, content_type: str) -> Upload:
                     files.append(b"".join(chunks))
                 else:
                     pairs.append((name, _to_text(name, b"".join(chunks))))
-    except ValueError as error:  # MultipartError is one, and so is text that cannot be decoded
-        raise MalformedRequest("the multipart body is not well formed or has too many parts") from error
+    except ValueError:  # MultipartError is one, and so is text that cannot be decoded
+        # Not `from error`: its text, which would be logged, repeats parts of the body.
+        raise MalformedRequest("the multipart body is not well formed or has too many parts") from None
     if len(files) != 1:
         raise MalformedRequest(f"expected one image in the field {FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r}), found {len(files)}")
-    return Upload(files[0], pairs)
+    return ParsedBody(files[0], pairs)
 
 
-def parse_json(data: bytes) -> Upload:
-    """Parse a JSON object whose `image` is base64. Raises as `parse_upload`."""
+def parse_json(data: bytes) -> ParsedBody:
+    """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
     try:
-        document = msgspec.json.decode(data, type=_Document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        image = msgspec.json.decode(data, type=_Outline).image
+        if bytes(memoryview(image)[:1]) != b'"':
+            raise MalformedRequest('the JSON object has no string "image"')
+        members = _parse_members(data, image)
+        encoded = msgspec.json.decode(image, type=str)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of many digits
         if found := _UNKNOWN.fullmatch(str(error)):
             raise parameters.unknown_parameter(found[1]) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
-    encoded = document.image
-    if not isinstance(encoded, str):
-        raise MalformedRequest('the JSON object has no string "image"')
+    return ParsedBody(_decode_base64(encoded), members)
+
+
+def _parse_members(data: bytes, image: msgspec.Raw) -> list[tuple[str, str]]:
+    """Parse the members beside the image, once it is known that they are few bytes."""
+    if len(data) - len(image) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
+    start = _address(image) - _address(data)
+    rest = data[:start] + b'""' + data[start + len(image) :]
+    msgspec.json.decode(rest, type=_Members)  # checks the types, but keeps only the last of several members of one name
+    pairs = _PAIRS.decode(rest.decode())
+    if [name for name, _ in pairs].count("image") > 1:
+        raise InvalidParameter("image is given more than once")
+    return [(name, _to_parameter(value)) for name, value in pairs if name != "image"]
+
+
+def _address(data: bytes | msgspec.Raw) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+def _decode_base64(encoded: str) -> bytes:
+    """Decode base64 or a data URL; white space, in which long lines are often broken, does not count."""
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(encoded, bytes)
     try:
-        image = base64.b64decode(encoded.encode("ascii").translate(None, _SPACES), validate=True)
-    except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
+        return msgspec.convert(encoded.encode("ascii").translate(None, _SPACES).decode(), bytes)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise MalformedRequest('"image" is not base64') from error
-    given = ((name, getattr(document, name)) for name in parameters.NAMES)
-    return Upload(image, [(name, _to_parameter(value)) for name, value in given if value is not UNSET])
 
 
 def _to_text(name: str, content: bytes) -> str:

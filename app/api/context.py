@@ -4,6 +4,8 @@ from typing import Any
 
 from litestar.types import Scope
 
+from app.api.body import BodyLimits
+from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
 
 
@@ -17,8 +19,16 @@ class RequestContext:
         self.timing = Timing()
         self.status = 0
         """Status of the response; 0 until it is sent."""
+        self.body_limits: BodyLimits
+        """Set by the guard of routes with a body."""
+        self.share = WHOLE
+        """The part of the gateway's capacity that the request may use."""
+        self.is_body_received = False
+        """Whether the body has been received completely."""
         self.is_client_gone = False
-        """Whether the client disconnected before its request was complete."""
+        """Whether the client disconnected before its request was complete, or before its response."""
+        self.is_detail_logged = True
+        """Whether the log line has the `detail` of an error."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 

@@ -1,6 +1,7 @@
 """POST /detect and POST /predict/{model}: an image in, detections out."""
 
 from functools import partial
+from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -12,21 +13,22 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
+from app.api.body import read_body
 from app.api.context import context_of
+from app.api.disconnect import CancelOnDisconnect
 from app.api.formatting import to_response
-from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.api.openapi import PROBLEMS, DetectOperation
+from app.api.parameters import Parameters
 from app.api.schema import DetectResponse
-from app.pipeline.detector import Detector
+from app.pipeline.detector import CallContext, Detector
+from app.resilience.deadline import Deadline
 
-_GUARDS = [combine_guards(guard_payload, guard_timing)]
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
 
 
 @post(
     "/detect",
     summary="Detect objects in an image",
-    guards=_GUARDS,
     operation_class=DetectOperation,
     responses=_RESPONSES,
     status_code=200,
@@ -39,7 +41,6 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
 @post(
     "/predict/{model:str}",
     summary="Detect objects in an image with a given model",
-    guards=_GUARDS,
     operation_class=DetectOperation,
     responses=_RESPONSES,
     status_code=200,
@@ -52,14 +53,31 @@ async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Det
 async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
     context = context_of(request.scope)
     pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
-    wanted = parameters.parse(pairs)  # an invalid query is rejected before the body is read
-    image = data = await body.read_body(request)
-    deadline = detector.deadline()
-    if body.needs_parsing(context.content_type):
-        image, more = await detector.run_in_thread(partial(body.parse_upload, data, context.content_type), deadline)
-        wanted = parameters.parse([*pairs, *more])
+    # An invalid query is rejected before the body is read.
+    wanted = parameters.parse(pairs)
+    detector.deadline(wanted.timeout_ms, monotonic())
+    image, wanted, deadline = await _receive(request, detector, pairs, wanted)
     context.timing.lap("read")
-    found = await detector.detect(image, wanted.options, deadline=deadline, timing=context.timing, request_id=context.request_id)
+    async with CancelOnDisconnect(request.receive):
+        call = CallContext(deadline, context.timing, context.request_id, context.share)
+        found = await detector.detect(image, wanted.options, call)
     context.log_fields |= {"model": found.spec.name, "image_bytes": len(image), "detections": len(found.scores)}
     response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
     return ASGIResponse(body=msgspec.json.encode(response))
+
+
+async def _receive(
+    request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]], wanted: Parameters
+) -> tuple[bytes, Parameters, Deadline]:
+    """Receive and parse the body; return the encoded image, all parameters, and the deadline."""
+    context = context_of(request.scope)
+    with detector.admission.start_upload() as upload:
+        data = await read_body(request.receive, context.body_limits, upload)
+        context.is_body_received = True
+        received_at = monotonic()
+        deadline = detector.deadline(wanted.timeout_ms, received_at)
+        if not body.needs_parsing(context.content_type):
+            return data, wanted, deadline
+        image, more = await detector.run_in_thread(partial(body.parse_body, data, context.content_type), deadline, upload)
+    wanted = parameters.parse([*pairs, *more])
+    return image, wanted, detector.deadline(wanted.timeout_ms, received_at)

@@ -7,8 +7,9 @@ from litestar import get
 from litestar.exceptions import NotFoundException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.spec import Components
 from litestar.params import FromPath
-from litestar.response import File
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 
@@ -18,20 +19,37 @@ _ASSETS_PATH = "/docs-assets"
 
 
 @get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)
-async def docs_asset(name: FromPath[str]) -> File:
+async def docs_asset(name: FromPath[str]) -> ASGIApp:
     """Serve one of Swagger UI's files."""
     if name not in _ASSETS:
         raise NotFoundException
-    return File(_assets_folder() / name, media_type=_ASSETS[name], content_disposition_type="inline")
+    return _FileResponse(_assets_folder() / name, _ASSETS[name])
 
 
-def config() -> OpenAPIConfig:
-    """Configure the OpenAPI document and its page."""
+class _FileResponse:
+    """Sends a file. The server reads it piece by piece if it can: a client that does not read it costs no memory."""
+
+    def __init__(self, path: Path, media_type: str) -> None:
+        self._path = path
+        self._media_type = media_type
+
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        headers = [(b"content-type", self._media_type.encode()), (b"content-length", b"%d" % self._path.stat().st_size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if "http.response.pathsend" in (scope.get("extensions") or {}):
+            await send({"type": "http.response.pathsend", "path": str(self._path)})  # type: ignore[arg-type]  # an extension
+        else:
+            await send({"type": "http.response.body", "body": self._path.read_bytes(), "more_body": False})
+
+
+def config(components: Components) -> OpenAPIConfig:
+    """Configure the OpenAPI document, with these components beside those of the handlers, and its page."""
     return OpenAPIConfig(
         title="Nereid",
         version=__version__,
         description="Object detection over HTTP: an image goes in, named boxes come out.",
         use_handler_docstrings=True,
+        components=components,
         path="/docs",
         render_plugins=[
             SwaggerRenderPlugin(

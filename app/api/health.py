@@ -1,7 +1,5 @@
 """Liveness, readiness and a health report."""
 
-import resource
-from pathlib import Path
 from typing import Any
 
 from litestar import Request, Response, get
@@ -12,6 +10,7 @@ from app import __version__
 from app.api.context import context_of
 from app.api.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 from app.errors import GatewayError
+from app.host import memory
 from app.host.packages import has_pillow_simd
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
@@ -50,7 +49,7 @@ async def health(
         context_of(request.scope).log_fields["detail"] = error.detail
     if is_ready:
         triton_health = TritonHealth("ready", triton_health.version)
-    rss_mb = _rss_mb()
+    rss_mb = round(memory.resident_bytes() / 1e6, 1)
     report = Health(
         status="healthy" if is_ready else "unhealthy",
         version=__version__,
@@ -66,9 +65,3 @@ async def health(
         ),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
-
-
-def _rss_mb() -> float:
-    """Resident memory of this process, MB."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return round(pages * resource.getpagesize() / 1e6, 1)

@@ -13,6 +13,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from app.api.context import RequestContext, attach
+from app.api.drain import drain, has_body
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE = 499
@@ -63,11 +64,18 @@ class RequestContextMiddleware:
                 "request",
                 request_id=context.request_id,
                 method=scope["method"],
-                path=scope["path"][:200],
+                path=_printable(scope["path"][:200]),
                 status=status,
                 duration_ms=round(context.timing.total, 2),
                 **context.log_fields,
             )
+        if not context.is_body_received and has_body(headers):
+            await drain(receive)
+
+
+def _printable(path: str) -> str:
+    """Escape a path with characters that some readers of logs take for line breaks."""
+    return path if path.isprintable() else path.encode("ascii", "backslashreplace").decode()
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -5,7 +5,17 @@ from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import OpenAPIFormat, OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIType,
+    Operation,
+    Parameter,
+    Reference,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
 
 from app.api.parameters import Parameters
 from app.api.problems import MEDIA_TYPE
@@ -14,9 +24,11 @@ from app.api.schema import Problem
 _ERRORS = {
     400: "Malformed request or parameter, or an empty body",
     404: "Unknown model",
+    408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
     422: "The image cannot be decoded, or its dimensions are out of range",
+    429: "The gateway is full; see Retry-After",
     500: "Internal error of the gateway",
     502: "The model returned an invalid output",
     503: "Triton or the model is not available; see Retry-After",
@@ -28,6 +40,14 @@ PROBLEMS = {
 }
 
 UNAVAILABLE = {503: PROBLEMS[503]}
+
+KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
+    "bearer": SecurityScheme(
+        "http", "An API key, `id.secret`; 401 without a valid one, 403 if its scopes do not suffice.", scheme="bearer"
+    ),
+    "header": SecurityScheme("apiKey", "The same API key in another header.", name="X-API-Key", security_scheme_in="header"),
+}
+"""The two ways to send an API key."""
 
 _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
 

@@ -13,6 +13,8 @@ from app.pipeline.detector import DetectOptions
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
+MODEL_NAMES = ("model", "model_name")
+"""Names of the parameter that names the model."""
 _MAX_LENGTH = 4096
 
 
@@ -27,6 +29,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     max_detections: Annotated[
         int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
     ] = 100
+    timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=600_000)] | None,
+        Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
+    ] = None
     boxes: Annotated[
         BoxFormat,
         Meta(

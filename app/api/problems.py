@@ -11,7 +11,7 @@ from litestar.types import ExceptionHandlersMap
 
 from app.api.context import context_of
 from app.api.schema import Problem
-from app.errors import BodyTooLarge, ClientGone, GatewayError, MalformedRequest
+from app.errors import BodyTooLarge, ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -31,9 +31,13 @@ _DETAILS = {
 
 def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
     context = context_of(request.scope)
-    if error.__cause__ is not None:
+    if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
+        context.is_detail_logged = False
+    elif error.__cause__ is not None:
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
         context.is_client_gone = True
         return _respond(request, HTTPStatus.BAD_REQUEST, (error.code, error.title, error.detail), headers)
@@ -63,6 +67,8 @@ def _respond(request: Request[Any, Any, Any], status: int, text: tuple[str, str,
     """Make the response; `text` is the problem's code, title and detail."""
     code, title, detail = text
     context = context_of(request.scope)
-    context.log_fields |= {"code": code, "detail": detail}
+    context.log_fields["code"] = code
+    if context.is_detail_logged:
+        context.log_fields["detail"] = detail
     problem = Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id)
     return Response(msgspec.json.encode(problem), status_code=status, media_type=MEDIA_TYPE, headers=headers)

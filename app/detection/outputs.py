@@ -20,7 +20,7 @@ class Candidates(NamedTuple):
     """What a model found in one image, in no particular order."""
 
     boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2, pixels of the model's input."""
+    """(n, 4) x1 y1 x2 y2, pixels of the model's input or of the image."""
     scores: NDArray[np.float32]
     """(n,) 0 to 1."""
     class_ids: NDArray[np.int32]

@@ -35,10 +35,10 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
 
 
 def select(found: Candidates, *, confidence: float, class_ids: frozenset[int] | None, max_detections: int) -> Candidates:
-    """Keep the best candidates, by descending score.
+    """Keep the best candidates that have an area, by descending score.
 
     Args:
-        found: The candidates of one image.
+        found: The candidates of one image, clipped to it: those that lie in the padding around it have no area then.
         confidence: Minimum score.
         class_ids: The classes to keep; None for all.
         max_detections: How many to keep at most.
@@ -48,6 +48,8 @@ def select(found: Candidates, *, confidence: float, class_ids: frozenset[int] | 
     keep = found.scores >= confidence
     if class_ids is not None:
         keep &= np.isin(found.class_ids, list(class_ids))
+    x1, y1, x2, y2 = found.boxes.T
+    keep &= (x2 > x1) & (y2 > y1)
     chosen = np.flatnonzero(keep)
     order = chosen[np.argsort(-found.scores[chosen], kind="stable")][:max_detections]
     return Candidates(found.boxes[order], found.scores[order], found.class_ids[order])

@@ -3,6 +3,7 @@
 import errno
 import secrets
 import socket
+from ipaddress import ip_address
 
 # Below the range from which the kernel picks ports for outgoing connections.
 _LOWEST, _HIGHEST = 10_000, 30_000
@@ -24,6 +25,15 @@ def is_free(host: str, port: int) -> bool:
                 return False
             raise
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on the address.
+
+    Raises:
+        OSError: The host is not an address.
+    """
+    return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
 
 
 def find_free(count: int) -> list[int]:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.decode import decode
-from app.imaging.header import read_header
+from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.header import PixelLimits, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
 
 _QUICK_BYTES = 1 << 20
@@ -17,38 +17,45 @@ def is_quick_to_check(data: bytes) -> bool:
     return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
 
 
-def check_image(data: bytes, letterbox: Letterbox, max_pixels: int) -> LetterboxTransform:
+def check_image(data: bytes, letterbox: Letterbox, limits: PixelLimits) -> LetterboxTransform:
     """Check an image that will be decoded elsewhere.
 
     Args:
         data: The encoded image.
         letterbox: The letterbox that will be applied to it.
-        max_pixels: Maximum size of an image.
+        limits: Maximum sizes of images.
 
     Raises:
         GatewayError: As `read_header` says.
     """
-    header = read_header(data, max_pixels)
+    header = read_header(data, limits)
     return letterbox.fit(header.width, header.height)
 
 
 def draw_image(
-    data: bytes, letterbox: Letterbox, max_pixels: int, allocate_canvas: Callable[[], NDArray[np.uint8]]
+    data: bytes,
+    letterbox: Letterbox,
+    limits: PixelLimits,
+    reserve: Callable[[int], None],
+    allocate_canvas: Callable[[], NDArray[np.uint8]],
 ) -> LetterboxTransform:
     """Decode an image and draw it on a canvas.
 
     Args:
         data: The encoded image.
         letterbox: How to fit it.
-        max_pixels: Maximum size of an image.
-        allocate_canvas: Called once the header is accepted; returns UINT8 (height, width, 3) of the letterbox's size,
+        limits: Maximum sizes of images.
+        reserve: Called once the header is accepted, with an estimate of the memory that decoding takes, bytes; raises what
+            the caller wants to be raised if there is none.
+        allocate_canvas: Called after that; returns UINT8 (height, width, 3) of the letterbox's size,
             every byte of which is then written.
 
     Raises:
         GatewayError: As `read_header` and `decode` say.
     """
-    header = read_header(data, max_pixels)
+    header = read_header(data, limits)
     transform = letterbox.fit(header.width, header.height)
+    reserve(estimate_decode_bytes(header, transform.min_decode_size))
     canvas = allocate_canvas()
     pixels = decode(header, transform.min_decode_size, transform.area(canvas))
     letterbox.draw(pixels, transform, canvas)

@@ -4,6 +4,7 @@ Modes that Pillow cannot convert faithfully have a conversion of their own (16 b
 dropped, as in the images that detectors are trained on.
 """
 
+from contextlib import closing
 from io import BytesIO
 
 import numpy as np
@@ -12,7 +13,42 @@ from PIL import Image
 
 from app.errors import InvalidImage
 from app.imaging import exif, jpeg
-from app.imaging.header import ImageHeader
+from app.imaging.header import ImageHeader, PixelLimits
+
+_JPEG = {"JPEG", "MPO"}
+# Memory at the peak, bytes a pixel: libjpeg-turbo has no image of its own, unlike Pillow, and libwebp has two canvases.
+_ARRAY_BYTES = 3
+_PILLOW_BYTES = 4 + _ARRAY_BYTES
+_WEBP_BYTES = 16
+# Of all coefficients of a JPEG, which has up to four components.
+_COEFFICIENT_BYTES = 8
+# Up to this size an image is converted at once, which is faster.
+_SMALL_PIXELS = 1 << 20
+_BAND_PIXELS = 1 << 18
+
+
+def estimate_decode_bytes(header: ImageHeader, min_decode_size: tuple[int, int]) -> int:
+    """Estimate how much memory `decode` takes at its peak, bytes; a little is needed besides, whatever the size.
+
+    Args:
+        header: From `read_header`.
+        min_decode_size: As `decode` will get it.
+    """
+    pixels = header.width * header.height
+    if header.file is not None and header.file.format not in _JPEG:
+        return pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES)
+    if header.file is None:
+        pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
+    else:
+        pixel_bytes = _PILLOW_BYTES
+        min_decode_size = min_decode_size[0] + 1, min_decode_size[1] + 1  # Pillow rounds down where libjpeg rounds up
+    width, height = jpeg.reduced_size((header.width, header.height), min_decode_size)
+    return width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
+
+
+def max_decode_bytes(limits: PixelLimits) -> int:
+    """Return the most that `estimate_decode_bytes` returns for an image within the limits."""
+    return max(limits.scalable * (_PILLOW_BYTES + _COEFFICIENT_BYTES), limits.other * _WEBP_BYTES)
 
 
 def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
@@ -38,20 +74,31 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
         try:
-            file = header.file or Image.open(BytesIO(header.data), formats=("JPEG",))
-            if file.format in {"JPEG", "MPO"}:
-                file.draft(file.mode, min_decode_size)
-            file.load()
-            pixels = np.asarray(_to_rgb(file))
+            with closing(header.file or Image.open(BytesIO(header.data), formats=("JPEG",))) as file:
+                if file.format in _JPEG:
+                    file.draft(file.mode, min_decode_size)
+                file.load()
+                pixels = _to_array(file)
         except Exception as error:  # Pillow's decoders raise anything on broken input
             raise InvalidImage("the image data is truncated or corrupt") from error
     return exif.turn_upright(pixels, header.orientation)
 
 
-def _to_rgb(file: Image.Image) -> Image.Image:
-    if file.mode == "RGB":
-        return file
-    if file.mode.startswith("I"):  # 16 bits a pixel; convert() would clip instead of scaling
-        return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
+def _to_array(file: Image.Image) -> NDArray[np.uint8]:
+    """Copy a loaded image; a large one in bands, because whole copies in between would take more memory than it does."""
     file.info.pop("transparency", None)  # convert() would warn of it, and does not blend anyway
-    return file.convert("RGB")
+    width, height = file.size
+    if width * height <= _SMALL_PIXELS:
+        return np.asarray(_to_rgb(file))
+    pixels = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        pixels[top:bottom] = np.asarray(_to_rgb(file.crop((0, top, width, bottom))))
+    return pixels
+
+
+def _to_rgb(band: Image.Image) -> Image.Image:
+    if band.mode.startswith("I"):  # 16 bits a pixel; convert() would clip instead of scaling
+        return Image.fromarray((np.asarray(band) >> 8).astype(np.uint8)).convert("RGB")
+    return band if band.mode == "RGB" else band.convert("RGB")

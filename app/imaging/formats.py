@@ -1,4 +1,4 @@
-"""Identify the format of an image, and reject files that are crafted to exhaust CPU time.
+"""Identify the format of an image, and reject files that are crafted to exhaust CPU time or memory.
 
 A decoding thread cannot be stopped, so files whose cost is out of proportion to their pixels are rejected before any
 decoder sees them. The limits are far beyond what cameras and programs write. JPEG has its own, in `jpeg`.
@@ -18,8 +18,11 @@ _MAGIC = {
 _MAX_PNG_PIXEL_CHUNKS = 20_000
 _MAX_PNG_OTHER_CHUNKS = 100
 _PNG_PIXEL_CHUNKS = {b"IDAT", b"fcTL", b"fdAT"}
-# Pillow joins the comments before the first frame in quadratic time.
+# libwebp keeps a record of each chunk, of 30 bytes, while it reads the header. Each frame of an animation is one.
+_MAX_WEBP_CHUNKS = 20_000
+# Pillow joins the blocks of comments before the first frame in quadratic time.
 _MAX_GIF_EXTENSION_BYTES = 1 << 20
+_MAX_GIF_EXTENSION_BLOCKS = 10_000
 
 
 def identify(data: bytes) -> str:
@@ -27,19 +30,21 @@ def identify(data: bytes) -> str:
 
     Raises:
         UnsupportedFormat: The bytes are none of these.
-        InvalidImage: A PNG or GIF is crafted to exhaust CPU time.
+        InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
     """
     name = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
     if name is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC)})")
-    if name == "PNG" and _has_too_many_chunks(data):
+    if name == "PNG" and _has_too_many_png_chunks(data):
         raise InvalidImage("the PNG has too many chunks")
+    if name == "WEBP" and _has_too_many_webp_chunks(data):
+        raise InvalidImage("the WebP has too many chunks")
     if name == "GIF" and _has_too_many_extensions(data):
-        raise InvalidImage("the GIF has too many bytes before its first frame")
+        raise InvalidImage("the GIF has too many bytes or blocks before its first frame")
     return name
 
 
-def _has_too_many_chunks(data: bytes) -> bool:
+def _has_too_many_png_chunks(data: bytes) -> bool:
     """Count the chunks of a PNG up to its end or the limits."""
     at = 8
     pixels = others = 0
@@ -55,15 +60,29 @@ def _has_too_many_chunks(data: bytes) -> bool:
     return pixels > _MAX_PNG_PIXEL_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS
 
 
+def _has_too_many_webp_chunks(data: bytes) -> bool:
+    """Walk the chunks of a WebP up to its end or the limit."""
+    at = 12
+    chunks = 0
+    while at + 8 <= len(data) and chunks <= _MAX_WEBP_CHUNKS:
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + size + size % 2
+        chunks += 1
+    return chunks > _MAX_WEBP_CHUNKS
+
+
 def _has_too_many_extensions(data: bytes) -> bool:
-    """Walk a GIF's blocks up to its first frame, its end, or the limit."""
+    """Walk a GIF's blocks up to its first frame, its end, or the limits."""
     at = 13
     if len(data) > at and data[10] & 0x80:  # a palette comes first
         at += 3 << ((data[10] & 7) + 1)
     limit = at + _MAX_GIF_EXTENSION_BYTES
-    while data[at : at + 1] == b"!" and at <= limit:
+    blocks = 0
+    while data[at : at + 1] == b"!" and at <= limit and blocks <= _MAX_GIF_EXTENSION_BLOCKS:
         at += 2
-        while at < len(data) and data[at] and at <= limit:
+        while at < len(data) and data[at] and at <= limit and blocks <= _MAX_GIF_EXTENSION_BLOCKS:
             at += data[at] + 1
+            blocks += 1
         at += 1
-    return at > limit
+        blocks += 1
+    return at > limit or blocks > _MAX_GIF_EXTENSION_BLOCKS

@@ -4,9 +4,9 @@ import warnings
 from io import BytesIO
 from typing import NamedTuple
 
-from PIL import Image, JpegImagePlugin
+from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
 
-from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions
+from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging import exif, formats, jpeg
 
 MAX_SIDE = 16384
@@ -22,6 +22,19 @@ warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
 # Pillow parses EXIF, MPF and Photoshop's blocks while it opens a JPEG, at a cost unrelated to their size.
 for _marker in (0xFFE1, 0xFFE2, 0xFFED):
     JpegImagePlugin.MARKER[_marker] = ("APP", "", JpegImagePlugin.Skip)
+# It also decompresses the texts and colour profiles of a PNG, and makes a list of any number of chromaticities.
+for _chunk in ("tEXt", "zTXt", "iTXt", "iCCP", "cHRM"):
+    delattr(PngImagePlugin.PngStream, f"chunk_{_chunk}")
+# And it allocates what will cover a GIF's first frame before the next one, which is never read.
+GifImagePlugin.GifImageFile.disposal_method = property(lambda _: 0, lambda *_: None)  # type: ignore[assignment]
+
+
+class PixelLimits(NamedTuple):
+    """Maximum sizes of images, pixels."""
+
+    scalable: int
+    """Of formats that can be decoded at a reduced size: JPEG."""
+    other: int
 
 
 class ImageHeader(NamedTuple):
@@ -36,20 +49,23 @@ class ImageHeader(NamedTuple):
     """Pixels, upright."""
     orientation: int
     """EXIF, 1 to 8."""
+    is_single_scan: bool = True
+    """False for a JPEG of which libjpeg has to keep all coefficients in memory."""
 
 
-def read_header(data: bytes, max_pixels: int) -> ImageHeader:
+def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
     """Read format, size and orientation.
 
     Raises:
-        UnsupportedFormat: The bytes are not an image in a supported format.
-        ImageTooLarge: More than `max_pixels` pixels.
+        UnsupportedFormat: The bytes are not a JPEG, PNG, WebP, BMP or GIF, or only a slow decoder exists for them.
+        ImageTooLarge: More pixels than its format may have.
         InvalidImageDimensions: A side is over `MAX_SIDE` pixels, or one is over `MAX_ASPECT` times the other.
-        InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time.
+        InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time or memory.
     """
     name = formats.identify(data)
     is_jpeg = name == "JPEG"
-    exif_block, scans = jpeg.read_segments(data) if is_jpeg else (b"", 1)
+    max_pixels = limits.scalable if is_jpeg else limits.other
+    exif_block, scans, is_single_scan = jpeg.read_segments(data) if is_jpeg else jpeg.Segments(b"", 1, is_single_scan=True)
     size = jpeg.read_size(data) if is_jpeg else None
     file = None
     if size is None:
@@ -58,7 +74,7 @@ def read_header(data: bytes, max_pixels: int) -> ImageHeader:
         exif_block = exif_block or file.info.get("exif", b"")
     width, height = size
     if width * height > max_pixels:
-        raise ImageTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels")
+        raise ImageTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels for {name}")
     if max(width, height) > MAX_SIDE or max(width, height) > MAX_ASPECT * min(width, height):
         raise InvalidImageDimensions(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
     if scans * width * height > _MAX_SCANNED_PIXELS:
@@ -67,13 +83,16 @@ def read_header(data: bytes, max_pixels: int) -> ImageHeader:
     orientation = exif.read_orientation(exif_block)
     if exif.is_sideways(orientation):
         width, height = height, width
-    return ImageHeader(data, file, width, height, orientation)
+    return ImageHeader(data, file, width, height, orientation, is_single_scan)
 
 
 def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:
     try:
-        return Image.open(BytesIO(data), formats=(name,))
+        file = Image.open(BytesIO(data), formats=(name,))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels") from error
+        raise ImageTooLarge(f"the limit is {max_pixels / 1e6:g} megapixels for {name}") from error
     except Exception as error:  # Pillow's plugins raise anything on broken input: struct.error, SyntaxError, ValueError ...
         raise InvalidImage(f"the {name} header cannot be read") from error
+    if any(tile.codec_name in Image.DECODERS for tile in file.tile):  # those that are written in Python, not in C
+        raise UnsupportedFormat(f"the {name} is compressed in a way that is not supported")
+    return file

@@ -37,6 +37,8 @@ class Segments(NamedTuple):
     """The EXIF block without its six-byte identifier; empty if there is none."""
     scans: int
     """How often a decoder will visit each pixel."""
+    is_single_scan: bool
+    """Whether the first scan holds the whole image; else libjpeg keeps the coefficients of all pixels in memory."""
 
 
 def read_segments(data: bytes) -> Segments:
@@ -45,11 +47,12 @@ def read_segments(data: bytes) -> Segments:
     Raises:
         InvalidImage: The file is crafted to exhaust CPU time.
     """
-    exif, components, scans = b"", -1, 0
+    exif, components, scans, is_single_scan = b"", -1, 0, False
     for marker, at in _iterate(data):
         if marker == _START_OF_SCAN:
             scans += 1
-            if scans == 1 and data[at + 2] == components:
+            is_single_scan = scans == 1 and data[at + 2] == components
+            if is_single_scan:
                 break
             if scans > _MAX_SCANS:
                 raise InvalidImage(_TOO_MUCH)
@@ -57,7 +60,7 @@ def read_segments(data: bytes) -> Segments:
             components = data[at + 7]
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
-    return Segments(exif, scans)
+    return Segments(exif, scans, is_single_scan)
 
 
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
@@ -93,10 +96,17 @@ def read_size(data: bytes) -> tuple[int, int] | None:
     return (width, height) if space in {"YCbCr", "Gray"} else None
 
 
+def reduced_size(size: tuple[int, int], min_decode_size: tuple[int, int]) -> tuple[int, int]:
+    """Return the smallest of full, half, quarter and eighth size that is large enough; all are width and height."""
+    # libjpeg can also reduce to the other eighths, but not in fast code: five eighths take longer than the full size.
+    sizes = ((-(-size[0] // k), -(-size[1] // k)) for k in (8, 4, 2))
+    return next((s for s in sizes if s[0] >= min_decode_size[0] and s[1] >= min_decode_size[1]), size)
+
+
 def decode(
     data: bytes, size: tuple[int, int], min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None
 ) -> NDArray[np.uint8] | None:
-    """Decode to RGB, at the smallest of full, half, quarter and eighth size that is large enough.
+    """Decode to RGB, at the size that `reduced_size` returns.
 
     Args:
         data: The file.
@@ -107,11 +117,7 @@ def decode(
     Returns:
         UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
     """
-    # libjpeg can also reduce to the other eighths, but not in fast code: five eighths take longer than the full size.
-    reduction = next(
-        k for k in (8, 4, 2, 1) if k == 1 or all(-(-side // k) >= least for side, least in zip(size, min_decode_size, strict=True))
-    )
-    width, height = (-(-side // reduction) for side in size)
+    width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
     buffer = None if out is None else out.reshape(-1)

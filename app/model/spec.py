@@ -51,6 +51,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: str
     device: Literal["cpu", "gpu"]
+    parallel_images: int
+    """How many images Triton can process at a time: a full batch in each instance."""
     input_name: str
     dtype: type[np.generic] | None
     """None for a model that takes the encoded file."""
@@ -130,6 +132,8 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     return ModelSpec(
         name=model.name,
         version=version,
+        parallel_images=max(1, model.max_batch_size)
+        * max(1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group)),
         device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else "cpu",
         input_name=model.input[0].name,
         dtype=None if input_format is InputFormat.FILE else _DTYPES[model.input[0].data_type],

@@ -37,6 +37,8 @@ class InstanceGroup(msgspec.Struct):
     """Where instances run."""
 
     kind: str = "KIND_AUTO"
+    count: int = 1
+    gpus: list[int] = []
 
 
 class ParameterValue(msgspec.Struct):

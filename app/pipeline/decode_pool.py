@@ -7,8 +7,11 @@ from typing import TypeVar
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
 
 T = TypeVar("T")
+
+_LATE = "the request took too long in the gateway"
 
 
 class DecodePool:
@@ -21,26 +24,41 @@ class DecodePool:
         """Wait for jobs that are running; start no more."""
         self._executor.shutdown(cancel_futures=True)
 
-    async def run(self, work: Callable[[], T], deadline: Deadline, on_start: Callable[["Future[T]"], None] | None = None) -> T:
+    async def run(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run `work` in a thread.
 
         Args:
-            work: Dropped if it is still queued at the deadline; left alone if it runs, because a thread cannot be stopped.
+            work: Dropped, with all it refers to, if this call is cancelled or the deadline passes while it is queued; left
+                alone if it runs, because a thread cannot be stopped.
             deadline: When to stop waiting.
-            on_start: Called with the job, which may outlive this call.
+            lease: What the work uses; kept until the work has ended, which may be later than this call.
 
         Raises:
             DeadlinePassed: It took too long.
         """
-        job = self._executor.submit(work)
-        if on_start is not None:
-            on_start(job)
+        if deadline.remaining <= 0:
+            raise DeadlinePassed(_LATE)
+        queued = [work]  # the queue refers to a cancelled job until a thread takes it
+        del work
+        job = self._executor.submit(lambda: queued.pop()())  # noqa: PLW0108 - what is queued may be dropped
         try:
             async with asyncio.timeout(deadline.remaining):
                 return await asyncio.wrap_future(job)
         except TimeoutError as error:
-            raise DeadlinePassed("the request took too long in the gateway") from error
+            raise DeadlinePassed(_LATE) from error
         finally:
+            if job.cancel():
+                queued.clear()
+            elif not job.done():
+                _keep(lease, job)
             # A failed job refers to its exception, whose traceback refers to this frame and, above it, the image:
             # a reference cycle that only the garbage collector would free.
             del job
+
+
+def _keep(lease: Lease, job: "Future[T]") -> None:
+    """Keep a lease for a job in a thread; its end is passed on to the event loop."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    lease.keep_for(ended)
+    job.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set_result, None))

@@ -10,21 +10,31 @@ from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
 from app.detection.select import select, to_class_ids
-from app.errors import DeadlinePassed, UnknownModel
+from app.errors import DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
+from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.preprocess import fill_input
+from app.resilience.admission import WHOLE, Admission, Share
 from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
+from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.transport import Transport
 
 T = TypeVar("T")
+
+# A PNG of one pixel.
+_BLANK_IMAGE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
+)
 
 
 class DetectOptions(NamedTuple):
@@ -37,6 +47,18 @@ class DetectOptions(NamedTuple):
     classes: list[str] | None
     """Names or ids; None for all classes."""
     max_detections: int
+
+
+class CallContext(NamedTuple):
+    """What goes with a request through all steps."""
+
+    deadline: Deadline
+    timing: Timing
+    """Gets the laps `model` (its spec, and admission), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`."""
+    request_id: str
+    """For Triton's log."""
+    share: Share = WHOLE
+    """The part of the capacity that the request may use."""
 
 
 class Detections(NamedTuple):
@@ -62,18 +84,27 @@ class Limits(NamedTuple):
     """What one worker allows itself and its callers."""
 
     decode_threads: int
-    max_pixels: int
-    """Maximum size of an image, checked in its header."""
+    pixels: PixelLimits
+    """Maximum sizes of images, checked in their headers."""
     timeout_seconds: float
     """Time from the end of a request's body to its response."""
+    max_timeout_seconds: float
+    """The same at most, if the caller sets it."""
 
 
 class Detector:
     """Joins the steps of a request. Each worker has one."""
 
-    def __init__(
-        self, triton: TritonClient, transport: Transport, default_model: str, pullable: frozenset[str], limits: Limits
+    def __init__(  # noqa: PLR0913, PLR0917 - what it joins
+        self,
+        triton: TritonClient,
+        transport: Transport,
+        admission: Admission,
+        default_model: str,
+        pullable: frozenset[str],
+        limits: Limits,
     ) -> None:
+        self.admission = admission
         self.default_model = default_model
         self.pullable = pullable
         """Models that `pull` could get."""
@@ -88,17 +119,30 @@ class Detector:
         """How tensors reach Triton now."""
         return self._transport.active_mode
 
-    def deadline(self) -> Deadline:
-        """Return the deadline of a request whose body has just been received."""
-        return Deadline.after(self._limits.timeout_seconds)
+    def deadline(self, timeout_ms: int | None, received_at: float) -> Deadline:
+        """Return the deadline of a request.
 
-    async def run_in_thread(self, work: Callable[[], T], deadline: Deadline) -> T:
+        Args:
+            timeout_ms: What the caller asks for; None for the default.
+            received_at: When its body was complete, as `time.monotonic` counts.
+
+        Raises:
+            InvalidParameter: That is too long.
+        """
+        seconds = self._limits.timeout_seconds if timeout_ms is None else timeout_ms / 1e3
+        if timeout_ms is not None and seconds > self._limits.max_timeout_seconds:
+            raise InvalidParameter(f"timeout_ms: the maximum is {self._limits.max_timeout_seconds * 1e3:g}")
+        return Deadline(received_at + seconds)
+
+    async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
+
+        The lease is kept until the work has ended, which may be later than this call.
 
         Raises:
             DeadlinePassed: It took too long.
         """
-        return await self._pool.run(work, deadline)
+        return await self._pool.run(work, deadline, lease)
 
     async def spec(self, model: str) -> ModelSpec:
         """Return what is known of a model.
@@ -129,34 +173,44 @@ class Detector:
             raise
         return spec
 
-    async def detect(
-        self, data: bytes, options: DetectOptions, *, deadline: Deadline, timing: Timing, request_id: str
-    ) -> Detections:
+    async def warm_up(self) -> None:
+        """Run one inference with the default model, so that its speed is known before the first request.
+
+        Raises:
+            GatewayError: It failed.
+        """
+        call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
+        await self.detect(_BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
+
+    async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
         """Detect objects in one image.
 
         Args:
             data: The encoded image.
             options: What to look for.
-            deadline: When to give up.
-            timing: Gets the laps `model` (its spec), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`.
-            request_id: Request id, for Triton's log.
+            call: What goes with the request.
 
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        spec = await self.prepare(options.model or self.default_model, deadline)
-        class_ids = to_class_ids(options.classes, spec.labels)
-        timing.lap("model")
-        with InputBuffer(self._transport) as buffer:
-            transform = await self._fill(buffer, data, spec, deadline, timing)
+        deadline, timing = call.deadline, call.timing
+        with self.admission.memory.reserve() as memory:
+            memory.add(len(data))
+            spec = await self.prepare(options.model or self.default_model, deadline)
+            class_ids = to_class_ids(options.classes, spec.labels)
+            memory.add(spec.image_bytes)
+            permit = await self.admission.admit(spec.name, spec.parallel_images, memory, deadline, call.share)
+        with permit:
+            timing.lap("model")
+            buffer = InputBuffer(self._transport, permit)
+            transform = await self._fill(buffer, data, spec, call, permit)
             timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, deadline, request_id)
+            result = await self._inferences.run(spec, buffer, deadline, call.request_id, permit)
             timing.lap("infer")
-        decode = partial(_decode, spec, result.outputs, options, class_ids)
-        found = await self._pool.run(decode, deadline) if spec.output_format.is_heavy else decode()
-        boxes = transform.to_image(found.boxes)
+            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
+            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
         timing.lap("post")
-        return Detections(boxes, found.scores, found.class_ids, transform.image_width, transform.image_height, spec, result.version)
+        return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
@@ -164,21 +218,28 @@ class Detector:
         await self._inferences.drain()
 
     async def _fill(
-        self, buffer: InputBuffer, data: bytes, spec: ModelSpec, deadline: Deadline, timing: Timing
+        self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
     ) -> LetterboxTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
 
         def fill() -> LetterboxTransform:
-            timing.lap("queue")
-            return fill_input(data, spec, self._limits.max_pixels, buffer)
+            call.timing.lap("queue")
+            with self.admission.memory.reserve() as memory:
+                return fill_input(data, spec, self._limits.pixels, memory.add, buffer)
 
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             return fill()
-        return await self._pool.run(fill, deadline, buffer.keep_for)
+        return await self._pool.run(fill, call.deadline, permit)
 
 
 def _decode(
-    spec: ModelSpec, outputs: dict[str, NDArray[Any]], options: DetectOptions, class_ids: frozenset[int] | None
+    spec: ModelSpec,
+    outputs: dict[str, NDArray[Any]],
+    transform: LetterboxTransform,
+    options: DetectOptions,
+    class_ids: frozenset[int] | None,
 ) -> Candidates:
+    """Decode the outputs to what the caller wants, in pixels of the image."""
     (found,) = decode_outputs(spec, outputs, images=1)
+    found = found._replace(boxes=transform.to_image(found.boxes))
     return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)

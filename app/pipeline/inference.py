@@ -1,19 +1,19 @@
 """Run inferences, and keep track of those whose request has timed out or was cancelled."""
 
 import asyncio
+from functools import partial
 
-from app.errors import DeadlinePassed, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import DeadlinePassed, InferenceFailed, ModelNotReady, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.resilience.deadline import Deadline
+from app.resilience.model_queue import Permit
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.specs import SpecCache
 from app.triton.status import UnknownRegion
 from app.triton.transport import Transport
 
-# Each abandoned inference holds a slot or a copy of its pixels.
-_MAX_ABANDONED = 64
 _DRAIN_SECONDS = 8.0
 _LATE = "the model did not answer in time"
 
@@ -30,23 +30,25 @@ class InferenceRunner:
         self._specs = specs
         self._abandoned: set[asyncio.Task[InferResult]] = set()
 
-    async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> InferResult:
+    async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str, permit: Permit) -> InferResult:
         """Run one inference on the image in a buffer.
 
         Args:
             spec: Spec of the model.
-            buffer: The model's input; kept until the RPC has ended.
+            buffer: The model's input.
             deadline: When to stop waiting. The RPC itself goes on, unless it reads no slot and Triton survives a cancel.
             request_id: Request id, for Triton's log.
+            permit: What the request uses; kept until the RPC has ended, and told how long that took.
 
         Raises:
             DeadlinePassed: No answer in time.
             GatewayError: As `TritonClient.infer` says.
         """
-        if len(self._abandoned) >= _MAX_ABANDONED:
-            raise TritonUnavailable("too many inferences that timed out are still running in Triton")
+        if deadline.remaining <= 0:
+            raise DeadlinePassed(_LATE)
         task = asyncio.create_task(self._infer(spec, buffer, deadline, request_id))
-        buffer.keep_for(task)
+        permit.keep_for(task)
+        task.add_done_callback(partial(_measure, permit))
         try:
             async with asyncio.timeout(deadline.remaining):
                 return await asyncio.shield(task)
@@ -100,3 +102,9 @@ class InferenceRunner:
         self._abandoned.discard(task)
         if not task.cancelled():
             task.exception()
+
+
+def _measure(permit: Permit, task: asyncio.Task[InferResult]) -> None:
+    """Tell how long an inference took; also one that came too late, or that Triton dropped because it would have."""
+    if not task.cancelled() and isinstance(task.exception(), DeadlinePassed | None):
+        permit.measure()

@@ -1,24 +1,29 @@
 """Fill a model's input tensor from an encoded image."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging import canvas
+from app.imaging.header import PixelLimits
 from app.imaging.letterbox import Letterbox, LetterboxTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.triton.messages import bytes_element_size, write_bytes_element
 
 
-def fill_input(data: bytes, spec: ModelSpec, max_pixels: int, buffer: InputBuffer) -> LetterboxTransform:
+def fill_input(
+    data: bytes, spec: ModelSpec, limits: PixelLimits, reserve: Callable[[int], None], buffer: InputBuffer
+) -> LetterboxTransform:
     """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
 
     Args:
         data: The encoded image.
         spec: Spec of the model.
-        max_pixels: Maximum size of an image.
+        limits: Maximum sizes of images.
+        reserve: Called with the memory that decoding takes, as `canvas.draw_image` says; not for a file.
         buffer: Gets the tensor.
 
     Returns:
@@ -30,7 +35,7 @@ def fill_input(data: bytes, spec: ModelSpec, max_pixels: int, buffer: InputBuffe
     letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
     dtype = spec.dtype
     if dtype is None:
-        transform = canvas.check_image(data, letterbox, max_pixels)
+        transform = canvas.check_image(data, letterbox, limits)
         write_bytes_element(data, buffer.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes))
         return transform
     pixels: NDArray[np.uint8] | None = None
@@ -44,7 +49,7 @@ def fill_input(data: bytes, spec: ModelSpec, max_pixels: int, buffer: InputBuffe
         pixels = np.empty((height, width, 3), np.uint8)
         return pixels
 
-    transform = canvas.draw_image(data, letterbox, max_pixels, allocate_canvas)
+    transform = canvas.draw_image(data, letterbox, limits, reserve, allocate_canvas)
     if pixels is not None:
         _write_pixels(pixels, spec, buffer.tensor)
     return transform
@@ -56,4 +61,7 @@ def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[An
         pixels = pixels[:, :, ::-1]
     if spec.input_format is InputFormat.CHW:
         pixels = pixels.transpose(2, 0, 1)
-    tensor[:] = pixels if spec.dtype is np.uint8 else np.divide(pixels, spec.scale, dtype=np.float32)
+    if spec.dtype is np.uint8:
+        tensor[:] = pixels
+    else:
+        np.divide(pixels, spec.scale, out=tensor, dtype=np.float32, casting="same_kind")

@@ -1,1 +1,1 @@
-"""Deadlines and shared work. Never knows what the work is."""
+"""Admission, deadlines and shared work. Never knows what the work is."""

@@ -10,6 +10,8 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,13 +56,24 @@ class Arena:
             raise
         # A stack, so that few clients touch few pages.
         self.free_offsets = [slot_bytes * index for index in reversed(range(slots))]
+        self.used_at = monotonic()
+        """When a slot was last asked for, as `time.monotonic` counts."""
+        self._slots = slots
+        self._lock = Lock()
 
     def take(self) -> Slot | None:
-        """Take a free slot; None if there is none."""
-        try:
-            return Slot(self, self.free_offsets.pop())
-        except IndexError:
-            return None
+        """Take a free slot, from any thread; None if there is none."""
+        self.used_at = monotonic()
+        with self._lock:
+            return Slot(self, self.free_offsets.pop()) if self.free_offsets else None
+
+    def retire(self) -> bool:
+        """Lend no more slots, if all are free; return whether they were."""
+        with self._lock:
+            is_idle = len(self.free_offsets) == self._slots
+            if is_idle:
+                self.free_offsets.clear()
+            return is_idle
 
     def close(self) -> None:
         """Remove the file. The memory itself is freed with the last array on it."""

@@ -13,8 +13,14 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena, Slot
 
 SLOTS = 32
-"""Slots per arena. If one worker handles more requests at a time, the tensors of the others are sent inline."""
+"""Slots per arena at most. If one worker handles more requests at a time, the tensors of the others are sent inline."""
+MAX_ARENA_BYTES = 128 << 20
+MAX_WORKER_BYTES = 256 << 20
+"""All arenas of a worker together."""
 _RETRY_SECONDS = 30.0
+_IDLE_SECONDS = 60.0
+# An arena makes room for another one sooner, but not so soon that sizes in turn would create one for each request.
+_MIN_IDLE_SECONDS = 5.0
 
 LOG = structlog.get_logger()
 
@@ -31,8 +37,12 @@ class Transport:
         """Arenas by the size of their slots, bytes."""
         self._registered: set[str] = set()
         """Names of the arenas that this Triton has mapped."""
+        self._nbytes = 0
+        """Of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
         self._unavailable_until = 0.0
+        self._no_room_until: dict[int, float] = {}
+        """By size of slots: until when the arenas of other sizes are known to leave no room."""
 
     @property
     def active_mode(self) -> Literal["shm", "inline"]:
@@ -51,10 +61,12 @@ class Transport:
         arena = self._arenas.get(slot_bytes)
         if arena is not None:
             return arena.name in self._registered
-        return self._mode == "inline" or monotonic() < self._unavailable_until
+        if self._mode == "inline" or not _count_slots(slot_bytes):
+            return True
+        return monotonic() < max(self._unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
 
     async def prepare(self, slot_bytes: int) -> None:
-        """Create slots for tensors of up to this size, if shared memory is available."""
+        """Create slots for tensors of up to this size, if shared memory is available and within its budget."""
         arena = self._arenas.get(slot_bytes)
         if arena is not None and arena.name not in self._registered:
             del self._arenas[slot_bytes]
@@ -93,6 +105,11 @@ class Transport:
             return False
         return True
 
+    async def retire_idle(self) -> None:
+        """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly."""
+        for slot_bytes in self._by_last_use()[:-1]:
+            await self._retire(slot_bytes, _IDLE_SECONDS)
+
     async def close(self) -> None:
         """Remove the arenas, here and in Triton."""
         await self._creating.wait()
@@ -100,27 +117,58 @@ class Transport:
         self._arenas.clear()
 
     async def _create(self, slot_bytes: int) -> None:
-        """Create and register an arena."""
-        arena = None
+        """Create and register an arena; it may take the place of others that are idle."""
+        slots = _count_slots(slot_bytes)
+        nbytes = slots * slot_bytes
+        for other in self._by_last_use():
+            if self._nbytes + nbytes > MAX_WORKER_BYTES:
+                await self._retire(other, _MIN_IDLE_SECONDS)
+        if self._nbytes + nbytes > MAX_WORKER_BYTES:
+            self._no_room_until[slot_bytes] = monotonic() + _MIN_IDLE_SECONDS
+            return
+        self._nbytes += nbytes
         try:
-            arena = await asyncio.to_thread(Arena, slot_bytes, SLOTS)
+            arena = await asyncio.to_thread(Arena, slot_bytes, slots)
+        except OSError as error:
+            self._nbytes -= nbytes
+            self._note_unavailable(str(error))
+            return
+        try:
             await self._client.register(arena)
-        except (OSError, GatewayError) as error:
-            if arena is not None:
-                await self._remove(arena)
+        except GatewayError as error:
+            await self._remove(arena)
             if not isinstance(error, TritonUnavailable):  # a Triton that does not answer has not rejected it
                 self._note_unavailable(str(error.__cause__ or error))
         else:
             self._arenas[slot_bytes] = arena
             self._registered.add(arena.name)
 
+    def _by_last_use(self) -> list[int]:
+        """Return the sizes of the arenas, that of the least recently used one first."""
+        return sorted(self._arenas, key=lambda slot_bytes: self._arenas[slot_bytes].used_at)
+
+    async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
+        """Remove an arena if it has not been used for so long and no slot of it is lent."""
+        arena = self._arenas.get(slot_bytes)
+        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire():
+            del self._arenas[slot_bytes]
+            await self._remove(arena)
+
     async def _remove(self, arena: Arena) -> None:
         self._registered.discard(arena.name)
-        arena.close()
-        await self._client.unregister(arena.name)
+        try:
+            await self._client.unregister(arena.name)
+        finally:  # last, so that after a crash in between a sweep still finds it
+            arena.close()
+            self._nbytes -= arena.nbytes
 
     def _note_unavailable(self, reason: str) -> None:
         """Do without shared memory for a while; warn only once, because a Triton on another host stays there."""
         log = LOG.debug if self._unavailable_until else LOG.warning
         log("shared memory is not available; sending tensors inline", reason=reason)
         self._unavailable_until = monotonic() + _RETRY_SECONDS
+
+
+def _count_slots(slot_bytes: int) -> int:
+    """Return how many slots of this size an arena has; none if one alone is too large."""
+    return min(SLOTS, MAX_ARENA_BYTES // slot_bytes)

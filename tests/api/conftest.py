@@ -19,9 +19,10 @@ def settings_for(url: str, **others: object) -> Settings:
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
-    """A fake Triton, and a client of an application that uses it."""
+    """A fake Triton, and a client of an application that uses it and has warmed up."""
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+        fake.requests.clear()
         yield fake, client
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from app.api import application
 from app.api.application import Application
-from app.pipeline.detector import Detector, Limits
+from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, json, lifespan_of, started
+from tests.support import BODY_LIMITS, LIMITS, SCENE, json, lifespan_of, open_admission, started
 
 
 class Worker:
@@ -29,12 +29,13 @@ class Worker:
         if self.fails:
             raise OSError
         client = TritonClient(self.url)
-        detector = Detector(client, Transport(client, "inline"), "tiny", frozenset(), Limits(1, 10**6, 10))
-        self.events.append("opened")
-        yield client, detector
-        self.events.append("closed")
-        await detector.close()
-        await client.close()
+        with open_admission() as admission:
+            detector = Detector(client, Transport(client, "inline"), admission, "tiny", frozenset(), LIMITS)
+            self.events.append("opened")
+            yield client, detector
+            self.events.append("closed")
+            await detector.close()
+            await client.close()
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 def build(worker: Worker) -> Application:
-    return application.build(worker.open, 2**20)
+    return application.build(worker.open, BODY_LIMITS)
 
 
 async def start_and_fail(app: Application) -> str:

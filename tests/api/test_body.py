@@ -1,18 +1,18 @@
 """Request bodies: the image as it is, a multipart form, or JSON."""
 
+import asyncio
 import base64
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from litestar import Litestar, Request, post
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from app.api.body import Upload, needs_parsing, parse_json, parse_multipart, parse_upload, read_body
-from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest
-from tests.support import call, receiving
+from app.api.body import BodyLimits, ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, read_body
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayError, GatewayFull, InvalidParameter, MalformedRequest
+from tests.support import Receive, open_admission, receiving
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
 TYPE = "multipart/form-data; boundary=b"
@@ -31,22 +31,18 @@ def document(image: object = base64.b64encode(IMAGE).decode(), **members: object
     return json.dumps({"image": image, **members}).encode()
 
 
-async def read(*messages: dict[str, Any]) -> bytes:
-    """Read the body of a request that arrives in these messages, at most 100 bytes of it."""
-    outcome: list[bytes | Exception] = []
+LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
 
-    @post("/")
-    async def handler(request: Request[Any, Any, Any]) -> None:
-        try:
-            outcome.append(await read_body(request))
-        except Exception as error:  # noqa: BLE001 - it is raised below
-            outcome.append(error)
 
-    await call(Litestar([handler], request_max_body_size=100, logging_config=None), receiving(*messages))
-    (result,) = outcome
-    if isinstance(result, Exception):
-        raise result
-    return result
+async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
+    """Read a body that arrives in these messages."""
+    return await read_from(receiving(*messages), limits, upload_bytes)
+
+
+async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
+    """Read a body from a client."""
+    with open_admission(upload_bytes=upload_bytes) as admission, admission.start_upload() as upload:
+        return await read_body(receive, limits, upload)
 
 
 def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
@@ -75,8 +71,84 @@ async def test_a_client_that_disconnects_early_is_gone() -> None:
 async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
     """The rest of it is not received; a body of exactly the limit is accepted."""
     assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
-    with pytest.raises(RequestEntityTooLarge):
+    with pytest.raises(BodyTooLarge, match=r"^the limit is 0 MiB$"):
         await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
+
+
+async def test_bytes_of_all_bodies_have_a_limit() -> None:
+    """What exceeds the memory for bodies that are being received is rejected while it arrives."""
+    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40), upload_bytes=100)) == 100
+    with open_admission(upload_bytes=100) as admission, admission.start_upload() as other, admission.start_upload() as upload:
+        other.add(1)
+        with pytest.raises(GatewayFull):
+            await read_body(receiving(chunk(b"x" * 60, more=True), chunk(b"x" * 40)), LIMITS, upload)
+
+
+async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
+    """A hundred thousand chunks of two bytes are 200 kB, not the megabytes of as many objects."""
+    chunks = 100_000
+    left = chunks
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal left
+        left -= 1
+        if left % 100 == 0:  # the event loop forgets timers that were cancelled
+            await asyncio.sleep(0)
+        return chunk(bytes((left % 256, 1)), more=left > 0)
+
+    tracemalloc.start()
+    try:
+        body = await read_from(receive, LIMITS._replace(max_bytes=2 * chunks), 2 * chunks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert len(body) == 2 * chunks
+    assert peak < 2**20
+
+
+def sending(pause_seconds: float, pieces: int = 1 << 30) -> Receive:
+    """Make the `receive` of a client that makes a pause before each piece of one byte, and then sends nothing more."""
+    sent = 0
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal sent
+        await asyncio.sleep(pause_seconds if sent < pieces else 3600)
+        sent += 1
+        return chunk(b"x", more=True)
+
+    return receive
+
+
+@pytest.mark.parametrize("pieces", [0, 3])
+async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
+    """At its beginning or later."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 0\.2 s$"):
+        await read_from(sending(0.01, pieces), LIMITS._replace(pause_seconds=0.2))
+
+
+async def test_a_body_that_never_ends_is_a_timeout() -> None:
+    """However regularly its bytes arrive."""
+    with pytest.raises(BodyTimeout):
+        await read_from(sending(0.01), LIMITS._replace(max_bytes=10**6, total_seconds=0.3))
+
+
+async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
+    """A limit for the whole body that is below that for a pause counts from the beginning."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 0\.2 s"):
+        await asyncio.wait_for(read_from(sending(0.01, 0), LIMITS._replace(total_seconds=0.2)), 5)
+
+
+async def test_a_slow_body_is_received() -> None:
+    """The pauses together may be longer than one of them may be."""
+    left = list(range(10))
+
+    async def receive() -> Any:  # noqa: ANN401
+        await asyncio.sleep(0.05)
+        left.pop()
+        return chunk(b"x", more=bool(left))
+
+    assert await read_from(receive, LIMITS._replace(pause_seconds=0.4)) == b"x" * 10
 
 
 @pytest.mark.parametrize(
@@ -97,13 +169,13 @@ def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None
 @pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])
 def test_a_form_is_parsed_by_its_content_type(header: str) -> None:
     """Types are compared without regard to case and parameters."""
-    assert parse_upload(form(part("image", IMAGE), part("boxes", b"coco")), header) == Upload(IMAGE, [("boxes", "coco")])
+    assert parse_body(form(part("image", IMAGE), part("boxes", b"coco")), header) == ParsedBody(IMAGE, [("boxes", "coco")])
 
 
 @pytest.mark.parametrize("header", ["application/json", "Application/JSON; charset=utf-8"])
 def test_json_is_parsed_by_its_content_type(header: str) -> None:
     """The same upload comes out of it."""
-    assert parse_upload(document(boxes="coco"), header) == Upload(IMAGE, [("boxes", "coco")])
+    assert parse_body(document(boxes="coco"), header) == ParsedBody(IMAGE, [("boxes", "coco")])
 
 
 @pytest.mark.parametrize(
@@ -117,14 +189,14 @@ def test_json_is_parsed_by_its_content_type(header: str) -> None:
 def test_an_empty_image_is_malformed(data: bytes, header: str) -> None:
     """A form that was submitted without choosing a file, for example."""
     with pytest.raises(MalformedRequest, match=r"^the image is empty$"):
-        parse_upload(data, header)
+        parse_body(data, header)
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
 @pytest.mark.parametrize("filename", ["a.jpg", "", None])
 def test_a_multipart_image_is_found(field: str, filename: str | None) -> None:
     """Either field contains the image, byte for byte, with a file name or without."""
-    assert parse_multipart(form(part(field, IMAGE, filename=filename)), TYPE) == Upload(IMAGE, [])
+    assert parse_multipart(form(part(field, IMAGE, filename=filename)), TYPE) == ParsedBody(IMAGE, [])
 
 
 def test_multipart_parameters_are_found_beside_the_image() -> None:
@@ -133,7 +205,7 @@ def test_multipart_parameters_are_found_beside_the_image() -> None:
         part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"), part("classes", "naïve,2".encode()), part("x", b"")
     )
 
-    assert parse_multipart(data, TYPE) == Upload(IMAGE, [("confidence", "0.4"), ("classes", "naïve,2"), ("x", "")])
+    assert parse_multipart(data, TYPE) == ParsedBody(IMAGE, [("confidence", "0.4"), ("classes", "naïve,2"), ("x", "")])
 
 
 def test_a_field_given_twice_is_two_parameters() -> None:
@@ -144,8 +216,8 @@ def test_a_field_given_twice_is_two_parameters() -> None:
 
 
 def test_an_empty_multipart_image_is_returned() -> None:
-    """`parse_upload` rejects it, for all kinds of forms."""
-    assert parse_multipart(form(part("image", b"", filename="")), TYPE) == Upload(b"", [])
+    """`parse_body` rejects it, for all kinds of forms."""
+    assert parse_multipart(form(part("image", b"", filename="")), TYPE) == ParsedBody(b"", [])
 
 
 def test_the_boundary_may_be_quoted() -> None:
@@ -220,7 +292,7 @@ def test_a_part_without_a_name_is_not_an_image() -> None:
     """It is a parameter with an empty name, which is unknown."""
     nameless = b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n"
 
-    assert parse_multipart(form(nameless, part("image", IMAGE)), TYPE) == Upload(IMAGE, [("", "x")])
+    assert parse_multipart(form(nameless, part("image", IMAGE)), TYPE) == ParsedBody(IMAGE, [("", "x")])
 
 
 @pytest.mark.parametrize("count", [17, 1500])
@@ -277,19 +349,19 @@ PIECES += [b"; filename=", b'"', b"%0D", b"Content-Length: ", b"5", b" ", b"\0",
     ),
     st.one_of(st.just(TYPE), st.text(st.characters(max_codepoint=255))),
 )
-def test_any_multipart_body_is_an_upload_or_a_gateway_error(pieces: list[bytes], content_type: str) -> None:
+def test_any_multipart_body_is_parsed_or_a_gateway_error(pieces: list[bytes], content_type: str) -> None:
     """No bytes and no header lead to any other exception."""
     try:
-        upload = parse_multipart(b"".join(pieces), content_type)
+        parsed = parse_multipart(b"".join(pieces), content_type)
     except GatewayError:
         return
 
-    assert upload.image in b"".join(pieces)
+    assert parsed.image in b"".join(pieces)
 
 
 def test_a_json_image_is_decoded() -> None:
     """`image` is base64."""
-    assert parse_json(document()) == Upload(IMAGE, [])
+    assert parse_json(document()) == ParsedBody(IMAGE, [])
 
 
 @pytest.mark.parametrize("prefix", ["data:image/png;base64,", "data:;base64,", "data:image/svg+xml;charset=utf-8;base64,"])
@@ -375,6 +447,61 @@ def test_parsing_stops_at_the_first_unknown_member(data: bytes) -> None:
         parse_json(data)
 
 
+@pytest.mark.parametrize(
+    "member",
+    [b'"classes": [' + b"7," * 50_000 + b"7]", b'"model": "' + b"x" * 70_000 + b'"', b'"boxes": 1, ' * 10_000 + b'"boxes": 1'],
+    ids=["list", "text", "many"],
+)
+def test_long_members_beside_the_image_are_rejected(member: bytes) -> None:
+    """They are not even built; an image of any length is."""
+    image = base64.b64encode(bytes(100_000))
+    for data in (b'{"image": "AA==", ' + member + b"}", b"{" + member + b', "image": "' + image + b'"}'):
+        with pytest.raises(MalformedRequest, match=r"^the JSON object has more than 64 KiB beside its image$"):
+            parse_json(data)
+
+
+def test_long_members_cost_no_memory() -> None:
+    """A list of millions of numbers is skipped without a copy of it."""
+    data = b'{"image": "AA==", "classes": [' + b"7," * 1_000_000 + b"7]}"
+    tracemalloc.start()
+    with pytest.raises(MalformedRequest):
+        parse_json(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"image": "QUJD", "image": "QUJD"}',
+        b'{"image": "QUJD", "boxes": "coco", "image": ""}',
+        b'{"image": "QUJD", "im\\u0061ge": "QUJD"}',
+        b'{"image": 5, "image": "QUJD"}',
+    ],
+)
+def test_a_json_image_given_twice_is_rejected(data: bytes) -> None:
+    """Also if one is the same, is no text, or its name is spelt with escapes."""
+    with pytest.raises(InvalidParameter, match=r"^image is given more than once$"):
+        parse_json(data)
+
+
+@pytest.mark.parametrize("name", ["boxes", "bo\\u0078es"])
+def test_a_json_member_given_twice_is_two_parameters(name: str) -> None:
+    """As in a form; also if a name is spelt with escapes."""
+    data = f'{{"boxes": "coco", "image": "QUJD", "{name}": "pixel"}}'.encode()
+
+    assert parse_json(data).parameters == [("boxes", "coco"), ("boxes", "pixel")]
+
+
+def test_a_json_image_may_be_spelt_with_escapes() -> None:
+    """As PHP does it with every slash."""
+    image = bytes([255] * 300)
+
+    assert parse_json(document().replace(document()[11:-2], base64.b64encode(image).replace(b"/", b"\\/"))).image == image
+
+
 def test_a_json_image_may_be_broken_into_lines() -> None:
     """Base64 is often broken into lines; white space is not part of it."""
     encoded = base64.b64encode(IMAGE).decode()
@@ -397,7 +524,7 @@ def test_text_that_is_not_base64_is_malformed(image: str) -> None:
 
 @pytest.mark.parametrize("image", ["", "data:image/png;base64,", "data:nothing"])
 def test_an_empty_json_image_is_returned(image: str) -> None:
-    """`parse_upload` rejects it, for all kinds of forms."""
+    """`parse_body` rejects it, for all kinds of forms."""
     assert parse_json(document(image)).image == b""
 
 
@@ -411,11 +538,11 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @given(
     st.one_of(st.binary(), st.dictionaries(st.sampled_from(["image", "classes", "x"]), JSON).map(lambda o: json.dumps(o).encode()))
 )
-def test_any_json_body_is_an_upload_or_a_gateway_error(data: bytes) -> None:
+def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
     """Whatever the bytes."""
     try:
-        upload = parse_json(data)
+        parsed = parse_json(data)
     except GatewayError:
         return
 
-    assert all(isinstance(text, str) for _, text in upload.parameters)
+    assert all(isinstance(text, str) for _, text in parsed.parameters)

@@ -11,7 +11,7 @@ from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
-from tests.support import json, started
+from tests.support import BODY_LIMITS, json, started
 
 
 class StubTriton(TritonClient):
@@ -40,7 +40,7 @@ def build(triton: StubTriton, model: str) -> Application:
     async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
         yield triton, StubDetector(model)
 
-    return application.build(open_resources, 1000)
+    return application.build(open_resources, BODY_LIMITS)
 
 
 async def test_each_provider_returns_its_part_of_the_worker() -> None:

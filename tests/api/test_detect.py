@@ -1,4 +1,4 @@
-"""POST /detect and /predict/{model} through HTTP, mostly with the real model: what goes in, what comes out, what is refused."""
+"""POST /detect and /predict/{model} through HTTP, mostly with the real model: what goes in, what comes out, what is rejected."""
 
 import asyncio
 import base64
@@ -291,6 +291,50 @@ async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Set
     assert json(await client.post("/detect", content=CAT))["num_detections"] == 1
 
 
+FORM_OF_SCENE: list[dict[str, Any]] = [
+    {"files": {"image": ("scene.bmp", SCENE)}, "data": {"timeout_ms": "300"}},
+    {"json": {"image": base64.b64encode(SCENE).decode(), "timeout_ms": 300}},
+    {"params": {"timeout_ms": "300"}, "content": SCENE},
+]
+
+
+@pytest.mark.parametrize("request_", FORM_OF_SCENE, ids=["multipart", "json", "query"])
+async def test_the_caller_may_set_the_deadline(gateway: Gateway, request_: dict[str, Any]) -> None:
+    """In the query or in a form; when it has passed, the answer is a 504, and Triton was told how long it had."""
+    fake, client = gateway
+    fake.may_answer.clear()
+    problem = json(await client.post("/detect", **request_), 504)
+    fake.may_answer.set()
+
+    assert problem["code"] == "deadline_passed"
+    assert [request.parameters["timeout"].int64_param <= 300_000 for request in fake.requests] == [True]
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ("20001", "timeout_ms: the maximum is 20000"),
+        ("600001", "timeout_ms: Expected `int` <= 600000"),
+        ("0", "timeout_ms: Expected `int` >= 1"),
+        ("1.5", "timeout_ms: Expected `int | null`"),
+        ("soon", "timeout_ms: Expected `int | null`"),
+    ],
+)
+async def test_a_deadline_that_is_not_possible_is_rejected(gateway: Gateway, value: str, detail: str) -> None:
+    """It is more than the maximum of the settings, or no whole number of milliseconds."""
+    fake, client = gateway
+    answers = [
+        await client.post("/detect", params={"timeout_ms": value}, content=SCENE),
+        await client.post("/detect", files={"image": ("scene.bmp", SCENE)}, data={"timeout_ms": value}),
+    ]
+
+    for answer in answers:
+        problem = json(answer, 400)
+        assert problem["code"] == "invalid_parameter"
+        assert problem["detail"].startswith(detail)
+    assert fake.requests == []
+
+
 @pytest.mark.parametrize(
     ("path", "asked"),
     [("/detect", "tiny"), ("/predict/other", "other"), ("/v1/predict/other", "other"), ("/detect?model=other", "other")],
@@ -343,17 +387,36 @@ async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, 
     assert {"model": "tiny", "image_bytes": len(SCENE), "detections": 1}.items() <= line.kwargs.items()
 
 
+async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that cannot be decoded, whose error quotes it."""
+    _, client = gateway
+    log = captured_log(monkeypatch, middleware)
+    disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"'
+    json(
+        await client.post(
+            "/detect",
+            content=b"--b\r\n" + disposition + b"\r\n\r\n" + SCENE + b"\r\n--b--\r\n",
+            headers={"Content-Type": "multipart/form-data; boundary=b"},
+        ),
+        400,
+    )
+
+    (line,) = log
+    assert line.kwargs["code"] == "malformed_request"
+    assert "canary" not in repr(line)
+
+
 @BOTH_FORMS
 async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     """Base64 of fifty megabytes would keep the event loop from all other requests."""
     threads: list[str] = []
-    parse = body.parse_upload
+    parse = body.parse_body
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
         threads.append(threading.current_thread().name)
         return parse(*arguments)
 
-    monkeypatch.setattr(body, "parse_upload", noted)
+    monkeypatch.setattr(body, "parse_body", noted)
     _, client = gateway
     await client.post("/detect", **form)
 
@@ -363,7 +426,7 @@ async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytes
 async def test_a_raw_body_is_not_parsed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raw body is the image itself, so no thread parses it."""
     parsed: list[object] = []
-    monkeypatch.setattr(body, "parse_upload", lambda *given: parsed.append(given))
+    monkeypatch.setattr(body, "parse_body", lambda *given: parsed.append(given))
     fake, client = gateway
     await client.post("/detect", content=CAT, headers=JPEG)
 
@@ -392,13 +455,13 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(
     """Parsing is part of the request; what is still queued at the deadline is never parsed."""
     is_busy, may_end = busy
     parsed: list[object] = []
-    parse = body.parse_upload
+    parse = body.parse_body
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
         parsed.append(arguments)
         return parse(*arguments)
 
-    monkeypatch.setattr(body, "parse_upload", noted)
+    monkeypatch.setattr(body, "parse_body", noted)
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url, decode_threads=1, timeout_seconds=1))) as client:
         blocking = asyncio.ensure_future(client.post("/detect", content=CAT))

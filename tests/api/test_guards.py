@@ -1,15 +1,23 @@
 """What is decided before the body of a request is read."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
+import grpc
+import httpx
 import pytest
 from litestar import Litestar, Request, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers.base import BaseRouteHandler
 from litestar.testing import RequestFactory
+from litestar.types import Message, Receive, Scope, Send
 
+from app.api import keys, middleware, problems
 from app.api.application import Application
+from app.api.body import BodyLimits
 from app.api.context import RequestContext, attach
 from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.errors import UnsupportedMediaType
@@ -17,7 +25,7 @@ from app.main import create_app
 from app.telemetry import timing
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import Reply, call, lifespan_of, receiving
+from tests.support import SCENE, Reply, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
 LIMIT = 2**20
 PATHS = pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"])
@@ -34,12 +42,22 @@ async def app() -> AsyncIterator[Application]:
 
 
 async def post_unread(app: Application, path: str, headers: dict[str, str]) -> Reply:
-    """POST without a body; the application must not even ask for one."""
+    """POST without a body; the application must not even ask for one before it has answered."""
+    is_answered = False
 
     async def receive() -> Any:  # noqa: ANN401
-        raise AssertionError("the body was read")
+        assert is_answered, "the body was read"
+        return {"type": "http.disconnect"}
 
-    return await call(app, receive, path, headers)
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_watched(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        await app(scope, receive, send_watched)
+
+    return await call(watched, receive, path, headers)
 
 
 @PATHS
@@ -160,16 +178,17 @@ def test_an_unsupported_type_is_rejected() -> None:
 
 def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before that is part of the total, but of no stage."""
-    now = 10.0
+    now, limits = 10.0, BodyLimits(100, 1, 1)
     monkeypatch.setattr(timing, "perf_counter", lambda: now)
     request = connection({}, None)
     context = RequestContext("id", "")
     attach(context, request.scope)
     now = 10.5
-    guard_timing(request)
+    guard_timing(limits)(request)
     now = 10.75
     context.timing.lap("read")
 
+    assert context.body_limits is limits
     assert context.timing.stages == {"read": 250.0}
     assert context.timing.total == 750.0
 
@@ -184,6 +203,20 @@ async def test_combined_guards_run_in_order() -> None:
     assert seen == [("a", request), ("b", request)]
 
 
+async def test_a_guard_may_wait() -> None:
+    """The next one runs after it."""
+    seen: list[str] = []
+
+    async def wait(_: object) -> None:
+        await asyncio.sleep(0)
+        seen.append("a")
+
+    guard = combine_guards(wait, lambda _: seen.append("b"))
+    await cast("Any", guard)(connection({}, None), cast("BaseRouteHandler", None))
+
+    assert seen == ["a", "b"]
+
+
 async def test_the_first_guard_that_rejects_is_the_last() -> None:
     """Its error is the response."""
     seen: list[object] = []
@@ -196,3 +229,239 @@ async def test_the_first_guard_that_rejects_is_the_last() -> None:
         await cast("Any", guard)(connection({}, None), cast("BaseRouteHandler", None))
 
     assert seen == []
+
+
+SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
+DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
+NEED_DETECT = ["/detect", "/predict/tiny", "/v1/detect", "/v1/predict/tiny", "/models", "/v1/models"]
+NEED_HEALTH = ["/health", "/v1/health"]
+NEED_NONE = ["/livez", "/readyz", "/v1/livez", "/v1/readyz", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
+
+
+@pytest.fixture
+async def locked(tmp_path: Path) -> AsyncIterator[Application]:
+    """The real application with two keys, one for each scope."""
+    path = tmp_path / "keys.toml"
+    known = (("camera", SECRET, "detect"), ("monitor", "other", "health"))
+    path.write_text(
+        "".join(
+            f'[{id_}]\nsha256 = ["{hashlib.sha256(secret.encode()).hexdigest()}"]\nscopes = ["{scope}"]\n'
+            for id_, secret, scope in known
+        )
+    )
+    fake = FakeTriton()
+    async with serving(fake):
+        made = create_app(settings_for(fake.url, api_keys_file=str(path)))
+        async with lifespan_of(made):
+            yield made
+
+
+async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tuple[str, str]] = ()) -> httpx.Response:
+    """Call a route with its method; what takes an image gets the scene."""
+    async with calling(app) as client:
+        is_post = "/detect" in path or "/predict" in path
+        return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)
+
+
+@pytest.mark.parametrize("path", NEED_DETECT + NEED_HEALTH)
+async def test_a_request_without_a_key_is_unauthorized(locked: Application, path: str) -> None:
+    """The response names the scheme, as HTTP demands, and says how to send a key."""
+    problem = json(response := await ask(locked, path), 401)
+
+    assert problem["code"] == "unauthorized"
+    assert problem["detail"] == "send one API key, as `Authorization: Bearer ID.SECRET` or `X-API-Key: ID.SECRET`"
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", NEED_NONE)
+async def test_probes_and_documentation_need_no_key(locked: Application, path: str) -> None:
+    """A probe has no secret, and the documentation tells how to send one."""
+    assert (await ask(locked, path)).status_code == 200
+
+
+async def test_every_other_route_needs_a_key(locked: Application) -> None:
+    """A route that is added later is not open by mistake."""
+    routes = cast("Any", locked).app.routes
+    assert {route.path for route in routes if not route.path.startswith(("/docs", "/docs-assets"))} == {
+        path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if "docs" not in path
+    }
+
+
+@pytest.mark.parametrize("headers", [("Authorization", "Bearer {}"), ("authorization", "bearer  {}"), ("X-API-Key", "{}")])
+async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers: tuple[str, str]) -> None:
+    """It is sent in either header."""
+    name, value = headers
+    for path in NEED_DETECT:
+        assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {200, 502}
+    for path in NEED_HEALTH:
+        assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
+
+
+async def test_a_key_without_the_scope_is_forbidden(locked: Application) -> None:
+    """The response says which scope is missing."""
+    for path in NEED_HEALTH:
+        problem = json(await ask(locked, path, {"X-API-Key": DETECT}), 403)
+        assert (problem["code"], problem["detail"]) == ("forbidden", "the API key does not have the scope 'health'")
+    for path in NEED_DETECT:
+        assert json(await ask(locked, path, {"X-API-Key": HEALTH}), 403)["code"] == "forbidden"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("X-API-Key", "")],
+        [("X-API-Key", "camera")],
+        [("X-API-Key", "camera.wrong")],
+        [("X-API-Key", f"monitor.{SECRET}")],
+        [("X-API-Key", f"nobody.{SECRET}")],
+        [("X-API-Key", f"Bearer {DETECT}")],
+        [("X-API-Key", DETECT + "\xff")],
+        [("Authorization", DETECT)],
+        [("Authorization", "Bearer")],
+        [("Authorization", f"Basic {DETECT}")],
+        [("Authorization", f"Bearer {DETECT}, Bearer {DETECT}")],
+        [("X-API-Key", DETECT), ("X-API-Key", DETECT)],
+        [("X-API-Key", DETECT), ("Authorization", f"Bearer {DETECT}")],
+        [("Authorization", f"Bearer {DETECT}"), ("Authorization", f"Bearer {DETECT}")],
+    ],
+)
+async def test_anything_but_one_valid_key_is_unauthorized(
+    locked: Application, headers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong, malformed or repeated: the answer is 401, and no key is in the log, because none was proven."""
+    log = captured_log(monkeypatch, middleware)
+    body = {"type": "http.request", "body": b"x", "more_body": False}
+    reply = await call(locked, receiving(body), "/detect", headers)
+
+    assert (reply.status, reply.problem["code"], reply.headers["www-authenticate"]) == (401, "unauthorized", "Bearer")
+    assert "key" not in log[0].kwargs
+
+
+@PATHS
+async def test_the_key_is_judged_before_anything_else(locked: Application, path: str) -> None:
+    """Without a key neither body, type nor query matter; with one that lacks the scope neither."""
+    headers = {"Content-Type": "text/html"}
+
+    assert (await post_unread(locked, path + "?confidence=2", headers)).status == 401
+    assert (await post_unread(locked, path + "?confidence=2", headers | {"X-API-Key": HEALTH})).status == 403
+    assert (await post_unread(locked, path + "?confidence=2", headers | {"X-API-Key": DETECT})).status == 415
+
+
+async def test_the_log_has_the_id_of_the_key_and_never_its_secret(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the key is accepted, forbidden or wrong, in whichever header, and in no response either."""
+    log = captured_log(monkeypatch, middleware)
+    others = [captured_log(monkeypatch, module) for module in (problems, keys)]
+    answers = [
+        await ask(locked, path, headers)
+        for path in ("/detect", "/detect?camera=1", "/health")
+        for headers in ({"X-API-Key": DETECT}, {"Authorization": f"Bearer {DETECT}"}, {"X-API-Key": f"nobody.{SECRET}"})
+    ]
+
+    assert [line.kwargs.get("key") for line in log] == ["camera", "camera", None] * 3
+    assert SECRET not in repr([log, *others])
+    assert not [answer for answer in answers if SECRET in answer.text or SECRET in repr(answer.headers)]
+
+
+@pytest.fixture
+async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
+    """A fake Triton that does not answer inferences, and an application that allows one request per model."""
+    fake = FakeTriton()
+    async with serving(fake):
+        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+        made = create_app(settings_for(fake.url, max_requests=1))
+        async with lifespan_of(made):
+            fake.query_refusal = None
+            fake.may_answer.clear()
+            yield fake, made
+            fake.may_answer.set()
+
+
+@pytest.mark.parametrize(
+    ("full", "rejected", "accepted"),
+    [
+        ("tiny", ["/detect", "/predict/tiny", "/v1/detect?model=tiny"], ["/predict/other", "/detect?model=other"]),
+        (
+            "other",
+            ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
+            ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
+        ),
+    ],
+)
+async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
+    filling: tuple[FakeTriton, Application], full: str, rejected: list[str], accepted: list[str]
+) -> None:
+    """The model is that of the path, that of the query under either name, or the default one; others have room."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), f"/predict/{full}", {"Content-Length": str(len(SCENE))}))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    for path in rejected:
+        reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
+        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
+    for path in accepted:
+        broken = {"type": "http.request", "body": b"no image", "more_body": False}
+        reply = await call(app, receiving(broken), path, {"Content-Type": "image/bmp"})
+        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter"}
+    fake.may_answer.set()
+
+    assert (await first).status == 502
+
+
+async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
+    """Its body has to be received first."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), "/predict/other"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    async with calling(app) as client:
+        answer = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})
+    fake.may_answer.set()
+
+    assert json(answer, 429)["code"] == "gateway_full"
+    await first
+
+
+async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
+    """A client that sends slowly takes one place; when it has left, there is room again."""
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, max_uploads=1))
+        async with lifespan_of(app):
+            part = {"type": "http.request", "body": b"x", "more_body": True}
+            slow = asyncio.create_task(call(app, staying(part), "/detect", {"Content-Length": "100"}))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            reply = await post_unread(app, "/predict/other", {"Content-Length": "100"})
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+
+            assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
+            assert (await call(app, receiving(part), "/detect")).problem["code"] == "client_gone"
+
+
+async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path) -> None:
+    """While it is used up, the key is rejected, and the others are not."""
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "".join(
+            f'[{id_}]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\nshare = {share}\n'
+            for id_, share in (("camera", 0.01), ("other", 0.0))
+        )
+    )
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, api_keys_file=str(path)))
+        async with lifespan_of(app):
+            fake.requests.clear()
+            fake.may_answer.clear()
+            body = {"type": "http.request", "body": SCENE, "more_body": False}
+            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other")}
+            running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
+            assert await eventually(lambda: len(fake.requests) == 1)
+            rejected = await post_unread(app, "/predict/other", keys["camera"])
+            running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
+            assert await eventually(lambda: len(fake.requests) == 2)
+            fake.may_answer.set()
+
+            assert rejected.status == 429
+            assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]

@@ -11,11 +11,11 @@ from structlog.testing import CapturedCall
 from app import __version__
 from app.api import application, middleware
 from app.host.packages import has_pillow_simd
-from app.pipeline.detector import Detector, Limits
+from app.pipeline.detector import Detector
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.transport import Transport
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import captured_log, eventually, json, started
+from tests.support import BODY_LIMITS, LIMITS, captured_log, eventually, json, open_admission, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -139,13 +139,14 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
     """Serve a fake as it is, and run an application on it; yields a client of that, and its Triton client."""
     async with serving(fake):
         triton = TritonClient(fake.url)
-        detector = Detector(triton, Transport(triton, "inline"), "tiny", frozenset(), Limits(1, 10**6, 10))
+        with open_admission() as admission:
+            detector = Detector(triton, Transport(triton, "inline"), admission, "tiny", frozenset(), LIMITS)
 
-        @asynccontextmanager
-        async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
-            yield triton, detector
+            @asynccontextmanager
+            async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
+                yield triton, detector
 
-        async with started(application.build(open_resources, 2**20)) as client:
-            yield client, triton
-        await detector.close()
-        await triton.close()
+            async with started(application.build(open_resources, BODY_LIMITS)) as client:
+                yield client, triton
+            await detector.close()
+            await triton.close()

@@ -142,7 +142,17 @@ async def test_the_stages_of_a_request_are_in_its_headers(log: Log) -> None:
 
 @pytest.mark.parametrize(
     ("status", "level"),
-    [(200, "info"), (304, "info"), (404, "info"), (422, "info"), (500, "error"), (502, "error"), (503, "info"), (504, "error")],
+    [
+        (200, "info"),
+        (304, "info"),
+        (404, "info"),
+        (422, "info"),
+        (429, "info"),
+        (500, "error"),
+        (502, "error"),
+        (503, "info"),
+        (504, "error"),
+    ],
 )
 async def test_failures_of_ours_are_errors_in_the_log(log: Log, status: int, level: str) -> None:
     """A bad request is not, and neither is 503: while Triton restarts, there may be thousands of those."""
@@ -227,6 +237,43 @@ async def test_a_connection_that_breaks_while_the_response_is_sent_is_logged_wit
         await responding(200)(scope, receiving(), send)
 
     assert [line.kwargs["status"] for line in log] == [200]
+
+
+BODY = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.request", "body": b"y", "more_body": False}]
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_received", "left"),
+    [
+        ({"Content-Length": "2"}, False, 0),
+        ({"Transfer-Encoding": "chunked"}, False, 0),
+        ({"Content-Length": "2"}, True, 2),
+        ({}, False, 2),
+    ],
+    ids=["by length", "chunked", "received", "no body"],
+)
+async def test_the_rest_of_a_body_is_received_after_an_early_response(
+    headers: dict[str, str],
+    is_received: bool,  # noqa: FBT001
+    left: int,
+) -> None:
+    """A client that still sends would otherwise see a broken connection; a body that was received has no rest."""
+    messages = list(BODY)
+    answered: list[int] = []
+
+    async def receive() -> Any:  # noqa: ANN401
+        answered.append(len(messages))
+        return messages.pop(0)
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).is_body_received = is_received
+        await respond(send, 401)
+        assert answered == []
+
+    reply = await call(RequestContextMiddleware(app), receive, headers=headers)
+
+    assert reply.status == 401
+    assert len(messages) == left
 
 
 async def test_what_is_not_a_request_passes_through(log: Log) -> None:

@@ -1,5 +1,6 @@
 """The OpenAPI document."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -7,7 +8,9 @@ import pytest
 
 from app import __version__
 from app.api.parameters import Parameters
-from tests.support import json
+from app.main import create_app
+from tests.api.conftest import settings_for
+from tests.support import calling, json
 
 
 @pytest.fixture
@@ -25,10 +28,10 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
     )
     assert operation["requestBody"]["content"]["multipart/form-data"]["schema"]["required"] == ["image"]
     parameters = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"]}
-    assert set(parameters) == {"model", "confidence", "classes", "max_detections", "boxes"}
+    assert set(parameters) == {"model", "confidence", "classes", "max_detections", "timeout_ms", "boxes"}
     assert parameters["confidence"]["maximum"] == 1
     assert parameters["boxes"]["enum"] == ["coco", "normalized", "pixel"]
-    assert set(operation["responses"]) == {"200", "400", "404", "413", "415", "422", "500", "502", "503", "504"}
+    assert set(operation["responses"]) == {"200", "400", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504"}
     assert "application/problem+json" in operation["responses"]["422"]["content"]
 
 
@@ -70,3 +73,29 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
     for path in ("/models", "/health", "/readyz"):
         assert "503" in document["paths"][path]["get"]["responses"]
     assert "503" not in document["paths"]["/livez"]["get"]["responses"]
+
+
+async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
+    (path := tmp_path / "keys.toml").touch()
+    async with calling(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
+        with_keys = json(await client.get("/docs/openapi.json"))
+    needed = {
+        path: operation.get("security") for path, operations in with_keys["paths"].items() for operation in operations.values()
+    }
+
+    def both(scope: str) -> list[dict[str, list[str]]]:
+        return [{"bearer": [scope]}, {"header": [scope]}]
+
+    schemes = with_keys["components"]["securitySchemes"]
+    assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
+    assert (schemes["header"]["type"], schemes["header"]["in"], schemes["header"]["name"]) == ("apiKey", "header", "X-API-Key")
+    assert needed == {
+        "/detect": both("detect"),
+        "/predict/{model}": both("detect"),
+        "/models": both("detect"),
+        "/health": both("health"),
+        "/livez": None,
+        "/readyz": None,
+    }
+    assert "security" not in repr(document)

@@ -35,6 +35,8 @@ def test_model_name_is_an_alias_of_model() -> None:
         ("max_detections", "1", 1),
         ("max_detections", "300", 300),
         ("max_detections", "5.0", 5),
+        ("timeout_ms", "1", 1),
+        ("timeout_ms", "600000", 600_000),
         ("boxes", "normalized", "normalized"),
         ("boxes", "pixel", "pixel"),
         ("classes", "null", "null"),
@@ -89,7 +91,7 @@ def test_an_unknown_parameter_is_quoted(given: str) -> None:
 
     assert (
         caught.value.detail
-        == f"unknown parameter {given!r}; supported parameters: model, confidence, classes, max_detections, boxes"
+        == f"unknown parameter {given!r}; supported parameters: model, confidence, classes, max_detections, timeout_ms, boxes"
     )
 
 

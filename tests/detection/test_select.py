@@ -11,8 +11,8 @@ LABELS = ("person", "car", "traffic light")
 
 
 def candidates(*scores: float, class_ids: list[int] | None = None) -> Candidates:
-    """Make candidates whose box tells their index."""
-    boxes = np.arange(len(scores), dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32)
+    """Make candidates whose box begins at their index."""
+    boxes = np.arange(len(scores), dtype=np.float32)[:, None] + np.array([[0, 0, 2, 2]], np.float32)
     return Candidates(boxes, np.array(scores, np.float32), np.array(class_ids or [0] * len(scores), np.int32))
 
 
@@ -49,6 +49,28 @@ def test_equal_scores_keep_their_order() -> None:
 def test_the_limit_keeps_the_best() -> None:
     """Of more candidates than asked for, the best are kept."""
     assert chosen(candidates(0.5, 0.9, 0.7), max_detections=2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [(5, 0, 5, 9), (0, 5, 9, 5), (0, 0, 0, 0), (9, 0, 5, 9), (0, 9, 9, 5), (9, 9, 5, 5)],
+    ids=["no width", "no height", "no size", "negative width", "negative height", "both negative"],
+)
+def test_a_box_without_an_area_is_dropped(box: tuple[int, int, int, int]) -> None:
+    """It lies in the padding, or the model put its corners the wrong way round; it takes no place of another box."""
+    found = candidates(0.5, 0.9, 0.7)
+    found.boxes[1] = box
+
+    assert chosen(found, max_detections=1) == [2]
+    assert chosen(found, max_detections=3) == [2, 0]
+
+
+def test_a_very_small_box_is_kept() -> None:
+    """Any area counts."""
+    found = candidates(0.5)
+    found.boxes[0] = 1, 1, np.nextafter(np.float32(1), np.float32(2)), 2
+
+    assert chosen(found) == [1]
 
 
 def test_only_candidates_of_the_classes_are_kept() -> None:

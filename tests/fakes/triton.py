@@ -43,12 +43,18 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.may_answer = asyncio.Event()
         """Inferences wait for it."""
         self.may_answer.set()
+        self.may_tell = asyncio.Event()
+        """Questions about the server and its models wait for it."""
+        self.may_tell.set()
         self.accepts_regions = True
         self.still_read = 0
         """How often unregistering a region is refused, because an inference reads it."""
         self.requests: list[messages.ModelInferRequest] = []
         self.cancelled = 0
         """Inferences cancelled by the client."""
+        self.running = 0
+        """Inferences in progress."""
+        self.most_running = 0
         self.regions: set[str] = set()
         """Names of the registered regions."""
         self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
@@ -57,11 +63,15 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.requests.append(request)
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
         try:
             await self.may_answer.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            self.running -= 1
         parameters = request.inputs[0].parameters
         if "shared_memory_region" in parameters and parameters["shared_memory_region"].string_param not in self.regions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid'")
@@ -113,6 +123,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         return index
 
     async def _refuse_query(self, context: Any) -> None:  # noqa: ANN401
+        await self.may_tell.wait()
         if self.query_refusal:
             await context.abort(*self.query_refusal)
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from app.host.ports import find_free, is_free
+from app.host.ports import find_free, is_free, is_loopback
 
 
 def test_port_is_free_until_someone_listens() -> None:
@@ -76,3 +76,20 @@ def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("secrets.choice", lambda _: next(candidates))
 
         assert sorted(find_free(2)) == sorted([one, other])
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),  # noqa: S104 - nobody listens
+        ("::", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_only_this_machine_reaches_a_loopback_address(host: str, expected: bool) -> None:  # noqa: FBT001
+    """Whether it is written as a number or as a name; listening on all addresses is not loopback."""
+    assert is_loopback(host) is expected

@@ -284,6 +284,22 @@ def test_group_that_has_ended_may_be_ended_again() -> None:
         assert process.returncode == 5
 
 
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
+    """The soft limit becomes the hard one, which stays."""
+    code = """
+import resource
+from app.host.processes import raise_file_limit
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+hard = min(hard, 2000)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+raise_file_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
+"""
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert output == "True\n"
+
+
 def test_other_groups_are_not_killed(sleeper: Process) -> None:
     """Only the group of the given process is killed."""
     with running("exec sleep 60") as process:

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
+from app.imaging.header import PixelLimits
+
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 MEGA = 10**6
 GREY, RGB, GREY_ALPHA, RGBA = 0, 2, 4, 6
@@ -19,6 +21,11 @@ PIXELS = BLOCKS.repeat(8, axis=0).repeat(8, axis=1)
 NOISE = Image.fromarray(np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8))
 
 _BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+
+
+def limits(pixels: int) -> PixelLimits:
+    """Return the same limit for all formats."""
+    return PixelLimits(pixels, pixels)
 
 
 def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:  # noqa: ANN401

@@ -10,10 +10,10 @@ from PIL import Image
 
 from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.canvas import check_image, draw_image, is_quick_to_check
-from app.imaging.decode import decode
+from app.imaging.decode import decode, estimate_decode_bytes
 from app.imaging.header import ImageHeader, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
-from tests.imaging.samples import GREY, MEGA, NOISE, encode, exif_of, png, store
+from tests.imaging.samples import GREY, MEGA, NOISE, encode, exif_of, limits, png, store
 from tests.support import sample_image
 
 CENTRED = Letterbox((96, 64), "center", enlarge=True, pad=114)
@@ -55,13 +55,17 @@ class Canvas:
         return self.pixels
 
 
+def unlimited(_: int) -> None:
+    """Have any memory."""
+
+
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("letterbox", BOXES.values(), ids=BOXES)
 def test_every_byte_of_the_canvas_is_written(letterbox: Letterbox, data: bytes) -> None:
     """Nothing of the request that had the memory before shows through, and the image is where the transform says."""
     canvases = [Canvas(letterbox, content) for content in (7, 201)]
 
-    transforms = [draw_image(data, letterbox, 2 * MEGA, canvas.take) for canvas in canvases]
+    transforms = [draw_image(data, letterbox, limits(2 * MEGA), unlimited, canvas.take) for canvas in canvases]
 
     np.testing.assert_array_equal(canvases[0].pixels, canvases[1].pixels)
     assert transforms[0] == transforms[1]
@@ -76,9 +80,9 @@ def test_canvas_shows_the_decoded_image(letterbox: Letterbox, data: bytes) -> No
     """The result is the same, whether the image is decoded straight into the canvas or elsewhere and drawn."""
     canvas, expected = Canvas(letterbox), Canvas(letterbox)
 
-    transform = draw_image(data, letterbox, 2 * MEGA, canvas.take)
+    transform = draw_image(data, letterbox, limits(2 * MEGA), unlimited, canvas.take)
 
-    header = read_header(data, 2 * MEGA)
+    header = read_header(data, limits(2 * MEGA))
     assert transform == letterbox.fit(header.width, header.height)
     letterbox.draw(decode(header, transform.min_decode_size), transform, expected.pixels)
     np.testing.assert_array_equal(canvas.pixels, expected.pixels)
@@ -98,7 +102,7 @@ def test_image_is_decoded_straight_into_the_canvas_if_possible(
     monkeypatch.setattr("app.imaging.canvas.decode", record)
     letterbox = BOXES["full width"]
     canvas = Canvas(letterbox)
-    draw_image(IMAGES[data], letterbox, MEGA, canvas.take)
+    draw_image(IMAGES[data], letterbox, limits(MEGA), unlimited, canvas.take)
 
     assert np.may_share_memory(decoded[0], canvas.pixels) is is_direct
 
@@ -107,7 +111,7 @@ def test_transform_is_that_of_the_upright_image() -> None:
     """Boxes are mapped back to the image as a viewer shows it."""
     canvas = Canvas(CENTRED)
 
-    assert draw_image(SIDEWAYS, CENTRED, MEGA, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
+    assert draw_image(SIDEWAYS, CENTRED, limits(MEGA), unlimited, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
@@ -116,7 +120,36 @@ def test_no_canvas_is_taken_for_a_refused_image(data: bytes, error: type[Gateway
     canvas = Canvas(CENTRED)
 
     with pytest.raises(error):
-        draw_image(data, CENTRED, MEGA, canvas.take)
+        draw_image(data, CENTRED, limits(MEGA), unlimited, canvas.take)
+    assert canvas.taken == 0
+
+
+def test_memory_is_reserved_before_the_canvas_is_taken() -> None:
+    """As much as decoding takes at its peak; nothing is reserved for an image that is refused by its header."""
+    canvas = Canvas(CENTRED)
+    reserved: list[int] = []
+
+    def reserve(nbytes: int) -> None:
+        assert canvas.taken == 0
+        reserved.append(nbytes)
+
+    draw_image(IMAGES["very large JPEG"], CENTRED, limits(2 * MEGA), reserve, canvas.take)
+    with pytest.raises(ImageTooLarge):
+        draw_image(IMAGES["very large JPEG"], CENTRED, limits(MEGA), reserve, canvas.take)
+
+    header = read_header(IMAGES["very large JPEG"], limits(2 * MEGA))
+    assert reserved == [estimate_decode_bytes(header, (340, 256))] == [400 * 300 * 3]
+
+
+def test_without_memory_no_canvas_is_taken() -> None:
+    """The caller gets the error of its own function, and nothing is decoded."""
+    canvas = Canvas(CENTRED)
+
+    def reserve(_: int) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        draw_image(IMAGES["PNG"][:-1000], CENTRED, limits(MEGA), reserve, canvas.take)
     assert canvas.taken == 0
 
 
@@ -125,14 +158,14 @@ def test_canvas_is_taken_before_the_image_is_decoded() -> None:
     canvas = Canvas(CENTRED)
 
     with pytest.raises(InvalidImage):
-        draw_image(IMAGES["PNG"][:-1000], CENTRED, MEGA, canvas.take)
+        draw_image(IMAGES["PNG"][:-1000], CENTRED, limits(MEGA), unlimited, canvas.take)
     assert canvas.taken == 1
 
 
 def test_canvas_is_taken_once() -> None:
     """A rendered image takes one slot."""
     canvas = Canvas(CENTRED)
-    draw_image(IMAGES["JPEG"], CENTRED, MEGA, canvas.take)
+    draw_image(IMAGES["JPEG"], CENTRED, limits(MEGA), unlimited, canvas.take)
 
     assert canvas.taken == 1
 
@@ -144,7 +177,7 @@ def test_error_of_the_canvas_is_passed_on() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        draw_image(IMAGES["JPEG"], CENTRED, MEGA, take)
+        draw_image(IMAGES["JPEG"], CENTRED, limits(MEGA), unlimited, take)
 
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
@@ -152,14 +185,14 @@ def test_check_returns_the_transform_that_render_would(data: bytes) -> None:
     """Whoever decodes the image elsewhere fits it the same way."""
     canvas = Canvas(CENTRED)
 
-    assert check_image(data, CENTRED, 2 * MEGA) == draw_image(data, CENTRED, 2 * MEGA, canvas.take)
+    assert check_image(data, CENTRED, limits(2 * MEGA)) == draw_image(data, CENTRED, limits(2 * MEGA), unlimited, canvas.take)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
 def test_check_refuses_what_render_refuses_by_the_header(data: bytes, error: type[GatewayError]) -> None:
     """The limits apply to an image that is decoded elsewhere, too."""
     with pytest.raises(error):
-        check_image(data, CENTRED, MEGA)
+        check_image(data, CENTRED, limits(MEGA))
 
 
 def never(what: str) -> Callable[..., Any]:
@@ -177,11 +210,11 @@ def never(what: str) -> Callable[..., Any]:
 def test_check_decodes_nothing(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image that cannot be decoded passes as long as its header is fine, and no decoder is called."""
     with pytest.raises(InvalidImage):
-        draw_image(data, CENTRED, MEGA, Canvas(CENTRED).take)
+        draw_image(data, CENTRED, limits(MEGA), unlimited, Canvas(CENTRED).take)
     monkeypatch.setattr("app.imaging.jpeg.simplejpeg.decode_jpeg", never("libjpeg-turbo"))
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never("Pillow"))
 
-    assert check_image(data, CENTRED, MEGA).image_width in {64, 1000}
+    assert check_image(data, CENTRED, limits(MEGA)).image_width in {64, 1000}
 
 
 @pytest.mark.parametrize(

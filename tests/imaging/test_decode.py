@@ -1,7 +1,12 @@
 """Decoding: the pixels of every format, mode and orientation, at the size that is needed."""
 
 import random
+import subprocess
+import sys
+import tracemalloc
 import warnings
+from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -12,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import GatewayError, InvalidImage
-from app.imaging.decode import decode
-from app.imaging.header import ImageHeader, read_header
+from app.imaging.decode import decode, estimate_decode_bytes, max_decode_bytes
+from app.imaging.header import ImageHeader, PixelLimits, read_header
 from tests.imaging.samples import (
     FORMATS,
     GREY,
@@ -25,14 +30,16 @@ from tests.imaging.samples import (
     RGBA,
     encode,
     exif_of,
+    limits,
     png,
     store,
 )
+from tests.support import ROOT
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
     """Decode a file at its full size."""
-    header = read_header(data, MEGA)
+    header = read_header(data, limits(MEGA))
     return decode(header, (header.width, header.height))
 
 
@@ -86,7 +93,7 @@ def test_image_is_turned_upright(image_format: str, tolerance: int, orientation:
     """Each EXIF orientation is undone, and the header has the upright size."""
     data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
 
-    header = read_header(data, MEGA)
+    header = read_header(data, limits(MEGA))
     pixels = decode(header, (32, 16))
 
     assert (header.width, header.height, header.orientation) == (32, 16, orientation)
@@ -211,6 +218,139 @@ def test_other_sixteen_bit_modes_are_scaled(colour: int, channels: int) -> None:
     np.testing.assert_array_equal(pixels, to_rgb(high[:, :, 0]) if channels == 2 else high[:, :, :3])
 
 
+LARGE = NOISE.resize((1200, 1001))
+WITH_ALPHA = Image.fromarray(np.dstack([np.asarray(LARGE), np.asarray(LARGE.convert("L"))]))
+
+
+@pytest.mark.parametrize(
+    ("image", "image_format"),
+    [
+        (LARGE, "PNG"),
+        (LARGE, "BMP"),
+        (LARGE, "WEBP"),
+        (WITH_ALPHA, "PNG"),
+        (WITH_ALPHA.convert("LA"), "PNG"),
+        (LARGE.convert("L"), "PNG"),
+        (LARGE.convert("1"), "PNG"),
+        (LARGE.quantize(60), "PNG"),
+        (LARGE.quantize(60), "GIF"),
+        (LARGE.quantize(60), "BMP"),
+        (LARGE.convert("CMYK"), "JPEG"),
+    ],
+    ids=["RGB", "RGB BMP", "RGB WebP", "RGBA", "LA", "L", "1", "P", "P GIF", "P BMP", "CMYK JPEG"],
+)
+def test_large_image_has_the_pixels_that_pillow_converts(image: Image.Image, image_format: str) -> None:
+    """It is converted in parts, which do not show; the last of them is smaller than the others."""
+    data = encode(image, image_format)
+    header = read_header(data, limits(2 * MEGA))
+
+    pixels = decode(header, image.size)
+
+    with Image.open(BytesIO(data)) as file:
+        np.testing.assert_array_equal(pixels, np.asarray(file.convert("RGB")))
+
+
+def test_large_palette_with_transparency_keeps_its_colours() -> None:
+    """In parts, too, and without a warning."""
+    palette = LARGE.quantize(60)
+
+    pixels = decode(read_header(encode(palette, "PNG", transparency=bytes(range(60))), limits(2 * MEGA)), palette.size)
+
+    np.testing.assert_array_equal(pixels, np.asarray(palette.convert("RGB")))
+
+
+def test_large_sixteen_bit_grey_is_scaled() -> None:
+    """In parts, too."""
+    values = np.random.default_rng(4).integers(0, 65536, (1001, 1200), np.uint16)
+
+    pixels = decode(read_header(png(1200, 1001, 16, GREY, values.astype(">u2").tobytes()), limits(2 * MEGA)), (1200, 1001))
+
+    np.testing.assert_array_equal(pixels, to_rgb(values >> 8))
+
+
+@pytest.mark.parametrize(("depth", "colour"), [(8, RGB), (8, RGBA), (16, RGBA), (16, GREY), (1, GREY)])
+def test_decoding_a_large_image_makes_no_whole_copies(depth: int, colour: int) -> None:
+    """The memory beside Pillow's image is that of the result and of a small part of it."""
+    channels = {GREY: 1, RGB: 3, RGBA: 4}[colour]
+    header = read_header(png(4000, 3000, depth, colour, bytes(4000 * 3000 * channels * depth // 8)), limits(12 * MEGA))
+    tracemalloc.start()
+    decode(header, (4000, 3000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 4000 * 3000 * 3 + 5_000_000
+
+
+@pytest.mark.parametrize("length", [None, -500], ids=["decoded", "truncated"])
+def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> None:
+    """Even while its header is still in use, and also if decoding failed."""
+    header = read_header(encode(NOISE, "PNG")[:length], limits(MEGA))
+    with suppress(InvalidImage):
+        decode(header, NOISE.size)
+
+    assert header.file is not None
+    with pytest.raises(ValueError, match="closed image"):
+        header.file.getpixel((0, 0))
+
+
+def flat(mode: str, image_format: str, **options: Any) -> bytes:  # noqa: ANN401
+    """Encode a grey image of 4000 x 3000."""
+    return encode(Image.new(mode, (4000, 3000), (99,) * len(mode) if mode != "P" else 9), image_format, **options)
+
+
+ESTIMATES = {
+    "JPEG": (flat("RGB", "JPEG"), (2001, 1501), 3),
+    "half a JPEG": (flat("RGB", "JPEG"), (2000, 1500), 3 / 4),
+    "upside down": (flat("RGB", "JPEG", exif=exif_of(3)), (4000, 3000), 6),
+    "sideways": (flat("RGB", "JPEG", exif=exif_of(6)), (1500, 2000), 6 / 4),
+    "progressive": (flat("RGB", "JPEG", progressive=True), (2000, 1500), 3 / 4 + 8),
+    "CMYK": (flat("CMYK", "JPEG"), (1999, 1499), 7 / 4),
+    "progressive CMYK": (flat("CMYK", "JPEG", progressive=True), (4000, 3000), 7 + 8),
+    "PNG": (flat("RGBA", "PNG"), (1, 1), 7),
+    "turned PNG": (flat("RGB", "PNG", exif=exif_of(6)), (1, 1), 7),
+    "BMP": (flat("RGB", "BMP"), (1, 1), 7),
+    "GIF": (flat("P", "GIF"), (1, 1), 7),
+    "WebP": (flat("RGB", "WEBP"), (1, 1), 16),
+}
+
+
+@pytest.mark.parametrize(("data", "min_decode_size", "pixel_bytes"), ESTIMATES.values(), ids=ESTIMATES)
+def test_memory_is_estimated_by_the_format_and_size(data: bytes, min_decode_size: tuple[int, int], pixel_bytes: float) -> None:
+    """By the size that the image is really decoded at, and more if libjpeg has to keep coefficients."""
+    header = read_header(data, limits(12 * MEGA))
+
+    estimate = estimate_decode_bytes(header, min_decode_size)
+
+    assert estimate == 12 * MEGA * pixel_bytes
+    assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA))
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.header import PixelLimits, read_header
+def status(field):
+    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
+header = read_header(sys.stdin.buffer.read(), PixelLimits(10**8, 10**8))
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+before = status("VmRSS")
+size = int(sys.argv[1]), int(sys.argv[2])
+decode(header, size)
+print(status("VmHWM") - before, estimate_decode_bytes(header, size))
+"""
+
+
+@pytest.mark.parametrize(("data", "min_decode_size"), [case[:2] for case in ESTIMATES.values()], ids=ESTIMATES)
+def test_decoding_takes_no_more_memory_than_estimated(data: bytes, min_decode_size: tuple[int, int]) -> None:
+    """As the kernel counts it, but for a few megabytes that do not depend on the image."""
+    command = [sys.executable, "-c", MEASURE, *map(str, min_decode_size)]
+    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
+
+    taken, estimate = map(int, output.split())
+    assert taken < estimate + 8_000_000
+
+
 @pytest.mark.parametrize("image_format", FORMATS)
 @pytest.mark.parametrize("percent", range(5, 100, 5))
 def test_truncated_image_is_invalid(image_format: str, percent: int) -> None:
@@ -227,7 +367,7 @@ def decode_or_refuse(data: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            header = read_header(data, MEGA)
+            header = read_header(data, limits(MEGA))
             pixels = decode(header, (header.width, header.height))
         except GatewayError:
             return
@@ -267,7 +407,7 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(orientation: int, min_decode_si
     """A JPEG is decoded at a fraction of its size, never below what is needed, and upright all the same."""
     data = encode(Image.fromarray(store(gradient(4000, 3000), orientation)), "JPEG", exif=exif_of(orientation))
 
-    header = read_header(data, 12 * MEGA)
+    header = read_header(data, limits(12 * MEGA))
     pixels = decode(header, min_decode_size)
 
     assert (header.width, header.height) == (4000, 3000)
@@ -288,7 +428,7 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(orientation: int, min_decode_si
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
     """The reduction is the largest of 1, 2, 4 and 8 that leaves both sides long enough."""
-    header = read_header(encode(Image.new(mode, (1600, 1200)), "JPEG"), 2 * MEGA)
+    header = read_header(encode(Image.new(mode, (1600, 1200)), "JPEG"), limits(2 * MEGA))
 
     assert decode(header, min_decode_size).shape[1::-1] == size
 
@@ -297,13 +437,13 @@ def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
     """A phone's JPEG with a second image is reduced like any other."""
     data = encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE])
 
-    assert decode(read_header(data, 2 * MEGA), (600, 450)).shape == (600, 800, 3)
+    assert decode(read_header(data, limits(2 * MEGA)), (600, 450)).shape == (600, 800, 3)
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "GIF"])
 def test_other_formats_keep_their_size(image_format: str) -> None:
     """Only JPEG can be decoded at a reduced size."""
-    assert decode(read_header(encode(NOISE, image_format), MEGA), (4, 4)).shape == (48, 64, 3)
+    assert decode(read_header(encode(NOISE, image_format), limits(MEGA)), (4, 4)).shape == (48, 64, 3)
 
 
 def test_upright_jpeg_is_decoded_into_memory_of_its_size() -> None:
@@ -311,7 +451,7 @@ def test_upright_jpeg_is_decoded_into_memory_of_its_size() -> None:
     data = encode(Image.fromarray(PIXELS), "JPEG")
     out = np.zeros((16, 32, 3), np.uint8)
 
-    pixels = decode(read_header(data, MEGA), (32, 16), out)
+    pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
 
     assert pixels is out
     np.testing.assert_array_equal(out, pixels_of(data))
@@ -322,7 +462,7 @@ def test_reduced_jpeg_is_decoded_into_memory_of_its_size() -> None:
     data = encode(Image.fromarray(gradient(1600, 1200)), "JPEG")
     out = np.zeros((600, 800, 3), np.uint8)
 
-    assert decode(read_header(data, 2 * MEGA), (800, 600), out) is out
+    assert decode(read_header(data, limits(2 * MEGA)), (800, 600), out) is out
     np.testing.assert_allclose(out.astype(int), gradient(800, 600), atol=6)
 
 
@@ -336,7 +476,7 @@ def test_memory_that_cannot_be_decoded_into_is_left_alone(image_format: str, ori
     data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
     out = np.full((*size, 3), 7, np.uint8)
 
-    pixels = decode(read_header(data, MEGA), (32, 16), out)
+    pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
 
     assert not np.may_share_memory(pixels, out)
     assert (out == 7).all()

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from app.imaging.decode import decode
 from app.imaging.exif import is_sideways, read_orientation, turn_upright
 from app.imaging.header import read_header
-from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, store
+from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, limits, store
 
 
 def block(order: str, *entries: tuple[int, int, int], at: int = 8) -> bytes:
@@ -65,7 +65,7 @@ def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
 @pytest.mark.parametrize("exif", MALFORMED)
 def test_malformed_exif_is_ignored(exif: bytes) -> None:
     """An image with a broken EXIF block, or an orientation that does not exist, is decoded as stored."""
-    header = read_header(encode(Image.fromarray(PIXELS), "JPEG", exif=exif), MEGA)
+    header = read_header(encode(Image.fromarray(PIXELS), "JPEG", exif=exif), limits(MEGA))
 
     assert header.orientation == 1
     assert decode(header, (32, 16)).shape == (16, 32, 3)
@@ -80,7 +80,7 @@ def test_orientation_is_found_among_other_tags(image_format: str, endian: str) -
     exif[ExifTags.Base.Make] = "maker"
     exif[ExifTags.Base.UserComment] = b"x" * 40
 
-    assert read_header(encode(Image.fromarray(PIXELS), image_format, exif=exif), MEGA).orientation == 6
+    assert read_header(encode(Image.fromarray(PIXELS), image_format, exif=exif), limits(MEGA)).orientation == 6
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
@@ -90,7 +90,7 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
     image = Image.new(mode if image_format == "JPEG" else "RGB", (32, 16))
     data = encode(image, image_format, exif=b"Exif\0\0" + hostile_tags())
     tracemalloc.start()
-    header = read_header(data, MEGA)
+    header = read_header(data, limits(MEGA))
     decode(header, (32, 16))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

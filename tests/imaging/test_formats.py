@@ -43,6 +43,26 @@ def test_gif_with_endless_comments_is_refused(blocks: int) -> None:
         identify(add_comments(encode(RED, "GIF"), blocks))
 
 
+@pytest.mark.parametrize(("block", "some", "many"), [(b"!\xfe\x01x\0", 2000, 10_000), (b"!\x01\0", 5000, 20_000)])
+def test_gif_with_many_small_extensions_is_refused(block: bytes, some: int, many: int) -> None:
+    """Each costs Pillow some time, however small it is."""
+    plain = encode(RED, "GIF")
+    start = plain.index(b",\0\0\0\0")
+
+    assert identify(plain[:start] + block * some + plain[start:]) == "GIF"
+    with pytest.raises(InvalidImage, match="first frame"):
+        identify(plain[:start] + block * many + plain[start:])
+
+
+def test_gif_with_a_comment_in_small_blocks_is_refused() -> None:
+    """The time to join them grows with their number and their bytes."""
+    plain = encode(RED, "GIF")
+    start = plain.index(b",\0\0\0\0")
+
+    with pytest.raises(InvalidImage, match="first frame"):
+        identify(plain[:start] + b"!\xfe" + b"\x01x" * 100_000 + b"\0" + plain[start:])
+
+
 @pytest.mark.parametrize("cut", [6, 10, 12, 13, 20])
 def test_truncated_gif_is_left_to_the_decoder(cut: int) -> None:
     """A GIF whose blocks cannot be walked to the end is still a GIF."""
@@ -70,6 +90,22 @@ def test_png_with_too_many_chunks_is_refused(chunk: bytes, some: int, many: int)
 def test_chunks_behind_the_end_of_a_png_do_not_count() -> None:
     """No decoder reads what follows the last chunk."""
     assert identify(encode(RED, "PNG") + png_chunk(b"tEXt", b"a\0b") * 200) == "PNG"
+
+
+@pytest.mark.parametrize("chunk", [b"abcd\0\0\0\0", b"ANMF\x03\0\0\0abc\0"], ids=["empty", "odd"])
+def test_webp_with_too_many_chunks_is_refused(chunk: bytes) -> None:
+    """A record is kept of each, so only a plausible number is accepted."""
+    plain = encode(RED, "WEBP")
+
+    assert identify(plain + chunk * 15_000) == "WEBP"
+    with pytest.raises(InvalidImage, match="chunks"):
+        identify(plain + chunk * 30_000)
+
+
+@pytest.mark.parametrize("cut", range(12, 60))
+def test_truncated_webp_is_left_to_the_decoder(cut: int) -> None:
+    """A WebP whose chunks cannot be walked to the end is still a WebP."""
+    assert identify(encode(RED, "WEBP")[:cut]) == "WEBP"
 
 
 @pytest.mark.parametrize("cut", range(8, 60))

@@ -89,7 +89,7 @@ def test_exif_is_found_behind_other_segments() -> None:
     """The EXIF block is returned without its identifier, and a baseline JPEG has one scan."""
     data = saved("RGB", exif=EXIF, comment=b"before", dpi=(72, 72))
 
-    assert jpeg.read_segments(data) == (EXIF.removeprefix(b"Exif\0\0"), 1)
+    assert jpeg.read_segments(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True)
     assert jpeg.read_size(data) == (64, 48)
 
 
@@ -112,6 +112,23 @@ def test_jpeg_with_too_many_scans_is_refused() -> None:
     assert 5 < jpeg.read_segments(PROGRESSIVE).scans < 20
     with pytest.raises(InvalidImage, match="too many"):
         jpeg.read_segments(PROGRESSIVE[:-2] + SCAN * 200 + b"\xff\xd9")
+
+
+def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
+    """Of one with several, libjpeg keeps all coefficients; a progressive one may be cut after its first scan."""
+    first = PROGRESSIVE.index(b"\xff\xda")
+
+    assert jpeg.read_segments(BASELINE).is_single_scan
+    assert not jpeg.read_segments(PROGRESSIVE).is_single_scan
+    assert jpeg.read_segments(PROGRESSIVE[: first + 30])[1:] == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("min_decode_size", "size"), [((1, 1), (251, 125)), ((251, 125), (251, 125)), ((252, 1), (502, 250)), ((1, 251), (1003, 500))]
+)
+def test_reduced_size_is_the_smallest_that_is_large_enough(min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
+    """A half, a quarter or an eighth, rounded up."""
+    assert jpeg.reduced_size((2005, 999), min_decode_size) == size
 
 
 def test_what_follows_the_image_does_not_matter() -> None:

@@ -51,6 +51,7 @@ def test_spec_of_a_plain_model() -> None:
         name="m",
         version="1",
         device="cpu",
+        parallel_images=1,
         input_name="images",
         dtype=np.float32,
         input_format=InputFormat.CHW,
@@ -69,6 +70,24 @@ def test_spec_of_a_plain_model() -> None:
         source="",
         licence="",
     )
+
+
+@pytest.mark.parametrize(
+    ("batch", "groups", "expected"),
+    [
+        (0, [], 1),
+        (8, [], 8),
+        (0, [{"count": 3}], 3),
+        (8, [{"count": 2, "kind": "KIND_GPU", "gpus": [0, 1]}], 32),
+        (8, [{"count": 2, "kind": "KIND_GPU"}, {"kind": "KIND_CPU"}], 24),
+        (4, [{"count": 0}], 4),
+    ],
+)
+def test_a_model_processes_a_full_batch_in_each_instance(batch: int, groups: list[dict[str, Any]], expected: int) -> None:
+    """Instances are those of all groups, as many on each GPU as a group says."""
+    given = config(SIX_COLUMNS, batch=batch) | {"instance_group": groups}
+
+    assert from_triton_config(given, "1").parallel_images == expected
 
 
 def test_every_parameter_is_read() -> None:

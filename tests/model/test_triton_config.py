@@ -118,7 +118,7 @@ def test_every_parameter_is_documented() -> None:
             ModelConfig(
                 name="m",
                 parameters={"iou": triton_config.ParameterValue("0.5")},
-                instance_group=[triton_config.InstanceGroup("KIND_GPU")],
+                instance_group=[triton_config.InstanceGroup("KIND_GPU", 2)],
             ),
         ),
     ],

@@ -1,19 +1,19 @@
-"""The memory of an input tensor: a slot if there is one, and given back when nobody uses it any more, not before."""
+"""The memory of an input tensor: a slot if there is one, which is given back with the request's lease."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from app.errors import TritonUnavailable
 from app.pipeline.buffer import InputBuffer
+from app.resilience.lease import Lease
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Slot
 from app.triton.transport import SLOTS, Transport
 from tests.fakes.triton import FakeTriton
+from tests.support import open_buffer
 
 NBYTES = 4096
 SHAPE = (64, 64)
@@ -43,7 +43,7 @@ def times_free(slot: Slot) -> int:
 
 async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
     """Data written to the tensor is in the slot, which is free again after the block."""
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         tensor = buffer.allocate(SHAPE, np.uint8, NBYTES)
         slot = buffer.slot
         assert slot is not None
@@ -58,7 +58,7 @@ async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
 
 async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
     """A file, for example, is rarely as large as the largest that fits."""
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         tensor = buffer.allocate((10,), np.float32, NBYTES)
         assert buffer.slot is not None
         tensor[:] = 1
@@ -69,7 +69,7 @@ async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transpo
 
 async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
     """No slot is taken for it; not even one element more fits."""
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         tensor = buffer.allocate((NBYTES // 4 + 1,), np.float32, NBYTES)
 
         assert buffer.slot is None
@@ -82,7 +82,7 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
 async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
     """The type and the shape are the same."""
     _, client = fake_triton
-    with InputBuffer(Transport(client, "inline")) as buffer:
+    with open_buffer(Transport(client, "inline")) as buffer:
         tensor = buffer.allocate(SHAPE, np.float16, NBYTES * 2)
 
         assert buffer.slot is None
@@ -93,7 +93,7 @@ async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton:
 async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
     """More requests than slots are no failure."""
     slots = [transport.take(NBYTES) for _ in range(SLOTS)]
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
 
         assert all(slots)
@@ -102,7 +102,7 @@ async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Tra
 
 async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transport) -> None:
     """An image may be rejected before there is a tensor; the buffer is then empty."""
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         assert buffer.slot is None
         assert buffer.tensor.nbytes == 0
 
@@ -114,153 +114,40 @@ async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transpor
 async def test_a_missing_slot_is_an_error_where_shared_memory_is_required(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
     """The transport says so; nothing was taken that would have to be freed."""
     _, client = fake_triton
-    with pytest.raises(TritonUnavailable), InputBuffer(Transport(client, "shm")) as buffer:
+    with pytest.raises(TritonUnavailable), open_buffer(Transport(client, "shm")) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
 
 
 async def test_a_failure_in_the_block_frees_the_slot(transport: Transport) -> None:
     """An image that cannot be decoded has a slot already."""
-    with pytest.raises(ValueError, match="broken"), InputBuffer(transport) as buffer:  # noqa: PT012 - the block is the subject
+    with pytest.raises(ValueError, match="broken"), open_buffer(transport) as buffer:  # noqa: PT012 - the block is the subject
         slot = allocated(buffer)
         raise ValueError("broken")
 
     assert times_free(slot) == 1
 
 
-async def test_a_thread_that_still_decodes_keeps_the_slot(transport: Transport) -> None:
-    """It cannot be stopped, and writes into the slot until it ends, whether or not the request has ended."""
-    may_end = threading.Event()
-    with ThreadPoolExecutor(1) as executor:
-        with InputBuffer(transport) as buffer:
-            slot = allocated(buffer)
-            work = executor.submit(may_end.wait, 10)
-            buffer.keep_for(work)
-        assert times_free(slot) == 0
-        may_end.set()
+async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
+    """A decoding thread writes into it and Triton reads it, whether or not the request still waits for them."""
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with Lease() as lease:
+        slot = allocated(InputBuffer(transport, lease))
+        lease.keep_for(work)
+    assert times_free(slot) == 0
+    work.set_result(None)
+    await asyncio.sleep(0)
 
-    assert work.result()
     assert times_free(slot) == 1
 
 
 async def test_a_thread_may_allocate_after_the_request_has_ended(transport: Transport) -> None:
-    """A header may be read after its request has timed out; the slot taken then is free when the thread ends."""
-    may_start = threading.Event()
-    taken: list[Slot] = []
-
-    def fill(buffer: InputBuffer) -> None:
-        may_start.wait(10)
-        taken.append(allocated(buffer))
-        assert times_free(taken[0]) == 0
-
-    with ThreadPoolExecutor(1) as executor:
-        with InputBuffer(transport) as buffer:
-            work = executor.submit(fill, buffer)
-            buffer.keep_for(work)
-        may_start.set()
-    work.result()
-
-    assert times_free(taken[0]) == 1
-
-
-async def test_an_rpc_that_still_runs_keeps_the_slot(transport: Transport) -> None:
-    """Triton reads it until the RPC ends."""
-    may_answer = asyncio.Event()
-    with InputBuffer(transport) as buffer:
-        slot = allocated(buffer)
-        rpc = asyncio.ensure_future(may_answer.wait())
-        buffer.keep_for(rpc)
-    await asyncio.sleep(0)
+    """The slot that it takes then is free when the thread has ended."""
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with Lease() as lease:
+        lease.keep_for(work)
+    slot = await asyncio.to_thread(allocated, InputBuffer(transport, lease))
     assert times_free(slot) == 0
-    may_answer.set()
-    await rpc
-    await asyncio.sleep(0)
-
-    assert times_free(slot) == 1
-
-
-async def test_a_cancelled_request_leaves_the_slot_to_its_rpc(transport: Transport) -> None:
-    """The client disconnected; the block is left by the cancellation, the RPC goes on."""
-    may_answer = asyncio.Event()
-    rpc = asyncio.ensure_future(may_answer.wait())
-    slots: list[Slot] = []
-
-    async def request() -> None:
-        with InputBuffer(transport) as buffer:
-            slots.append(allocated(buffer))
-            buffer.keep_for(rpc)
-            await asyncio.shield(rpc)
-
-    asking = asyncio.ensure_future(request())
-    await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    assert times_free(slots[0]) == 0
-    may_answer.set()
-    await rpc
-    await asyncio.sleep(0)
-
-    assert times_free(slots[0]) == 1
-
-
-@pytest.mark.parametrize("end", ["result", "failure", "cancel"])
-async def test_work_ends_however_it_ends(transport: Transport, end: str) -> None:
-    """A result, an exception and a cancellation all give the slot back."""
-    work: Future[None] = Future()
-    with InputBuffer(transport) as buffer:
-        slot = allocated(buffer)
-        buffer.keep_for(work)
-    assert times_free(slot) == 0
-    if end == "cancel":
-        assert work.cancel()
-    elif end == "failure":
-        work.set_exception(ValueError())
-    else:
-        work.set_result(None)
-
-    assert times_free(slot) == 1
-
-
-async def test_work_that_has_ended_already_keeps_nothing(transport: Transport) -> None:
-    """A thread may be faster than the loop that started it."""
-    work: Future[None] = Future()
     work.set_result(None)
-    with InputBuffer(transport) as buffer:
-        slot = allocated(buffer)
-        buffer.keep_for(work)
-        assert times_free(slot) == 0
+    await asyncio.sleep(0)
 
     assert times_free(slot) == 1
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-async def test_the_last_of_all_users_frees_the_slot(transport: Transport, order: tuple[int, ...]) -> None:
-    """Decoding and several RPCs may end in any order."""
-    works: list[Future[None]] = [Future() for _ in order]
-    with InputBuffer(transport) as buffer:
-        slot = allocated(buffer)
-        for work in works:
-            buffer.keep_for(work)
-    for index in order:
-        assert times_free(slot) == 0
-        works[index].set_result(None)
-
-    assert times_free(slot) == 1
-
-
-async def test_many_threads_free_a_slot_exactly_once(transport: Transport) -> None:
-    """A slot that were freed twice would be given to two requests."""
-    offsets = set()
-    for _ in range(50):
-        barrier = threading.Barrier(9, timeout=10)
-        buffer = InputBuffer(transport)
-        with ThreadPoolExecutor(8) as executor, buffer:
-            slot = allocated(buffer)
-            for _ in range(8):
-                buffer.keep_for(executor.submit(barrier.wait))
-            assert times_free(slot) == 0
-            barrier.wait()
-        assert times_free(slot) == 1
-        offsets.add(slot.offset)
-
-    assert len(offsets) == 1

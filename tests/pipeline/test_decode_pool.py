@@ -3,15 +3,16 @@
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import Any
+from functools import partial
 
 import pytest
 
 from app.errors import DeadlinePassed, InvalidImage
 from app.pipeline.decode_pool import DecodePool
 from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
 from tests.support import eventually
 
 
@@ -53,14 +54,14 @@ def gate() -> Iterator[Gate]:
 
 async def test_work_runs_in_a_thread_of_the_pool(pool: DecodePool) -> None:
     """The work does not run on the event loop, and its result is returned."""
-    name = await pool.run(lambda: threading.current_thread().name, later())
+    name = await pool.run(lambda: threading.current_thread().name, later(), Lease())
 
     assert name.startswith("decode")
 
 
 async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) -> None:
     """Other requests are served while an image is decoded."""
-    running = asyncio.ensure_future(pool.run(gate, later()))
+    running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     assert not running.done()
     gate.may_end.set()
@@ -75,14 +76,14 @@ async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
         raise InvalidImage("truncated")
 
     with pytest.raises(InvalidImage, match="truncated"):
-        await pool.run(fail, later())
+        await pool.run(fail, later(), Lease())
 
 
 async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> None:
     """The job that was submitted first starts first."""
     order: list[int] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later()))
-    waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later())) for n in range(5)]  # type: ignore[misc]
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease())) for n in range(5)]  # type: ignore[misc]
     assert await eventually(gate.has_started.is_set)
     assert order == []
     gate.may_end.set()
@@ -95,7 +96,7 @@ async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> N
 async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
     """More would only compete for the cores."""
     pool, gates = DecodePool(threads), [Gate() for _ in range(5)]
-    running = [asyncio.ensure_future(pool.run(gate, later())) for gate in gates]
+    running = [asyncio.ensure_future(pool.run(gate, later(), Lease())) for gate in gates]
     assert await eventually(lambda: sum(gate.has_started.is_set() for gate in gates) == threads)
     await asyncio.sleep(0.1)
     assert [gate.has_started.is_set() for gate in gates] == [index < threads for index in range(5)]
@@ -109,96 +110,154 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate) -> None:
     """Its request has ended, and the job would delay others."""
     ran: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later()))
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     with pytest.raises(DeadlinePassed, match="took too long"):
-        await pool.run(lambda: ran.append(True), soon())
+        await pool.run(lambda: ran.append(True), soon(), Lease())
     gate.may_end.set()
     await blocking
-    await pool.run(lambda: None, later())
+    await pool.run(lambda: None, later(), Lease())
 
     assert ran == []
 
 
-async def test_a_job_that_runs_at_its_deadline_is_left_alone(pool: DecodePool, gate: Gate) -> None:
-    """A thread cannot be stopped; only the waiting ends."""
-    jobs: list[Future[str]] = []
-    with pytest.raises(DeadlinePassed, match="took too long"):
-        await pool.run(gate, soon(), jobs.append)
-    assert gate.has_started.is_set()
-    assert jobs[0].running()
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePool, gate: Gate, how: str) -> None:
+    """A thread cannot be stopped; only the waiting ends, and what the work uses is given back when it has ended."""
+    released: list[bool] = []
+    with Lease() as lease:
+        lease.on_release(lambda: released.append(True))
+        asking = asyncio.ensure_future(pool.run(gate, soon() if how == "deadline" else later(), lease))
+        assert await eventually(gate.has_started.is_set)
+        if how == "cancel":
+            asking.cancel()
+        with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+            await asking
+    assert released == []
     gate.may_end.set()
 
-    assert await asyncio.wrap_future(jobs[0]) == "done"
+    assert await eventually(lambda: released == [True])
 
 
-async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
-    """The job does not start, even if it would be quick."""
-    blocking = asyncio.ensure_future(pool.run(gate, later()))
-    with pytest.raises(DeadlinePassed):
-        await pool.run(lambda: None, Deadline.after(-1))
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate: Gate, how: str) -> None:
+    """The request ends at once, although the thread is still busy with another one."""
+    released: list[bool] = []
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    assert await eventually(gate.has_started.is_set)
+    with Lease() as lease:
+        lease.on_release(lambda: released.append(True))
+        asking = asyncio.ensure_future(pool.run(lambda: None, soon() if how == "deadline" else later(), lease))
+        await asyncio.sleep(0)
+        if how == "cancel":
+            asking.cancel()
+        with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+            await asking
+    assert released == [True]
     gate.may_end.set()
 
     assert await blocking == "done"
 
 
+class Image:
+    """Something large that a job refers to."""
+
+
+async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodePool, gate: Gate) -> None:
+    """The image of a request that has ended does not wait for a thread in memory."""
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    assert await eventually(gate.has_started.is_set)
+    image = Image()
+    left = weakref.ref(image)
+    asking = asyncio.ensure_future(pool.run(partial(id, image), later(), Lease()))
+    await asyncio.sleep(0)
+    del image
+    assert left() is not None
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    del asking
+    assert left() is None
+    gate.may_end.set()
+
+    assert await blocking == "done"
+
+
+async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
+    """The job does not start, even if it would be quick."""
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    with pytest.raises(DeadlinePassed):
+        await pool.run(lambda: None, Deadline.after(-1), Lease())
+    gate.may_end.set()
+
+    assert await blocking == "done"
+
+
+async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodePool) -> None:
+    """An idle thread would start it before the event loop finds that it is too late."""
+    ran: list[bool] = []
+    for _ in range(100):
+        with pytest.raises(DeadlinePassed, match="took too long"):
+            await pool.run(lambda: ran.append(True), Deadline.after(-1), Lease())
+    await pool.run(lambda: None, later(), Lease())
+
+    assert ran == []
+
+
 async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: Gate) -> None:
     """Its client has disconnected."""
     ran: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later()))
-    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later()))
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     gate.may_end.set()
     await blocking
-    await pool.run(lambda: None, later())
+    await pool.run(lambda: None, later(), Lease())
 
     assert ran == []
 
 
-async def test_the_job_is_handed_out_before_it_can_end(pool: DecodePool) -> None:
+async def test_a_job_that_has_ended_keeps_nothing(pool: DecodePool) -> None:
     """`on_start` gets it on the event loop, whether or not its request waits for it later."""
-    jobs: list[Future[int]] = []
-    assert await pool.run(lambda: 7, later(), jobs.append) == 7
+    released: list[bool] = []
+    with Lease() as lease:
+        lease.on_release(lambda: released.append(True))
+        assert await pool.run(lambda: 7, later(), lease) == 7
+        assert released == []
 
-    assert [job.result() for job in jobs] == [7]
+    assert released == [True]
 
 
 async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -> None:
     """The memory that a thread writes to must exist until the thread has ended."""
-    pool, jobs = DecodePool(1), list[Future[Any]]()
+    pool = DecodePool(1)
     ran: list[bool] = []
-    running = asyncio.ensure_future(pool.run(gate, later(), jobs.append))
-    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), jobs.append))
+    running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     threading.Timer(0.2, gate.may_end.set).start()
     pool.close()
 
     assert gate.may_end.is_set()
-    assert jobs[0].result(0) == "done"
-    assert jobs[1].cancelled()
     assert await running == "done"
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ran == []
 
 
-class Pixels:
-    """Something large that a failed job refers to."""
-
-
 async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodePool) -> None:
     """The image it was about is freed at once, not when the garbage collector runs."""
 
     async def request() -> None:
-        pixels = Pixels()
+        image = Image()
 
         def fail() -> None:
-            raise InvalidImage(f"{type(pixels)}")
+            raise InvalidImage(f"{type(image)}")
 
-        await pool.run(fail, later())
+        await pool.run(fail, later(), Lease())
 
     gc.collect()
     gc.disable()
@@ -206,7 +265,7 @@ async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodePool) -> None:
         for _ in range(3):
             with pytest.raises(InvalidImage):
                 await request()
-        alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
+        alive = [thing for thing in gc.get_objects() if isinstance(thing, Image)]
     finally:
         gc.enable()
 

@@ -13,11 +13,20 @@ from numpy.typing import NDArray
 
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
-from app.errors import DeadlinePassed, InvalidImage, InvalidModelOutput, InvalidParameter, UnknownModel
+from app.errors import (
+    DeadlinePassed,
+    GatewayFull,
+    InvalidImage,
+    InvalidModelOutput,
+    InvalidParameter,
+    TritonUnavailable,
+    UnknownModel,
+)
 from app.imaging import canvas
 from app.main import create_app
 from app.pipeline import detector as detector_module
-from app.pipeline.detector import Detections, DetectOptions, Detector, Limits
+from app.pipeline.detector import CallContext, Detections, DetectOptions, Detector
+from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.triton import transport as transport_module
@@ -25,7 +34,9 @@ from app.triton.client import TritonClient
 from app.triton.transport import SLOTS, Transport
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
-from tests.support import SCENE, eventually, finds, json, started
+from tests.imaging.samples import GREY, png
+from tests.pipeline.gate import Gate
+from tests.support import LIMITS, SCENE, eventually, finds, json, open_admission, started
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -61,25 +72,6 @@ def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     return threads
 
 
-class Gate:
-    """Stands in the way of a step, in its thread, until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.opened = threading.Event()
-
-    def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:  # noqa: ANN401
-        """Block a step."""
-        step = getattr(module, name)
-
-        def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
-            self.reached.set()
-            self.opened.wait(10)
-            return step(*arguments, **keywords)
-
-        monkeypatch.setattr(module, name, blocked)
-
-
 @pytest.fixture
 async def gate() -> AsyncIterator[Gate]:
     made = Gate()
@@ -100,10 +92,11 @@ async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Det
     """A detector with one thread, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
-    made = Detector(client, transport, "tiny", frozenset({"listed"}), Limits(1, 10**6, 10))
-    yield made
-    fake.may_answer.set()
-    await made.close()
+    with open_admission() as admission:
+        made = Detector(client, transport, admission, "tiny", frozenset({"listed"}), LIMITS)
+        yield made
+        fake.may_answer.set()
+        await made.close()
 
 
 async def detect(
@@ -115,8 +108,7 @@ async def detect(
     timing: Timing | None = None,
 ) -> Detections:
     """Detect with what most tests do not care about."""
-    deadline = Deadline.after(seconds)
-    return await detector.detect(data, options, deadline=deadline, timing=timing or Timing(), request_id="abc")
+    return await detector.detect(data, options, CallContext(Deadline.after(seconds), timing or Timing(), "abc"))
 
 
 def free_slots(transport: Transport, nbytes: int = SPEC.image_bytes) -> int:
@@ -179,8 +171,21 @@ async def test_only_the_detections_asked_for_are_returned(detector: Detector, op
     assert found.boxes.shape == (len(scores), 4)
 
 
+@pytest.mark.parametrize("box", [(0, 0, 32, 8), (20, 10, 10, 20)], ids=["in the padding", "inverted"])
+async def test_a_box_without_an_area_in_the_image_is_dropped(
+    fake_triton: Fake, detector: Detector, box: tuple[int, int, int, int]
+) -> None:
+    """However high its score, it takes no place of one that shows something."""
+    fake, _ = fake_triton
+    fake.answer = infer_response(output0=np.array([[*box, 0.9, 0], TABLE[1]], np.float32))
+
+    found = await detect(detector, options=OPTIONS._replace(max_detections=1))
+
+    assert found.scores.tolist() == [TABLE[1, 4]]
+
+
 async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(fake_triton: Fake, detector: Detector) -> None:
-    """The request uses neither a thread nor Triton."""
+    """Neither a thread nor Triton is bothered."""
     fake, _ = fake_triton
     with pytest.raises(InvalidParameter, match="unicorn"):
         await detect(detector, b"not an image", options=OPTIONS._replace(classes=["unicorn"]))
@@ -363,23 +368,199 @@ async def test_closing_waits_for_images_and_inferences(
     """`close` waits for decoding threads and RPCs, which use slots, also if their requests do not wait any more."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
-    detector = Detector(client, transport, "tiny", frozenset(), Limits(1, 10**6, 10))
-    await detect(detector)
-    fake.may_answer.clear()
-    with pytest.raises(DeadlinePassed):
-        await detect(detector, seconds=0.5)
-    gate.block(monkeypatch, detector_module, "fill_input")
-    with pytest.raises(DeadlinePassed):
-        await detect(detector, seconds=0.5)
-    assert free_slots(transport) == SLOTS - 1
-    asyncio.get_running_loop().call_later(0.2, fake.may_answer.set)
-    threading.Timer(0.6, gate.opened.set).start()
-    await detector.close()
+    with open_admission() as admission:
+        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        await detect(detector)
+        fake.may_answer.clear()
+        with pytest.raises(DeadlinePassed):
+            await detect(detector, seconds=0.5)
+        gate.block(monkeypatch, detector_module, "fill_input")
+        with pytest.raises(DeadlinePassed):
+            await detect(detector, seconds=0.5)
+        assert free_slots(transport) == SLOTS - 1
+        asyncio.get_running_loop().call_later(0.2, fake.may_answer.set)
+        threading.Timer(0.6, gate.opened.set).start()
+        await detector.close()
 
-    assert gate.opened.is_set()
-    assert fake.may_answer.is_set()
-    await asyncio.sleep(0)
-    assert free_slots(transport) == SLOTS
+        assert gate.opened.is_set()
+        assert fake.may_answer.is_set()
+        assert await eventually(lambda: admission.memory.used_bytes == 0)
+        assert free_slots(transport) == SLOTS
+
+
+@pytest.fixture
+async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detector]:
+    """A detector that has room for one request at a time."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    with open_admission(max_requests=1) as admission:
+        made = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        yield made
+        fake.may_answer.set()
+        await made.close()
+
+
+async def test_a_request_above_the_limit_is_rejected(fake_triton: Fake, narrow: Detector) -> None:
+    """Neither a thread nor Triton is bothered with it."""
+    fake, _ = fake_triton
+    fake.may_answer.clear()
+    first = asyncio.ensure_future(detect(narrow))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    with pytest.raises(GatewayFull):
+        await detect(narrow, b"not an image")
+    fake.may_answer.set()
+
+    assert len((await first).scores) == 2
+    assert len((await detect(narrow)).scores) == 2
+    assert len(fake.requests) == 2
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+async def test_a_request_counts_until_its_rpc_has_ended(fake_triton: Fake, narrow: Detector, how: str) -> None:
+    """Triton still works for it, so another one takes its place only then."""
+    fake, _ = fake_triton
+    fake.may_answer.clear()
+    asking = asyncio.ensure_future(detect(narrow, seconds=0.5 if how == "deadline" else 30))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    if how == "cancel":
+        asking.cancel()
+    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+        await asking
+    with pytest.raises(GatewayFull):
+        await narrow.admission.check("tiny")
+    assert narrow.admission.memory.used_bytes > 0
+    fake.may_answer.set()
+
+    assert await eventually(lambda: narrow.admission.memory.used_bytes == 0)
+    await narrow.admission.check("tiny")
+
+
+async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+) -> None:
+    """Its memory is free at once, although the thread is busy."""
+    fake, _ = fake_triton
+    gate.block(monkeypatch, detector_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(detector))
+    assert await eventually(gate.reached.is_set)
+    before = detector.admission.memory.used_bytes
+    waiting = asyncio.ensure_future(detect(detector))
+    assert await eventually(lambda: detector.admission.memory.used_bytes > before)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert detector.admission.memory.used_bytes == before
+    gate.opened.set()
+    await blocking
+
+    assert len(fake.requests) == 1
+
+
+async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) -> None:
+    """An image whose pixels do not fit the memory that is left is rejected before they are decoded; a smaller one is not."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    with open_admission(memory_bytes=2**20) as admission:
+        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
+            await detect(detector, png(1000, 1000, 8, GREY))
+        assert admission.memory.used_bytes == 0
+        assert free_slots(transport) == SLOTS
+
+        assert len((await detect(detector)).scores) == 2
+        assert admission.memory.used_bytes == 0
+        await detector.close()
+
+
+async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fake, transport: Transport) -> None:
+    """With memory for two bodies, the third request is rejected before anything is known about its model."""
+    fake, client = fake_triton
+    body = bytes(1000)
+    with open_admission(memory_bytes=2 * len(body)) as admission:
+        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        fake.may_tell.clear()
+        waiting = [asyncio.ensure_future(detect(detector, body)) for _ in range(2)]
+        assert await eventually(lambda: admission.memory.used_bytes == 2 * len(body))
+        with pytest.raises(GatewayFull, match="no memory left"):
+            await asyncio.wait_for(detect(detector, body), 5)
+        for request in waiting:
+            request.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+        assert admission.memory.used_bytes == 0
+        fake.may_tell.set()
+        await detector.close()
+
+
+async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_triton: Fake, transport: Transport) -> None:
+    """Only the file and the slot count."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
+    fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
+    with open_admission(memory_bytes=2**21) as admission:
+        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+
+        assert (await detect(detector, png(1000, 1000, 8, GREY))).width == 1000
+        await detector.close()
+
+
+async def test_a_share_is_that_of_the_call(fake_triton: Fake, detector: Detector) -> None:
+    """A key that has used up its share is rejected, another request is not."""
+    fake, _ = fake_triton
+    fake.may_answer.clear()
+    call = CallContext(Deadline.after(30), Timing(), "abc", Share("camera", 0.01))
+    first = asyncio.ensure_future(detector.detect(SCENE, OPTIONS, call))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    with pytest.raises(GatewayFull):
+        await detector.detect(SCENE, OPTIONS, call)
+    fake.may_answer.set()
+
+    assert len((await detect(detector)).scores) == 2
+    await first
+
+
+async def test_the_deadline_begins_with_the_end_of_the_body(detector: Detector) -> None:
+    """The caller may choose it, up to the maximum."""
+    assert detector.deadline(None, 100.0).at == 110
+    assert detector.deadline(1500, 100.0).at == 101.5
+    assert detector.deadline(30_000, 100.0).at == 130
+    with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
+        detector.deadline(30_001, 100.0)
+
+
+async def test_a_long_default_deadline_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
+    """The maximum is for callers."""
+    with open_admission() as admission:
+        detector = Detector(fake_triton[1], transport, admission, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60))
+
+        assert detector.deadline(None, 100.0).at == 160
+        await detector.close()
+
+
+async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Transport) -> None:
+    """One inference with the default model; afterwards the limit is that of its speed."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    with open_admission(max_requests=1000) as admission:
+        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        await detector.warm_up()
+        fake.may_answer.clear()
+        asking = [asyncio.ensure_future(detect(detector)) for _ in range(20)]
+        assert await eventually(lambda: len(fake.requests) == 21)
+        fake.may_answer.set()
+        await asyncio.gather(*asking)
+        await detector.close()
+
+    assert [request.id for request in fake.requests[:2]] == ["warm-up", "abc"]
+
+
+async def test_a_model_that_cannot_be_warmed_up_is_an_error(fake_triton: Fake, detector: Detector) -> None:
+    """The caller decides whether that matters."""
+    fake, _ = fake_triton
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    with pytest.raises(TritonUnavailable):
+        await detector.warm_up()
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
@@ -390,24 +571,25 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     assert triton.poll() is None
     client = TritonClient(settings.triton_url)
     transport = Transport(client, "auto")
-    detector = Detector(client, transport, "six_columns", frozenset(), Limits(1, 10**7, 30))
-    spec = await detector.prepare("six_columns", Deadline.after(30))
-    assert free_slots(transport, spec.image_bytes) == SLOTS
-    gate.block(monkeypatch, canvas, "decode")
-    asking = asyncio.ensure_future(detect(detector, seconds=0.5 if how == "deadline" else 30))
-    assert await eventually(gate.reached.is_set)
-    assert free_slots(transport, spec.image_bytes) == SLOTS - 1
-    if how == "cancel":
-        asking.cancel()
-    with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-        await asking
-    assert free_slots(transport, spec.image_bytes) == SLOTS - 1
-    gate.opened.set()
+    with open_admission() as admission:
+        detector = Detector(client, transport, admission, "six_columns", frozenset(), LIMITS)
+        spec = await detector.prepare("six_columns", Deadline.after(30))
+        assert free_slots(transport, spec.image_bytes) == SLOTS
+        gate.block(monkeypatch, canvas, "decode")
+        asking = asyncio.ensure_future(detect(detector, seconds=0.5 if how == "deadline" else 30))
+        assert await eventually(gate.reached.is_set)
+        assert free_slots(transport, spec.image_bytes) == SLOTS - 1
+        if how == "cancel":
+            asking.cancel()
+        with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
+            await asking
+        assert free_slots(transport, spec.image_bytes) == SLOTS - 1
+        gate.opened.set()
 
-    assert await eventually(lambda: free_slots(transport, spec.image_bytes) == SLOTS)
-    await detector.close()
-    await transport.close()
-    await client.close()
+        assert await eventually(lambda: free_slots(transport, spec.image_bytes) == SLOTS)
+        await detector.close()
+        await transport.close()
+        await client.close()
 
 
 @pytest.mark.usefixtures("triton")

@@ -1,9 +1,9 @@
-"""Inferences that nobody waits for any more: what Triton still reads stays, and not too many of them remain."""
+"""Inferences, also those that nobody waits for any more: what Triton still reads stays until their RPC has ended."""
 
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -28,6 +28,8 @@ from app.main import create_app
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.inference import InferenceRunner
 from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.worker_table import WorkerTable
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.messages import InferResult
 from app.triton.shared_memory import Arena, Slot
@@ -37,7 +39,6 @@ from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.support import SCENE, eventually, finds, json, started
 
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
-MAX_ABANDONED = 64
 
 
 class Setup:
@@ -50,16 +51,23 @@ class Setup:
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
         self.inferences = InferenceRunner(client, self.shared, self.specs)
+        self.table = WorkerTable()
+        self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
         """Of the last inference."""
 
     async def infer(self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id") -> InferResult:
         """Run one inference as a request does."""
-        with InputBuffer(self.shared if is_shared else self.inline) as buffer:
+        with await self.admit() as permit:
+            buffer = InputBuffer(self.shared if is_shared else self.inline, permit)
             buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)[:] = IMAGE
             self.slot = buffer.slot
             assert (self.slot is not None) is is_shared
-            return await self.inferences.run(SPEC, buffer, Deadline.after(seconds), request_id)
+            return await self.inferences.run(SPEC, buffer, Deadline.after(seconds), request_id, permit)
+
+    async def admit(self) -> Permit:
+        """Admit a request."""
+        return await self.queue.admit("", 1.0, Deadline.after(60))
 
     def is_slot_free(self) -> bool:
         """Return whether the slot of the last inference has been given back."""
@@ -80,6 +88,7 @@ async def inferring(fake: FakeTriton) -> AsyncIterator[Setup]:
         await made.inferences.drain()
         await made.shared.close()
         await client.close()
+        made.table.close()
 
 
 @pytest.fixture
@@ -128,10 +137,14 @@ async def test_an_inference_that_is_late_is_not_waited_for(setup: Setup) -> None
 
 
 async def test_no_time_left_is_no_answer(setup: Setup) -> None:
-    """A request that is late before it is sent is late."""
+    """A request whose deadline has passed is not sent to Triton."""
     for seconds in (0, -5):
         with pytest.raises(DeadlinePassed):
-            await setup.infer(seconds)
+            await setup.infer(seconds, is_shared=True)
+        assert setup.is_slot_free()
+
+    await setup.infer()
+    assert len(setup.fake.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,21 +211,6 @@ async def test_a_slot_stays_with_its_rpc(setup: Setup, how: str) -> None:
     assert setup.slot.arena.free_offsets.count(setup.slot.offset) == 1
 
 
-async def test_too_many_abandoned_inferences_are_an_unavailable_triton(setup: Setup) -> None:
-    """Each abandoned inference holds its image, so their number is limited."""
-    setup.fake.may_answer.clear()
-    late = await asyncio.gather(*(setup.infer(0.3) for _ in range(MAX_ABANDONED)), return_exceptions=True)
-    assert {type(error) for error in late} == {DeadlinePassed}
-
-    with pytest.raises(TritonUnavailable, match="timed out are still running in Triton"):
-        await setup.infer(is_shared=True)
-    assert setup.is_slot_free()
-    assert await eventually(lambda: len(setup.fake.requests) == MAX_ABANDONED)
-    setup.fake.may_answer.set()
-    await setup.inferences.drain()
-    assert await setup.infer()
-
-
 async def test_draining_waits_for_abandoned_inferences(setup: Setup) -> None:
     """Their slots are read until then; afterwards none is left."""
     setup.fake.may_answer.clear()
@@ -247,6 +245,43 @@ async def test_an_abandoned_inference_that_fails_is_not_reported(setup: Setup, u
     gc.collect()
 
     assert [report["message"] for report in unretrieved] == []
+
+
+@pytest.mark.parametrize("refusal", [None, (grpc.StatusCode.UNAVAILABLE, "Request timeout expired")])
+async def test_a_late_answer_is_measured(setup: Setup, refusal: tuple[grpc.StatusCode, str] | None) -> None:
+    """Also that of an inference that Triton dropped at its deadline; the limit would else stay above what the model can do."""
+    setup.fake.may_answer.clear()
+    setup.fake.refusal = refusal
+    before = setup.queue.limit
+    with pytest.raises(DeadlinePassed):
+        await setup.infer(0.1, is_shared=True)
+    assert setup.queue.limit == before
+    setup.fake.may_answer.set()
+    await setup.inferences.drain()
+    await asyncio.sleep(0)
+
+    assert setup.queue.limit > before  # the target is a million seconds
+
+
+async def test_an_answer_in_time_is_measured_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From admission to the answer."""
+    measured: list[float] = []
+    monkeypatch.setattr(setup.queue, "measure", lambda seconds, *_, **__: measured.append(seconds))
+    await setup.infer()
+    await asyncio.sleep(0)
+
+    assert len(measured) == 1
+
+
+async def test_a_failed_inference_is_not_measured(setup: Setup) -> None:
+    """How fast Triton rejects a request says nothing about the model."""
+    before = setup.queue.limit
+    setup.fake.refusal = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
+    with pytest.raises(TritonUnavailable):
+        await setup.infer()
+    await asyncio.sleep(0)
+
+    assert setup.queue.limit == before
 
 
 @pytest.mark.parametrize("accepts_regions", [True, False])
@@ -308,16 +343,17 @@ async def test_many_inferences_register_a_forgotten_region_together(setup: Setup
     assert len(setup.fake.regions) == 1
 
 
-async def test_one_rejected_registration_does_not_stop_another(setup: Setup) -> None:
+async def test_the_refusal_of_one_registration_does_not_stop_another(setup: Setup) -> None:
     """Of two requests that register a region again, one may be rejected; the other one still uses its slot."""
     setup.fake.accepts_regions = False
-    with InputBuffer(setup.shared) as buffer:
+    with await setup.admit() as permit:
+        buffer = InputBuffer(setup.shared, permit)
         buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)
         assert buffer.slot is not None
         assert not await setup.shared.register_again(buffer.slot.arena)
         setup.fake.accepts_regions = True
         setup.fake.regions.clear()
-        assert await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id")
+        assert await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id", permit)
 
     assert "shared_memory_region" in setup.fake.requests[1].inputs[0].parameters
     assert setup.fake.regions == {buffer.slot.arena.name}
@@ -402,29 +438,15 @@ async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> Non
     gc.disable()
     try:
         for _ in range(3):
-            with suppress(InferenceFailed), InputBuffer(setup.inline) as buffer:
+            with suppress(InferenceFailed), await setup.admit() as permit:
+                buffer = InputBuffer(setup.inline, permit)
                 buffer.tensor = IMAGE.copy().view(Pixels)
-                await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id")
+                await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id", permit)
         alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
     finally:
         gc.enable()
 
     assert len(alive) <= 1  # of the buffer that is still a name here
-
-
-@pytest.fixture
-def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
-    """The arenas that are created from now on."""
-    made: list[Arena] = []
-    create = Arena.__init__
-
-    def create_and_note(arena: Arena, slot_bytes: int, slots: int) -> None:
-        create(arena, slot_bytes, slots)
-        made.append(arena)
-
-    monkeypatch.setattr(Arena, "__init__", create_and_note)
-    yield made
-    made.clear()
 
 
 async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(

@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.transport import SLOTS, Transport
 from tests.fakes.triton import CONFIG, FakeTriton
+from tests.support import open_buffer
 
-MAX_PIXELS = 10**6
+LIMITS = PixelLimits(10**6, 10**6)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
+
+
+def unlimited(_: int) -> None:
+    """Have any memory."""
 
 
 def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
@@ -57,8 +62,8 @@ async def shared(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[
 
 def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
     """Fill an input and return a copy of the tensor."""
-    with InputBuffer(transport) as buffer:
-        fill_input(data, model, MAX_PIXELS, buffer)
+    with open_buffer(transport) as buffer:
+        fill_input(data, model, LIMITS, unlimited, buffer)
         return buffer.tensor.copy()
 
 
@@ -120,8 +125,8 @@ async def test_the_tensor_is_the_same_in_shared_memory(
     slot.array((model.image_bytes,), np.uint8)[:] = 77
     slot.free()
     data = file(PIXELS[:2])
-    with InputBuffer(shared) as buffer:
-        fill_input(data, model, MAX_PIXELS, buffer)
+    with open_buffer(shared) as buffer:
+        fill_input(data, model, LIMITS, unlimited, buffer)
         assert buffer.slot == slot
         np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
         np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
@@ -130,8 +135,8 @@ async def test_the_tensor_is_the_same_in_shared_memory(
 async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
     """The rest of the canvas is padding."""
     model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
-    with InputBuffer(inline) as buffer:
-        transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, MAX_PIXELS, buffer)
+    with open_buffer(inline) as buffer:
+        transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, LIMITS, unlimited, buffer)
         canvas = buffer.tensor.copy()
 
     assert transform == LetterboxTransform(0, 8, 32, 16, 100, 50)
@@ -144,8 +149,8 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
     """Placement, enlarging and padding come from the model's config."""
     model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
-    with InputBuffer(inline) as buffer:
-        transform = fill_input(file(PIXELS), model, MAX_PIXELS, buffer)
+    with open_buffer(inline) as buffer:
+        transform = fill_input(file(PIXELS), model, LIMITS, unlimited, buffer)
 
     assert (transform.width, transform.height) == (6, 4)
     assert (transform.left, transform.top) == ((13, 14) if placement == "center" else (0, 0))
@@ -156,8 +161,8 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
     """The tensor is the file with its length in front; only the header is read, for the transform."""
     model = spec("TYPE_STRING", [1], square="64")
     data = file(np.zeros((50, 100, 3), np.uint8), image_format)
-    with InputBuffer(inline) as buffer:
-        transform = fill_input(data, model, MAX_PIXELS, buffer)
+    with open_buffer(inline) as buffer:
+        transform = fill_input(data, model, LIMITS, unlimited, buffer)
 
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
     assert transform == LetterboxTransform(0, 16, 64, 32, 100, 50)
@@ -168,8 +173,8 @@ async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> 
     exif = Image.Exif()
     exif[0x0112] = 6
     data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
-    with InputBuffer(inline) as buffer:
-        transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), MAX_PIXELS, buffer)
+    with open_buffer(inline) as buffer:
+        transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), LIMITS, unlimited, buffer)
 
     assert (transform.image_width, transform.image_height) == (50, 100)
 
@@ -181,8 +186,8 @@ async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is
     await shared.prepare(model.image_bytes)
     data = file(PIXELS)
     data += bytes(model.image_bytes - 4 - len(data) + more)
-    with InputBuffer(shared) as buffer:
-        fill_input(data, model, MAX_PIXELS, buffer)
+    with open_buffer(shared) as buffer:
+        fill_input(data, model, LIMITS, unlimited, buffer)
 
         assert (buffer.slot is not None) is is_shared
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
@@ -207,9 +212,9 @@ async def test_a_rejected_image_takes_no_memory(
     """The header is checked before there is a tensor, for every input format."""
     model = spec(data_type, dims, square="32")
     await shared.prepare(model.image_bytes)
-    with InputBuffer(shared) as buffer:
+    with open_buffer(shared) as buffer:
         with pytest.raises(expected):
-            fill_input(data, model, MAX_PIXELS, buffer)
+            fill_input(data, model, LIMITS, unlimited, buffer)
         assert buffer.slot is None
         assert buffer.tensor.nbytes == 0
         assert free_slots(shared, model) == SLOTS
@@ -225,9 +230,9 @@ async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
     await shared.prepare(model.image_bytes)
     noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
     data = file(noise, image_format)
-    with InputBuffer(shared) as buffer:
+    with open_buffer(shared) as buffer:
         with pytest.raises(InvalidImage):
-            fill_input(data[: len(data) // 2], model, MAX_PIXELS, buffer)
+            fill_input(data[: len(data) // 2], model, LIMITS, unlimited, buffer)
         assert buffer.slot is not None
 
     assert free_slots(shared, model) == SLOTS
@@ -236,8 +241,8 @@ async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
     """The gateway reads only the header of such a file."""
     data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
-    with InputBuffer(inline) as buffer:
-        fill_input(data, spec("TYPE_STRING", [1], square="64"), MAX_PIXELS, buffer)
+    with open_buffer(inline) as buffer:
+        fill_input(data, spec("TYPE_STRING", [1], square="64"), LIMITS, unlimited, buffer)
 
         assert buffer.tensor.nbytes == 2004
 
@@ -251,8 +256,8 @@ async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_
     def peak(data: bytes) -> int:
         tracemalloc.start()
         try:
-            with InputBuffer(inline) as buffer:
-                fill_input(data, model, MAX_PIXELS, buffer)
+            with open_buffer(inline) as buffer:
+                fill_input(data, model, LIMITS, unlimited, buffer)
         finally:
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()

@@ -13,13 +13,13 @@ from app.config import Settings
 from app.detection.outputs import decode_outputs
 from app.detection.select import select
 from app.embedded.server import EmbeddedTriton
-from app.pipeline.buffer import InputBuffer
+from app.imaging.header import PixelLimits
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.transport import Mode, Transport
 from tests.fakes import models
-from tests.support import NEEDS_BYTES, SCENE, json
+from tests.support import NEEDS_BYTES, SCENE, json, open_buffer
 
 BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"]
 # The rectangles lie between pixels of the canvas, which is 0.64 of the scene.
@@ -70,11 +70,11 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
     transport = Transport(triton_client, mode)
     await transport.prepare(3 * spec.image_bytes)
     transforms = []
-    with InputBuffer(transport) as buffer:
+    with open_buffer(transport) as buffer:
         batch = buffer.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes)
         for index, file in enumerate((SCENE, turned.getvalue(), SCENE)):
-            with InputBuffer(Transport(triton_client, "inline")) as single:
-                transforms.append(fill_input(file, spec, 10**6, single))
+            with open_buffer(Transport(triton_client, "inline")) as single:
+                transforms.append(fill_input(file, spec, PixelLimits(10**6, 10**6), lambda _: None, single))
                 batch[index] = single.tensor
         assert (buffer.slot is not None) is (mode == "shm")
         answer = await triton_client.infer(spec, batch, images=3, timeout_seconds=30, slot=buffer.slot)

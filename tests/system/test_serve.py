@@ -40,6 +40,7 @@ class Running:
             "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
             "NEREID_TRITON_METRICS_PORT": str(metrics_port),
             "NEREID_MAX_FILE_SIZE_MB": "1",
+            "NEREID_TIMEOUT_SECONDS": "60",  # so that nothing is rejected for being late on a busy machine
         }
         with log.open("wb") as output:
             self.process = subprocess.Popen(

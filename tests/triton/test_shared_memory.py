@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -51,6 +52,42 @@ def test_the_slot_given_back_last_is_taken_first() -> None:
 
     assert made.take() == first
     made.close()
+
+
+def test_an_arena_retires_only_if_no_slot_is_lent() -> None:
+    """Until then all slots stay in use; afterwards none is lent any more."""
+    made = Arena(10, 3)
+    slots = [made.take() for _ in range(2)]
+    assert not made.retire()
+    for slot in slots:
+        assert slot
+        slot.free()
+
+    assert sorted(slot.offset for slot in iter(made.take, None)) == [0, 10, 20]
+    assert not made.retire()
+    made.close()
+
+
+def test_a_retired_arena_lends_no_slot() -> None:
+    """Nobody can write to it any more."""
+    made = Arena(10, 3)
+
+    assert made.retire()
+    assert made.take() is None
+    made.close()
+
+
+def test_an_arena_retires_while_threads_take_slots() -> None:
+    """Either no slot is lent any more, or it has not retired and no slot is lost."""
+    for _ in range(200):
+        made = Arena(10, 2)
+        with ThreadPoolExecutor(2) as threads:
+            lent = [threads.submit(made.take) for _ in range(2)]
+            is_retired = made.retire()
+        slots = [slot for job in lent if (slot := job.result())]
+
+        assert len(slots) == (0 if is_retired else 2)
+        made.close()
 
 
 def test_the_file_contains_what_is_written_to_the_slots() -> None:

@@ -1,0 +1,160 @@
+"""API keys: the file that lists them, and finding the key of a credential.
+
+The file is TOML, with one table for each key, named by the key's id:
+
+    [camera-1]
+    sha256 = ["<SHA-256 of the secret, in hex>"]   # two while a secret is replaced by another
+    scopes = ["detect"]                            # what the key may do: detect, health
+    share = 0.25                                   # optional: fraction of the gateway's capacity that is reserved for it
+
+A credential is `id.secret`. The file has only hashes: an unsalted SHA-256 is enough for secrets of 256 random bits.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import tomllib
+from math import fsum
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from app.resilience.admission import Share
+
+Scope = Literal["detect", "health"]
+"""What a key may be used for. `detect`: POST /detect and /predict, GET /models; `health`: GET /health."""
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"
+_TABLE_RULE = "expected sha256 (one or two, in hex, as a list), scopes (a list of detect and health), share (0 to 1, optional)"
+_SECRET_BYTES = 32
+_CHECK_SECONDS = 1.0
+
+LOG = structlog.get_logger()
+
+
+class ApiKey(NamedTuple):
+    """A key as the gateway uses it."""
+
+    id: str
+    digests: tuple[bytes, bytes]
+    """SHA-256 of the accepted secrets; the same twice if there is one."""
+    scopes: frozenset[Scope]
+    share: float
+    """Fraction of the requests in progress that is reserved for the key."""
+
+
+class KeysError(Exception):
+    """The file of API keys is not valid, or an id is not. The message names the place and never repeats the file's content."""
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: Annotated[list[Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z")]], Meta(min_length=1, max_length=2)]
+    scopes: Annotated[frozenset[Scope], Meta(min_length=1)]
+    share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+
+class ApiKeys:
+    """The keys in a file, which is read again when it changes.
+
+    An invalid file is logged, once for each change, and the keys from before stay in use. A worker that starts with an
+    invalid file has none until the file is valid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: dict[str, ApiKey] = {}
+        self._version: tuple[int, ...] | None = ()
+        self._next_check = 0.0
+        # Stands in for a key that does not exist: looking for it takes as long.
+        self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), 0.0)
+        self._read_if_changed()
+
+    def find(self, credential: bytes) -> ApiKey | None:
+        """Return the key of a credential, `id.secret`; None if the id is unknown or the secret is wrong.
+
+        It takes the same time for each credential of the same length, so that nobody can measure which ids exist.
+        """
+        if (now := monotonic()) >= self._next_check:
+            self._next_check = now + _CHECK_SECONDS
+            self._read_if_changed()
+        id_, _, secret = credential.partition(b".")
+        key = self._keys.get(id_.decode("latin-1"), self._nobody)
+        digest = hashlib.sha256(secret).digest()
+        matches = [hmac.compare_digest(digest, known) for known in key.digests]
+        return key if any(matches) else None
+
+    def share_of(self, key: ApiKey) -> Share:
+        """Return the part of the gateway's capacity that requests with a key may use: the key's own, or what none has reserved."""
+        if key.share:
+            return Share(key.id, key.share)
+        return Share("", 1 - sum(other.share for other in self._keys.values()))
+
+    def _read_if_changed(self) -> None:
+        version = _version_of(self._path)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._keys = load(self._path)
+        except KeysError as error:
+            LOG.error("the API keys could not be read; those from before stay in use", detail=str(error))  # noqa: TRY400
+        else:
+            LOG.info("the API keys were read", keys=len(self._keys))
+
+
+def load(path: Path) -> dict[str, ApiKey]:
+    """Read a file of keys, by id.
+
+    Raises:
+        KeysError: The file cannot be read or is not valid.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeysError(f"{path}: {error.strerror}") from error
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are; before its position, the message may quote the file
+        raise KeysError(f"{path} is not valid TOML: {str(error).rpartition('(')[2].rstrip(')')}") from None
+    keys = {id_: _to_key(path, id_, table) for id_, table in document.items()}
+    if fsum(key.share for key in keys.values()) >= 1:
+        raise KeysError(f"{path}: the shares of all keys add up to 1 or more")
+    return keys
+
+
+def create(id_: str) -> tuple[str, str]:
+    """Create a key: return its credential, `id.secret`, and the table to add to the file.
+
+    Raises:
+        KeysError: The id is not valid.
+    """
+    if not _ID.fullmatch(id_):
+        raise KeysError(_ID_RULE)
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    return f"{id_}.{secret}", f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["detect"]'
+
+
+def _to_key(path: Path, id_: str, table: object) -> ApiKey:
+    # No message repeats what it complains of: somebody may have pasted a credential into the file.
+    if not _ID.fullmatch(id_):
+        raise KeysError(f"{path}: {_ID_RULE}")
+    try:
+        checked = msgspec.convert(table, _Table)
+    except msgspec.ValidationError:
+        raise KeysError(f"{path}: [{id_}]: {_TABLE_RULE}") from None
+    digests = [bytes.fromhex(digest) for digest in checked.sha256]
+    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, checked.share)
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written or replaced; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,142 @@
+"""Admission of requests: how many bodies may be received, and how many requests may be in progress, on the whole host.
+
+A request that cannot be admitted is rejected at once, so that those that are admitted finish within their deadline. It
+waits only if its turn is about to come.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from app.errors import GatewayFull
+from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.pacer import Pacer
+from app.resilience.worker_table import WorkerTable
+
+# Fewer would let a fast model wait for requests.
+_MAX_REQUESTS = 128
+# Of one worker, early ones: about a fifth of a core.
+_REJECTIONS_PER_SECOND = 300
+
+
+class Capacity(NamedTuple):
+    """What the requests of a host may use."""
+
+    max_uploads: int
+    """Requests whose body is being received."""
+    upload_bytes: int
+    """Bytes of bodies that are being received."""
+    memory_bytes: int
+    """Bytes of images in progress, encoded and decoded."""
+    max_requests: int
+    """Requests in progress per model, at the most; 0: 128, or two full batches per instance if that is more."""
+    target_seconds: float
+    """How long a request may take when the gateway is full."""
+
+
+class Share(NamedTuple):
+    """A part of the capacity."""
+
+    key: str
+    """The API key that it is reserved for; empty for what all other requests use."""
+    fraction: float
+
+
+WHOLE = Share("", 1.0)
+"""The whole capacity, if nothing is reserved."""
+
+
+class Upload(Lease):
+    """Admits one body; its bytes are counted while it is received and parsed."""
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        super().__init__()
+        self._bytes = memory.reserve()
+        self.on_release(self._bytes.release)
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that were received.
+
+        Raises:
+            GatewayFull: There are too many bytes of bodies that are being received.
+        """
+        self._bytes.add(nbytes)
+
+
+class Admission:
+    """Admits the requests of one worker, in view of those of all workers of the host."""
+
+    def __init__(self, table: WorkerTable, capacity: Capacity) -> None:
+        """Admit within a capacity, counting in a table."""
+        self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
+        self._table = table
+        self._capacity = capacity
+        self._uploads = table.column("uploads")
+        self._upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
+        self._queues: dict[str, ModelQueue] = {}
+        self._rejections = Pacer(_REJECTIONS_PER_SECOND)
+
+    async def check(self, model: str, share: Share = WHOLE) -> None:
+        """Reject a request for a model early, before its body is received.
+
+        Clients that come back at once, and are rejected again, would take the CPU from the requests that were admitted:
+        if there are many of them, each waits for its rejection, or until there is room.
+
+        Raises:
+            GatewayFull: It would not be admitted now.
+        """
+        try:
+            self._check(model, share)
+        except GatewayFull:
+            seconds = self._rejections.wait()
+            if not seconds:
+                raise
+            await asyncio.sleep(seconds)
+            self._check(model, share)
+
+    def start_upload(self) -> Upload:
+        """Count a request whose body is about to be received."""
+        self._table.add(self._uploads, 1)
+        upload = Upload(self._upload_memory)
+        upload.on_release(lambda: self._table.add(self._uploads, -1))
+        return upload
+
+    async def admit(
+        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
+    ) -> Permit:
+        """Admit a request whose body is complete.
+
+        Args:
+            model: The model, which exists.
+            parallel_images: How many images the model processes at a time.
+            memory: What the request needs, its file and the model's input; given back with the permit.
+            deadline: When the request must have its answer.
+            share: The part of the capacity that it may use.
+
+        Raises:
+            GatewayFull: It would not have its answer in time, or something is used up.
+        """
+        queue = self._queues.get(model)
+        if queue is None:
+            ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
+            queue = self._queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
+        permit = await queue.admit(*share, deadline)
+        permit.on_release(memory.detach().release)
+        return permit
+
+    def refresh(self) -> None:
+        """Keep the limits up to date; to be called about once a second."""
+        self._table.refresh()
+        for queue in self._queues.values():
+            queue.refresh()
+
+    def _check(self, model: str, share: Share) -> None:
+        if self._table.total(self._uploads) >= self._capacity.max_uploads:
+            raise GatewayFull("too many request bodies are being received")
+        if self._upload_memory.is_full or self.memory.is_full:
+            raise GatewayFull("the memory for images is in use")
+        queue = self._queues.get(model)
+        if queue is not None:
+            queue.check(*share, self._table.own(self._uploads))

@@ -1,0 +1,58 @@
+"""What a request holds, and gives back when its work has ended."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+
+class Job(Protocol):
+    """A task or future of the event loop."""
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
+        """Call `callback` in the event loop once the job has ended."""
+
+
+class Lease:
+    """Calls back when a `with` block has been left and all jobs passed to `keep_for` have ended, in the event loop.
+
+    A decoding thread cannot be stopped, and Triton reads shared memory until the RPC ends, whether or not the request
+    still waits for them: what they use is given back by their end, not by the end of the request.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._callbacks: list[Callable[[], object]] = []
+
+    def on_release(self, callback: Callable[[], object]) -> None:
+        """Call `callback` in the end; those added last come first. From any thread that the lease is kept for."""
+        self._callbacks.append(callback)
+
+    def keep_for(self, job: Job) -> None:
+        """Keep the lease at least until a job has ended."""
+        self._users += 1
+        job.add_done_callback(self._remove_user)
+
+    def release(self) -> None:
+        """Release a lease that was never used."""
+        with self:
+            pass
+
+    def __enter__(self) -> Self:
+        self._users += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._remove_user()
+
+    def _remove_user(self, _: object = None) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                self._callbacks.pop()()
+            except BaseException:
+                self._call_back()  # the others, whichever fails
+                raise

@@ -1,0 +1,82 @@
+"""The memory that requests of all workers may use at the same time."""
+
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from app.errors import GatewayFull
+from app.resilience.worker_table import WorkerTable
+
+
+class MemoryBudget:
+    """Bytes in use by the requests of a host, under a limit."""
+
+    def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
+        """Count in the table's column of that key."""
+        self.limit_bytes = limit_bytes
+        self._table = table
+        self._column = table.column(key)
+        self._lock = Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use on this host."""
+        return self._table.total(self._column)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is left."""
+        return self._table.total(self._column) >= self.limit_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes in use by this worker."""
+        return self._table.own(self._column)
+
+    def reserve(self) -> "Reservation":
+        """Return a reservation of no bytes, to be enlarged."""
+        return Reservation(self)
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes, or discount them if the number is negative. From any thread."""
+        with self._lock:
+            self._table.add(self._column, nbytes)
+
+
+class Reservation:
+    """A part of the budget that is given back at the end of a `with` block. From any thread."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.nbytes = 0
+        self._budget = budget
+
+    def add(self, nbytes: int) -> None:
+        """Reserve more.
+
+        Raises:
+            GatewayFull: The budget has no room for it now.
+        """
+        budget = self._budget
+        budget.add(nbytes)  # first, so that two workers never use the same room
+        # One that is larger than the budget is possible alone.
+        if budget.used_bytes > max(budget.limit_bytes, self.nbytes + nbytes):
+            budget.add(-nbytes)
+            raise GatewayFull("the gateway has no memory left for an image of this size")
+        self.nbytes += nbytes
+
+    def detach(self) -> "Reservation":
+        """Move it to a new reservation, so that this one gives back nothing."""
+        moved = Reservation(self._budget)
+        moved.nbytes, self.nbytes = self.nbytes, 0
+        return moved
+
+    def release(self) -> None:
+        """Give it back."""
+        self._budget.add(-self.nbytes)
+        self.nbytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.release()

@@ -1,0 +1,234 @@
+"""The requests for one model that are in progress on a host, and the few that wait for their turn."""
+
+import asyncio
+import math
+import random
+from collections import deque
+from time import monotonic
+
+from app.errors import GatewayFull
+from app.resilience.concurrency import ConcurrencyLimit
+from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
+from app.resilience.worker_table import WorkerTable
+
+_MAX_WAIT_SECONDS = 0.03
+# Nobody tells when a request of another worker ends.
+_POLL_SECONDS = 0.005
+_MAX_RETRY_SECONDS = 30
+# The limit until the model's speed is known.
+_INITIAL_LIMIT = 32.0
+# Requests that begin when so much of the limit is used show how long requests take at the limit.
+_NEAR = 0.8
+# Deadlines below so many times the target, which is half of the usual deadline, are compared with the predicted wait.
+_SHORT = 1.9
+# A worker that measures nothing for longer has no say in the limit.
+_STALE_SECONDS = 5.0
+# Models that answer faster than this are not stalled when they pause as long.
+_MIN_STALL_SECONDS = 0.1
+_MILLI = 1_000
+_NANO = 1_000_000_000
+
+
+class Permit(Lease):
+    """Admits one request; given back when the work for it has ended."""
+
+    def __init__(self, queue: "ModelQueue", pool: "_Pool", position: int, *, is_near: bool) -> None:
+        super().__init__()
+        self.on_release(lambda: queue.leave(pool))
+        self._queue = queue
+        self._position = position
+        self._is_near = is_near
+        self._began = monotonic()
+
+    def measure(self) -> None:
+        """Measure how long the request took; to be called when its result is there, in time or not."""
+        self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near)
+
+
+class _Pool:
+    """Requests that share a part of the limit: those of one API key, or those of all keys without a share."""
+
+    def __init__(self, column: int, fraction: float) -> None:
+        self.column = column
+        self.fraction = fraction
+        self.line: deque[asyncio.Future[Permit]] = deque()
+        """Those that wait, in order of arrival."""
+        self.poll: asyncio.TimerHandle | None = None
+        """When to look for room again."""
+
+
+class ModelQueue:
+    """Admits requests for one model while their number is below a limit that follows the model's speed."""
+
+    def __init__(self, table: WorkerTable, model: str, ceiling: int, target_seconds: float) -> None:
+        self._table = table
+        self._model = model
+        self._column = table.column(f"requests:{model}")
+        self._limit_column = table.column(f"limit:{model}")
+        self._pace_column = table.column(f"pace:{model}")
+        self._pools: dict[str, _Pool] = {}
+        self.limit = _INITIAL_LIMIT
+        """Requests that may be in progress on the host: what the workers that have measured it find on average."""
+        self._target_seconds = target_seconds
+        self._measured = ConcurrencyLimit(_INITIAL_LIMIT, ceiling, target_seconds)
+        self._measured_at = 0.0
+        self._own = 0
+        """Requests of this worker that are in progress."""
+        self._progress_at = 0.0
+        """When one of them ended last, or the first of them began."""
+        self._read_limit()
+
+    @property
+    def in_progress(self) -> int:
+        """Requests that are in progress on the host."""
+        return self._table.total(self._column)
+
+    def check(self, key: str, fraction: float, uploads: int) -> None:
+        """Reject a request early.
+
+        Args:
+            key: As `admit`.
+            fraction: As `admit`.
+            uploads: How many bodies this worker receives now, whose requests may come first.
+
+        Raises:
+            GatewayFull: There is no room, and none will be soon.
+        """
+        pool = self._pool(key, fraction)
+        has_room = not pool.line and self._table.total(pool.column) < self._room(pool)
+        if not has_room and not self._is_worth_waiting(pool, uploads):
+            self._measured.note_reached()
+            raise self._full()
+
+    async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
+        """Admit a request, now or in its turn.
+
+        Args:
+            key: Name of the pool: the API key that has a share, or empty.
+            fraction: The pool's part of the limit.
+            deadline: When the request must have its answer.
+
+        Raises:
+            GatewayFull: There is no room, or it would come too late.
+        """
+        pool = self._pool(key, fraction)
+        ahead = self.in_progress
+        # With the usual deadline or a longer one, the limit is enough.
+        is_short = deadline.remaining < _SHORT * self._target_seconds
+        if ahead and is_short and (ahead + 1) * self._pace() > deadline.remaining:
+            raise self._full()
+        permit = None if pool.line else self._enter(pool)
+        if permit is None:
+            if not self._is_worth_waiting(pool, 0):
+                raise self._full()
+            permit = await self._wait(pool)
+        return permit
+
+    def leave(self, pool: _Pool) -> None:
+        """Take note of the end of a request."""
+        self._table.add(self._column, -1)
+        self._table.add(pool.column, -1)
+        self._own -= 1
+        self._progress_at = monotonic()
+        self._wake(pool)
+
+    def measure(self, seconds: float, position: int, *, is_near: bool) -> None:
+        """Take note of how long a request took; see `ConcurrencyLimit.add`."""
+        self._measured_at = monotonic()
+        self._measured.add(seconds, position, self.limit, is_near=is_near, workers=self._table.workers)
+        self._table.set(self._limit_column, round(self._measured.value * _MILLI))
+        self._table.set(self._pace_column, round(self._measured.pace * _NANO))
+        self._read_limit()
+
+    def refresh(self) -> None:
+        """Let the others decide on the limit if this worker has measured nothing for a while; to be called regularly."""
+        if monotonic() - self._measured_at > _STALE_SECONDS:
+            self._table.set(self._limit_column, 0)
+        self._read_limit()
+
+    def _read_limit(self) -> None:
+        found = [value for value in self._table.values(self._limit_column) if value]
+        self.limit = sum(found) / len(found) / _MILLI if found else self._measured.value
+
+    def _pool(self, key: str, fraction: float) -> _Pool:
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = _Pool(self._table.column(f"requests:{self._model}:{key}"), fraction)
+        pool.fraction = fraction
+        return pool
+
+    def _room(self, pool: _Pool) -> int:
+        """Return how many requests the pool's part of the limit allows."""
+        return max(1, int(self.limit * pool.fraction))
+
+    def _is_worth_waiting(self, pool: _Pool, uploads: int) -> bool:
+        """Return whether a request's turn will come within the time that it may wait."""
+        return 0 < (uploads + len(pool.line) + 1) * self._pace() * self._table.workers / pool.fraction <= _MAX_WAIT_SECONDS
+
+    def _enter(self, pool: _Pool) -> Permit | None:
+        """Admit a request if there is room."""
+        self._table.add(pool.column, 1)  # first, so that two workers never take the same place
+        requests, room = self._table.total(pool.column), self._room(pool)
+        if requests > room:
+            self._table.add(pool.column, -1)
+            self._measured.note_reached()
+            return None
+        self._table.add(self._column, 1)
+        if not self._own:
+            self._progress_at = monotonic()
+        self._own += 1
+        return Permit(self, pool, self.in_progress, is_near=requests >= _NEAR * room)
+
+    async def _wait(self, pool: _Pool) -> Permit:
+        turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        pool.line.append(turn)
+        if pool.poll is None:
+            self._poll(pool)
+        try:
+            async with asyncio.timeout(_MAX_WAIT_SECONDS):
+                return await turn
+        except BaseException as error:
+            if turn in pool.line:
+                pool.line.remove(turn)
+            elif not turn.cancelled():  # its turn came at the same moment
+                turn.result().release()
+            if isinstance(error, TimeoutError):
+                raise self._full() from None
+            raise
+
+    def _wake(self, pool: _Pool) -> None:
+        """Let those in line enter while there is room."""
+        while pool.line:
+            turn = pool.line.popleft()
+            if turn.cancelled():
+                continue
+            permit = self._enter(pool)
+            if permit is None:
+                pool.line.appendleft(turn)
+                return
+            turn.set_result(permit)
+
+    def _poll(self, pool: _Pool) -> None:
+        """Look now and then whether requests of other workers have ended."""
+        pool.poll = None
+        self._wake(pool)
+        if pool.line:
+            pool.poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._poll, pool)
+
+    def _pace(self) -> float:
+        """Return the seconds between the ends of requests on this host, as far as is known; 0 if it is not."""
+        pace = self._measured.pace
+        if not pace:
+            found = [value for value in self._table.values(self._pace_column) if value]
+            return sum(found) / len(found) / _NANO if found else 0.0
+        if not self._own:
+            return pace
+        # Nothing has ended for longer than a request takes: the model has become slower by as much.
+        pause = monotonic() - self._progress_at
+        return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
+
+    def _full(self) -> GatewayFull:
+        # When the requests in progress will have ended; spread, so that those rejected together do not come back together.
+        seconds = math.ceil(self.in_progress * self._pace() * random.uniform(1, 2))  # noqa: S311
+        return GatewayFull("as many requests as can be answered in time are in progress", min(max(1, seconds), _MAX_RETRY_SECONDS))

@@ -1,0 +1,129 @@
+"""Counters that all workers of a host share: each writes its own row, and reads the rows of all.
+
+The table lies in a memory file that the parent process creates and its workers inherit. A worker holds a lock on its
+row as long as it lives, so the row of a killed worker is not counted, and another worker may take it.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from zlib import crc32
+
+_ROWS = 512
+_COLUMNS = 4096
+_CELL_BYTES = 8  # aligned, so a reader never sees half of a write
+_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
+# The first row holds the keys of the columns.
+_KEYS = 0
+_VARIABLE = "WORKER_TABLE_FD"
+
+
+def create() -> None:
+    """Create the table of this host, for this process and the workers that it starts."""
+    descriptor = os.memfd_create("nereid-workers")
+    os.set_inheritable(descriptor, True)  # noqa: FBT003
+    os.truncate(descriptor, _SIZE)
+    os.environ[_VARIABLE] = str(descriptor)
+
+
+class WorkerTable:
+    """One row of the table, and a view of all. Columns are found by key; rows of workers that have ended do not count."""
+
+    def __init__(self) -> None:
+        """Take a free row of the host's table; of a new table if this process has inherited none.
+
+        Raises:
+            OSError: All rows are taken.
+        """
+        inherited = os.environ.get(_VARIABLE)
+        if inherited is None:
+            self._descriptor = os.memfd_create("nereid-workers")
+            os.truncate(self._descriptor, _SIZE)
+        else:
+            # Locks belong to an open file, which workers would share if they used the descriptor they have inherited.
+            self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
+        self._memory = mmap.mmap(self._descriptor, _SIZE)
+        self._cells = memoryview(self._memory).cast("q")
+        self._columns: dict[str, int] = {}
+        self._row = next((row for row in range(_KEYS + 1, _ROWS) if self._lock(row)), -1)
+        if self._row < 0:
+            raise OSError("there are more workers than rows in their table")
+        self._own = self._row * _COLUMNS
+        self._cells[self._own : self._own + _COLUMNS] = memoryview(bytes(_COLUMNS * _CELL_BYTES)).cast("q")
+        self._living = [self._own]
+        self.refresh()
+
+    def column(self, key: str) -> int:
+        """Return the column of a key, the same in all workers. Keys that find no free column share the last one."""
+        if key not in self._columns:
+            self._columns[key] = self._find_column(key)
+        return self._columns[key]
+
+    def add(self, column: int, value: int) -> None:
+        """Add to this worker's cell; from one thread at a time."""
+        self._cells[self._own + column] += value
+
+    def set(self, column: int, value: int) -> None:
+        """Set this worker's cell."""
+        self._cells[self._own + column] = value
+
+    def own(self, column: int) -> int:
+        """Return this worker's cell."""
+        return self._cells[self._own + column]
+
+    def values(self, column: int) -> list[int]:
+        """Return the cells of all living workers, this one's included."""
+        cells = self._cells
+        return [cells[row + column] for row in self._living]
+
+    def total(self, column: int) -> int:
+        """Return the sum over all living workers."""
+        cells = self._cells
+        return sum([cells[row + column] for row in self._living])
+
+    @property
+    def workers(self) -> int:
+        """Number of living workers."""
+        return len(self._living)
+
+    def refresh(self) -> None:
+        """Find out which workers live; to be called about once a second."""
+        self._living = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if row == self._row or self._is_locked(row)]
+
+    def close(self) -> None:
+        """Give the row back. What is counted after that counts nowhere."""
+        self._cells = memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")
+        self._own = 0
+        self._living = [0]
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def _find_column(self, key: str) -> int:
+        name = crc32(key.encode()) + 1
+        while not self._lock(_KEYS):  # held for microseconds
+            os.sched_yield()
+        try:
+            for column in range(_COLUMNS):
+                if self._cells[column] in {0, name}:
+                    self._cells[column] = name
+                    return column
+            return _COLUMNS - 1
+        finally:
+            self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
+
+    def _lock(self, row: int) -> bool:
+        with suppress(BlockingIOError):
+            self._control(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, row)
+            return True
+        return False
+
+    def _is_locked(self, row: int) -> bool:
+        """Return whether another open file, which is another worker's, has locked a row."""
+        return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
+
+    def _control(self, command: int, kind: int, row: int) -> int:
+        """Call fcntl with a `struct flock` for one row, and return the type of lock that it answers."""
+        answer = fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, row, 1, 0))
+        return int(struct.unpack_from("h", answer)[0])

@@ -1,0 +1,28 @@
+"""A gate in front of a step that runs in a thread."""
+
+import threading
+from typing import Any
+
+import pytest
+
+
+class Gate:
+    """Stands in the way of a step, in its thread, until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:  # noqa: ANN401
+        """Block a step; return the names of the threads that it has entered from now on."""
+        step = getattr(module, name)
+        entered: list[str] = []
+
+        def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+            entered.append(threading.current_thread().name)
+            self.reached.set()
+            self.opened.wait(10)
+            return step(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, blocked)
+        return entered

@@ -1,0 +1,188 @@
+"""What is admitted on the whole host: bodies that are received, and requests in progress."""
+
+import asyncio
+
+import pytest
+
+from app.errors import GatewayFull
+from app.resilience.admission import WHOLE, Admission, Capacity, Share
+from app.resilience.deadline import Deadline
+from app.resilience.model_queue import Permit
+from app.resilience.worker_table import WorkerTable
+from tests.resilience.conftest import OpenTable
+
+CAPACITY = Capacity(max_uploads=2, upload_bytes=100, memory_bytes=1000, max_requests=2, target_seconds=2.0)
+
+
+@pytest.fixture
+def admission(table: WorkerTable) -> Admission:
+    return Admission(table, CAPACITY)
+
+
+async def admit(
+    admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1, share: Share = WHOLE
+) -> Permit:
+    """Admit a request with a distant deadline."""
+    with admission.memory.reserve() as memory:
+        memory.add(nbytes)
+        return await admission.admit(model, parallel_images, memory, Deadline.after(60), share)
+
+
+async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) -> None:
+    """Its place and its memory are given back together."""
+    with await admit(admission, nbytes=600):
+        assert admission.memory.used_bytes == 600
+        with pytest.raises(GatewayFull, match="no memory left"):
+            await admit(admission, nbytes=401)
+        assert admission.memory.used_bytes == 600
+    assert admission.memory.used_bytes == 0
+
+    with await admit(admission, nbytes=1000):
+        assert admission.memory.is_full
+
+
+async def test_a_request_that_is_rejected_holds_no_memory(admission: Admission) -> None:
+    """It would be lost for ever."""
+    permits = [await admit(admission) for _ in range(2)]
+    with pytest.raises(GatewayFull, match="as many requests"):
+        await admit(admission)
+
+    assert admission.memory.used_bytes == 20
+    for permit in permits:
+        permit.release()
+    assert admission.memory.used_bytes == 0
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table: WorkerTable) -> None:
+    """Its client has disconnected."""
+    admission = Admission(table, CAPACITY._replace(max_requests=1))
+    with await admit(admission) as permit:
+        permit.measure()  # the model is quick, so it is worth waiting
+    with await admit(admission):
+        waiting = asyncio.create_task(admit(admission))
+        await asyncio.sleep(0)
+        assert admission.memory.used_bytes == 20
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert admission.memory.used_bytes == 10
+
+
+async def test_an_early_check_rejects_what_would_not_be_admitted(admission: Admission) -> None:
+    """Only for the model that is full, and only while it is."""
+    await admission.check("tiny")
+    with await admit(admission), await admit(admission):
+        with pytest.raises(GatewayFull):
+            await admission.check("tiny")
+        await admission.check("other")
+        with await admit(admission, "other"):
+            await admission.check("other")
+
+    await admission.check("tiny")
+
+
+async def test_a_full_memory_rejects_every_request_early(admission: Admission) -> None:
+    """Whatever its model is."""
+    with await admit(admission, nbytes=1000):
+        for model in ("tiny", "other"):
+            with pytest.raises(GatewayFull, match="the memory for images is in use"):
+                await admission.check(model)
+
+    await admission.check("tiny")
+
+
+async def test_many_rejections_are_spread_out(admission: Admission) -> None:
+    """Clients that come back at once wait for their rejection, and those that wait are accepted when there is room."""
+    with admission.start_upload(), admission.start_upload():
+        checks = [asyncio.create_task(admission.check("tiny")) for _ in range(3000)]
+        await asyncio.sleep(0)
+        rejected = [check for check in checks if check.done()]
+        assert {type(check.exception()) for check in rejected} == {GatewayFull}
+        assert 0 < len(rejected) < len(checks)
+    waiting = [check for check in checks if not check.done()]
+
+    assert await asyncio.gather(*waiting) == [None] * len(waiting)
+
+
+async def test_only_so_many_bodies_are_received(admission: Admission) -> None:
+    """A further request is rejected before its body is received, until one of them is complete."""
+    first = admission.start_upload()
+    with first, admission.start_upload(), pytest.raises(GatewayFull, match="too many request bodies"):
+        await admission.check("tiny")
+
+    with admission.start_upload():
+        await admission.check("tiny")
+
+
+async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
+    """A body that exceeds it is rejected while it is received, and a new one before that."""
+    with admission.start_upload() as one:
+        one.add(60)
+        with admission.start_upload() as other:
+            with pytest.raises(GatewayFull):
+                other.add(41)
+            other.add(40)
+        await admission.check("tiny")
+        one.add(40)
+        with pytest.raises(GatewayFull, match="the memory for images is in use"):
+            await admission.check("tiny")
+
+    await admission.check("tiny")
+
+
+async def test_a_body_counts_until_it_has_been_parsed(admission: Admission) -> None:
+    """Also if its request has ended meanwhile."""
+    job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with admission.start_upload() as upload:
+        upload.add(100)
+        upload.keep_for(job)
+    with pytest.raises(GatewayFull):
+        await admission.check("tiny")
+    job.set_result(None)
+    await asyncio.sleep(0)
+
+    await admission.check("tiny")
+
+
+async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
+    """Bodies, memory and requests are those of all workers."""
+    one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
+    with one.start_upload(), other.start_upload():
+        for admission in (one, other):
+            with pytest.raises(GatewayFull, match="too many request bodies"):
+                await admission.check("tiny")
+    with await admit(one, nbytes=600), pytest.raises(GatewayFull, match="no memory left"):
+        await admit(other, nbytes=401)
+    with await admit(one), await admit(other):
+        for admission in (one, other):
+            with pytest.raises(GatewayFull, match="as many requests"):
+                await admission.check("tiny")
+
+    for admission in (one, other):
+        await admission.check("tiny")
+        assert admission.memory.used_bytes == 0
+
+
+async def test_a_reserved_share_is_left_to_its_key(admission: Admission) -> None:
+    """Requests without it do not use it, and those with it use no more."""
+    camera, others = Share("camera", 0.5), Share("", 0.5)
+    with await admit(admission, share=others):
+        with pytest.raises(GatewayFull):
+            await admission.check("tiny", others)
+        await admission.check("tiny", camera)
+        with await admit(admission, share=camera), pytest.raises(GatewayFull):
+            await admit(admission, share=camera)
+
+
+@pytest.mark.parametrize(("parallel_images", "expected"), [(1, 128), (64, 128), (100, 200)])
+async def test_the_largest_limit_suits_the_model(table: WorkerTable, parallel_images: int, expected: int) -> None:
+    """Without a setting it is 128, or two full batches per instance."""
+    admission = Admission(table, CAPACITY._replace(max_requests=0, target_seconds=1e6, memory_bytes=10**6))
+    with await admit(admission, parallel_images=parallel_images) as permit:
+        permit.measure()
+    permits = [await admit(admission, parallel_images=parallel_images) for _ in range(expected)]
+    with pytest.raises(GatewayFull):
+        await admit(admission, parallel_images=parallel_images)
+
+    for permit in permits:
+        permit.release()

@@ -1,0 +1,120 @@
+"""The memory that requests of all workers may use at the same time."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.errors import GatewayFull
+from app.resilience.memory import MemoryBudget
+from app.resilience.worker_table import WorkerTable
+from tests.resilience.conftest import OpenTable
+
+
+def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
+    """It may be enlarged several times."""
+    budget = MemoryBudget(table, "memory", 100)
+    with budget.reserve() as reservation:
+        assert budget.used_bytes == 0
+        reservation.add(30)
+        reservation.add(50)
+        assert (reservation.nbytes, budget.used_bytes) == (80, 80)
+
+    assert (reservation.nbytes, budget.used_bytes) == (0, 0)
+
+
+def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
+    """It keeps what it had, and others may have what is left."""
+    budget = MemoryBudget(table, "memory", 100)
+    first, second = budget.reserve(), budget.reserve()
+    first.add(60)
+    second.add(10)
+    with pytest.raises(GatewayFull, match="no memory left"):
+        first.add(31)
+
+    assert (first.nbytes, budget.used_bytes, budget.is_full) == (60, 70, False)
+    second.add(30)
+    assert budget.is_full
+    with pytest.raises(GatewayFull):
+        second.add(1)
+
+
+def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -> None:
+    """It would never be possible otherwise; while it is in progress, and while another one is, there is no room."""
+    budget = MemoryBudget(table, "memory", 100)
+    large, small = budget.reserve(), budget.reserve()
+    with small:
+        small.add(1)
+        with pytest.raises(GatewayFull):
+            large.add(200)
+    large.add(150)
+    large.add(50)
+    with pytest.raises(GatewayFull):
+        small.add(1)
+
+    assert (large.nbytes, small.nbytes, budget.used_bytes) == (200, 0, 200)
+
+
+def test_a_reservation_that_was_moved_gives_back_nothing(table: WorkerTable) -> None:
+    """The new one gives it back."""
+    budget = MemoryBudget(table, "memory", 100)
+    with budget.reserve() as reservation:
+        reservation.add(60)
+        moved = reservation.detach()
+    assert (reservation.nbytes, moved.nbytes, budget.used_bytes) == (0, 60, 60)
+    moved.release()
+
+    assert budget.used_bytes == 0
+
+
+def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
+    """The limit is that of the host."""
+    one, other = (MemoryBudget(open_table(), "memory", 100) for _ in range(2))
+    one.reserve().add(70)
+    reservation = other.reserve()
+    with pytest.raises(GatewayFull):
+        reservation.add(31)
+    reservation.add(30)
+
+    assert one.used_bytes == other.used_bytes == 100
+    assert (one.own_bytes, other.own_bytes) == (70, 30)
+    assert one.is_full
+
+
+def test_budgets_of_different_keys_are_separate(table: WorkerTable) -> None:
+    """Bodies that are being received use other memory than images in progress."""
+    one, other = MemoryBudget(table, "memory", 100), MemoryBudget(table, "upload memory", 100)
+    one.reserve().add(100)
+
+    assert (other.used_bytes, other.is_full) == (0, False)
+
+
+def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
+    """Nothing is counted below what others use."""
+    budget = MemoryBudget(table, "memory", 100)
+    other = budget.reserve()
+    other.add(10)
+    reservation = budget.reserve()
+    reservation.add(20)
+    reservation.release()
+    reservation.release()
+
+    assert budget.used_bytes == 10
+
+
+def test_threads_count_every_byte(table: WorkerTable) -> None:
+    """Decoding threads reserve memory while the event loop does."""
+    budget = MemoryBudget(table, "memory", 10**9)
+    barrier = threading.Barrier(8)
+
+    def reserve() -> None:
+        barrier.wait(10)
+        for _ in range(2000):
+            with budget.reserve() as reservation:
+                reservation.add(3)
+
+    with ThreadPoolExecutor(8) as executor:
+        for job in [executor.submit(reserve) for _ in range(8)]:
+            job.result()
+
+    assert budget.used_bytes == 0

@@ -1,0 +1,471 @@
+"""Requests for one model: how many are in progress, who waits, and who is rejected."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from app.errors import GatewayFull
+from app.resilience import concurrency, model_queue
+from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue, Permit
+from app.resilience.worker_table import WorkerTable
+from tests.resilience.conftest import OpenTable
+
+TARGET = 2.0
+QUICK = 0.001
+"""Seconds between the ends of requests of a model for which it is worth waiting."""
+
+
+def open_queue(table: WorkerTable, limit: int, pace: float = 0.0) -> ModelQueue:
+    """Make the queue of a model with this limit, whatever the model's speed is, and tell it the speed."""
+    queue = ModelQueue(table, "tiny", limit, target_seconds=1e6)
+    if pace:
+        queue.measure(pace, 1, is_near=False)
+    return queue
+
+
+def later() -> Deadline:
+    return Deadline.after(60)
+
+
+async def enter(queue: ModelQueue, key: str = "", fraction: float = 1.0, deadline: Deadline | None = None) -> Permit:
+    """Admit a request, which is in progress until its permit is released."""
+    permit = await queue.admit(key, fraction, deadline or later())
+    permit.__enter__()
+    return permit
+
+
+def leave(permit: Permit) -> None:
+    """End a request."""
+    permit.__exit__(None, None, None)
+
+
+async def fill(queue: ModelQueue, requests: int) -> list[Permit]:
+    return [await enter(queue) for _ in range(requests)]
+
+
+@pytest.fixture
+async def waiting(table: WorkerTable) -> AsyncIterator[tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]]:
+    """A queue with a limit of one, the request that is in progress, and three that wait."""
+    queue = open_queue(table, 1, QUICK)
+    permit = await enter(queue)
+    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
+    await asyncio.sleep(0)
+    yield queue, permit, tasks
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_as_many_requests_as_the_limit_says_are_admitted(table: WorkerTable) -> None:
+    """The next one is rejected, until one of them ends."""
+    queue = open_queue(table, 3)
+    permits = await fill(queue, 3)
+    assert (queue.in_progress, queue.limit) == (3, 3)
+    with pytest.raises(GatewayFull, match="as many requests as can be answered in time"):
+        await enter(queue)
+    leave(permits.pop())
+    permits.append(await enter(queue))
+
+    assert queue.in_progress == 3
+    for permit in permits:
+        leave(permit)
+    assert queue.in_progress == 0
+
+
+async def test_the_early_check_agrees(table: WorkerTable) -> None:
+    """A request is rejected before its body is received if there is no room and none will be soon."""
+    queue = open_queue(table, 1)
+    queue.check("", 1.0, 0)
+    permit = await enter(queue)
+    with pytest.raises(GatewayFull):
+        queue.check("", 1.0, 0)
+    leave(permit)
+
+    queue.check("", 1.0, 0)
+
+
+async def test_the_early_check_accepts_a_request_that_may_wait(table: WorkerTable) -> None:
+    """Its turn comes soon, so its body may be received."""
+    queue = open_queue(table, 1, QUICK)
+    permit = await enter(queue)
+    queue.check("", 1.0, 0)
+    leave(permit)
+
+
+async def test_bodies_that_are_being_received_come_first(table: WorkerTable) -> None:
+    """A request is worth its body only if its turn comes soon after theirs."""
+    queue = open_queue(table, 1, QUICK)
+    permit = await enter(queue)
+    queue.check("", 1.0, 5)
+    with pytest.raises(GatewayFull):
+        queue.check("", 1.0, 100)
+    leave(permit)
+
+    queue.check("", 1.0, 100)
+
+
+async def test_the_limit_is_that_of_the_host(open_table: OpenTable) -> None:
+    """Requests of all workers count, and a worker is told by nobody when one of another ends."""
+    one, other = (open_queue(open_table(), 2, QUICK) for _ in range(2))
+    permits = [await enter(one), await enter(one)]
+    assert other.in_progress == 2
+    waiting = asyncio.create_task(enter(other))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    leave(permits[0])
+
+    leave(await waiting)
+    leave(permits[1])
+
+
+async def test_the_limit_is_the_average_of_what_workers_have_measured(open_table: OpenTable) -> None:
+    """A worker that has measured nothing uses what the others have found."""
+    tables = [open_table() for _ in range(3)]
+    fast, slow, new = (ModelQueue(table, "tiny", 1000, TARGET) for table in tables)
+    fast.measure(0.01, 1, is_near=False)
+    slow.measure(0.02, 1, is_near=False)
+    for queue in (fast, slow, new):
+        queue.refresh()
+
+    assert fast.limit == slow.limit == new.limit == pytest.approx((TARGET / 0.01 + TARGET / 0.02) / 2)
+
+
+async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(
+    open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it found last may be long out of date; after five seconds the limit is what the others find."""
+    now = 100.0
+    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
+    idle, busy = (ModelQueue(open_table(), "tiny", 1000, TARGET) for _ in range(2))
+    idle.measure(TARGET, 1, is_near=False)
+    now += 4
+    busy.measure(TARGET / 101, 1, is_near=False)
+    idle.refresh()
+    assert busy.limit == pytest.approx((1 + 101) / 2)
+    now += 2
+    for queue in (idle, busy):
+        queue.refresh()
+    assert idle.limit == busy.limit == pytest.approx(101)
+    idle.measure(TARGET, 1, is_near=False)
+    busy.refresh()
+
+    assert busy.limit < 101
+
+
+async def test_models_do_not_count_together(table: WorkerTable) -> None:
+    """A full model leaves others alone."""
+    full, other = (ModelQueue(table, name, 1, TARGET) for name in ("full", "other"))
+    permits = [await enter(full), await enter(other)]
+
+    assert (full.in_progress, other.in_progress) == (1, 1)
+    for permit in permits:
+        leave(permit)
+
+
+async def test_requests_enter_in_order_of_arrival(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
+    """Each one that ends lets the next one in."""
+    queue, permit, tasks = waiting
+    for index, task in enumerate(tasks):
+        leave(permit)
+        permit = await task
+
+        assert [other.done() for other in tasks] == [number <= index for number in range(3)]
+        assert queue.in_progress == 1
+    leave(permit)
+
+
+async def test_waiting_is_bounded(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
+    """A request whose turn does not come soon is rejected, however late its deadline is."""
+    queue, permit, tasks = waiting
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert {type(outcome) for outcome in outcomes} == {GatewayFull}
+    assert queue.in_progress == 1
+    leave(permit)
+    assert queue.in_progress == 0
+    leave(await enter(queue))
+
+
+async def test_only_those_wait_whose_turn_will_come_in_time(table: WorkerTable) -> None:
+    """With 10 ms from one end to the next, three requests wait; the fourth is rejected at once."""
+    queue = open_queue(table, 1, 0.01)
+    permit = await enter(queue)
+    tasks = [asyncio.create_task(enter(queue)) for _ in range(4)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert [task.done() for task in tasks] == [False, False, False, True]
+    assert isinstance(tasks[3].exception(), GatewayFull)
+    leave(permit)
+    for task in tasks[:3]:
+        with suppress(GatewayFull):
+            leave(await task)
+
+
+async def test_a_cancelled_request_leaves_the_line(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
+    """Its client has disconnected; the one behind it takes its turn."""
+    queue, permit, (first, second, _) = waiting
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    leave(permit)
+
+    leave(await second)
+    assert queue.in_progress <= 1
+
+
+async def test_a_request_that_is_cancelled_when_its_turn_has_come_takes_no_place(
+    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
+) -> None:
+    """Its place is given back, and the one behind it enters."""
+    queue, permit, (first, *others) = waiting
+    leave(permit)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    for task in others:
+        leave(await task)
+
+    assert queue.in_progress == 0
+
+
+async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
+    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
+) -> None:
+    """It arrives after the end of one request and before the next one runs; the limit is kept."""
+    queue, permit, tasks = waiting
+    leave(permit)
+    late = asyncio.create_task(enter(queue))
+    first = await tasks[0]
+    assert queue.in_progress == 1
+    leave(first)
+    for task in (*tasks[1:], late):
+        leave(await task)
+
+
+async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests come, wait and are rejected timers do not pile up."""
+    queue = open_queue(table, 1, QUICK)
+    permit = await enter(queue)
+    loop = asyncio.get_running_loop()
+    timers = 0
+    call_later = loop.call_later
+
+    def counted(delay: float, *arguments: object) -> object:
+        nonlocal timers
+        timers += 1
+        return call_later(delay, *arguments)  # type: ignore[arg-type]
+
+    async def ask() -> None:
+        with suppress(GatewayFull):
+            leave(await enter(queue))
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    tasks = []
+    for _ in range(60):
+        tasks += [asyncio.create_task(ask()), asyncio.create_task(ask())]
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*tasks)
+
+    assert timers < 500
+    leave(permit)
+
+
+async def test_shares_do_not_take_each_others_room(table: WorkerTable) -> None:
+    """Half of the limit is for one key; both halves can be full at the same time, and neither exceeds its own."""
+    queue = open_queue(table, 4)
+    permits = [await enter(queue, key, 0.5) for key in ("camera", "camera", "", "")]
+    assert queue.in_progress == 4
+    for key in ("camera", ""):
+        with pytest.raises(GatewayFull):
+            queue.check(key, 0.5, 0)
+        with pytest.raises(GatewayFull):
+            await enter(queue, key, 0.5)
+    leave(permits.pop())
+    with pytest.raises(GatewayFull):
+        queue.check("camera", 0.5, 0)
+
+    queue.check("", 0.5, 0)
+    for permit in permits:
+        leave(permit)
+
+
+async def test_a_small_share_allows_one_request(table: WorkerTable) -> None:
+    """However small a fraction of a small limit is."""
+    queue = open_queue(table, 2)
+    permit = await enter(queue, "camera", 0.01)
+
+    with pytest.raises(GatewayFull):
+        await enter(queue, "camera", 0.01)
+    leave(permit)
+
+
+async def test_those_who_wait_in_one_share_do_not_block_another(table: WorkerTable) -> None:
+    """Each share has a line of its own, and both lines move."""
+    queue = open_queue(table, 2, QUICK)
+    permits = {key: await enter(queue, key, 0.5) for key in ("camera", "")}
+    waiting = {key: asyncio.create_task(enter(queue, key, 0.5)) for key in ("camera", "")}
+    await asyncio.sleep(0)
+    leave(permits["camera"])
+    leave(await waiting["camera"])
+    assert not waiting[""].done()
+    leave(permits[""])
+
+    leave(await waiting[""])
+
+
+async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
+    """The file of keys was edited while the gateway runs."""
+    queue = open_queue(table, 4)
+    permits = [await enter(queue, "camera", 0.5) for _ in range(2)]
+    with pytest.raises(GatewayFull):
+        queue.check("camera", 0.5, 0)
+
+    queue.check("camera", 0.75, 0)
+    for permit in permits:
+        leave(permit)
+
+
+async def test_a_request_that_would_be_late_is_rejected_at_once(table: WorkerTable) -> None:
+    """With one second from one end to the next, the third request needs three seconds."""
+    queue = open_queue(table, 10, 1.0)
+    permits = [await enter(queue, deadline=Deadline.after(10)) for _ in range(2)]
+    with pytest.raises(GatewayFull):
+        await enter(queue, deadline=Deadline.after(2.9))
+
+    permits.append(await enter(queue, deadline=Deadline.after(3.1)))
+    for permit in permits:
+        leave(permit)
+
+
+@pytest.mark.parametrize("pace", [0.0, 0.001, 60.0])
+async def test_a_request_is_admitted_while_none_is_in_progress(table: WorkerTable, pace: float) -> None:
+    """Also if the model is known to be slower than its deadline: it may have become faster."""
+    queue = open_queue(table, 1, pace)
+    queue.check("", 1.0, 0)
+
+    leave(await enter(queue, deadline=Deadline.after(0.5)))
+
+
+async def test_a_stall_makes_the_model_slower(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing ends, requests are rejected that would have been admitted; one end later they are admitted again."""
+    now = 100.0
+    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
+    queue = open_queue(table, 10, 0.2)
+    permits = await fill(queue, 2)
+    leave(await enter(queue, deadline=Deadline.after(5)))
+    now += 20
+    with pytest.raises(GatewayFull) as caught:
+        await enter(queue, deadline=Deadline.after(5))
+    assert (caught.value.retry_after_seconds or 0) > 5
+    leave(permits.pop())
+
+    leave(await enter(queue, deadline=Deadline.after(5)))
+    leave(permits.pop())
+
+
+async def test_a_pause_without_requests_is_no_stall(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends because nothing was asked."""
+    now = 100.0
+    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
+    queue = open_queue(table, 10, 0.2)
+    leave(await enter(queue))
+    now += 3600
+    permits = await fill(queue, 3)
+
+    leave(await enter(queue, deadline=Deadline.after(5)))
+    for permit in permits:
+        leave(permit)
+
+
+@pytest.mark.parametrize(
+    ("pace", "least", "most"), [(0.0, 1, 1), (0.001, 1, 1), (0.7, 2, 3), (1.5, 4, 6), (10.0, 21, 30), (100.0, 30, 30)]
+)
+async def test_a_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pace: float, least: int, most: int) -> None:
+    """After once to twice the time that those in progress need, at random: at least one second, at most thirty."""
+    queue = open_queue(table, 2, pace)
+    permits = [await enter(queue, deadline=Deadline.after(1000)) for _ in range(2)]
+    told = []
+    for _ in range(100):
+        with pytest.raises(GatewayFull) as caught:
+            await enter(queue, deadline=Deadline.after(0.0001))
+        told.append(caught.value.retry_after_seconds or 0)
+
+    assert least <= min(told) <= max(told) <= most
+    assert (len(set(told)) > 1) is (least < most)
+    for permit in permits:
+        leave(permit)
+
+
+@pytest.mark.parametrize(("seconds", "is_admitted"), [(1.0, False), (1.9 * TARGET - 0.1, False), (1.9 * TARGET + 0.1, True)])
+async def test_only_short_deadlines_are_compared_with_the_predicted_wait(
+    table: WorkerTable,
+    seconds: float,
+    is_admitted: bool,  # noqa: FBT001
+) -> None:
+    """For the usual deadline the limit is enough: requests of a batch take as long together as one alone."""
+    queue = ModelQueue(table, "tiny", 10, TARGET)
+    for measured in (TARGET / 10, *[0.9 * TARGET] * 100):  # the limit is 10, then requests take longer
+        queue.measure(measured, 1, is_near=False)
+    permits = [await enter(queue) for _ in range(2)]
+    if is_admitted:
+        permits.append(await enter(queue, deadline=Deadline.after(seconds)))
+    else:
+        with pytest.raises(GatewayFull):
+            await enter(queue, deadline=Deadline.after(seconds))
+
+    for permit in permits:
+        leave(permit)
+
+
+async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one gives the limit for the next ones; one that failed would say nothing about the model."""
+    now = 100.0
+    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
+    queue = ModelQueue(table, "tiny", 1000, TARGET)
+    before = queue.limit
+    failed = await enter(queue)
+    now += 0.001
+    leave(failed)
+    assert queue.limit == before
+    permit = await enter(queue)
+    now += 0.1
+    permit.measure()
+    leave(permit)
+
+    assert queue.limit == pytest.approx(TARGET / 0.1)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.2])
+async def test_the_limit_recovers_if_only_one_share_is_used(
+    table: WorkerTable, monkeypatch: pytest.MonkeyPatch, fraction: float
+) -> None:
+    """After a slow phase of a model that works one by one, a share that is rejected lets the limit grow again."""
+    now = 100.0
+    for module in (model_queue, concurrency):
+        monkeypatch.setattr(module, "monotonic", lambda: now)
+    queue = ModelQueue(table, "tiny", 1000, TARGET)
+    running: deque[Permit] = deque()
+
+    async def process(images: int, seconds: float) -> None:
+        nonlocal now
+        for _ in range(images):
+            with suppress(GatewayFull):
+                while True:
+                    running.append(await enter(queue, "camera", fraction, Deadline.after(1e6)))
+            now += seconds
+            permit = running.popleft()
+            permit.measure()
+            leave(permit)
+
+    await process(100, 4 * TARGET)
+    assert queue.limit == 1
+    await process(2000, 0.1)
+    for permit in running:
+        leave(permit)
+
+    assert queue.limit >= TARGET / 0.1 / 2

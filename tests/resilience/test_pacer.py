@@ -1,0 +1,51 @@
+"""Events are spaced out in time."""
+
+import pytest
+
+from app.resilience import pacer
+from app.resilience.pacer import Pacer
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pacer, "monotonic", made)
+    return made
+
+
+def test_rare_events_do_not_wait(clock: Clock) -> None:
+    """As many as a second allows may come at once."""
+    paced = Pacer(10)
+    for _ in range(3):
+        assert [paced.wait() for _ in range(10)] == pytest.approx([0] * 10)
+        clock.now += 1
+
+
+def test_more_events_wait_in_turn(clock: Clock) -> None:
+    """Each a tenth of a second longer than the one before."""
+    paced = Pacer(10)
+    for _ in range(10):
+        paced.wait()
+
+    assert [paced.wait() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    clock.now += 0.2
+    assert paced.wait() == pytest.approx(0.2)
+
+
+def test_no_event_waits_longer_than_a_second(clock: Clock) -> None:
+    """However many there are; the waiting ends soon after they have become rare."""
+    paced = Pacer(10)
+    assert max(paced.wait() for _ in range(1000)) == pytest.approx(1)
+    clock.now += 1.2
+
+    assert paced.wait() == 0

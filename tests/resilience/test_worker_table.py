@@ -1,0 +1,212 @@
+"""Counters that all workers of a host share."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from app.resilience.worker_table import WorkerTable
+from tests.resilience.conftest import VARIABLE, OpenTable
+from tests.support import ROOT
+
+# A worker: it counts five requests, says so, and lives until its stdin is closed.
+WORKER = """
+import sys
+from app.resilience.worker_table import WorkerTable
+table = WorkerTable()
+table.add(table.column("requests"), 5)
+print("counted", flush=True)
+sys.stdin.read()
+"""
+
+# A parent that starts workers by fork, as Granian does, and prints what the last of them sees.
+PARENT = """
+import os
+from app.resilience import worker_table
+from app.resilience.worker_table import WorkerTable
+worker_table.create()
+done, counted = os.pipe(), os.pipe()
+for number in range(3):
+    if os.fork() == 0:
+        table = WorkerTable()
+        table.add(table.column("requests"), 1 + number)
+        os.write(counted[1], b"x")
+        os.close(done[1])
+        os.read(done[0], 1)
+        os._exit(0)
+    os.read(counted[0], 1)
+table = WorkerTable()
+column = table.column("requests")
+print(table.workers, sorted(table.values(column)), table.total(column))
+os.close(done[1])
+for _ in range(3):
+    os.wait()
+table.refresh()
+print(table.workers, table.values(column))
+"""
+
+# Opens tables until the rows are used up.
+CROWD = """
+from app.host.processes import raise_file_limit
+from app.resilience import worker_table
+from app.resilience.worker_table import WorkerTable
+raise_file_limit()
+worker_table.create()
+tables = []
+try:
+    while True:
+        tables.append(WorkerTable())
+except OSError as error:
+    print(len(tables), error)
+"""
+
+
+@contextmanager
+def running_worker() -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a worker that has counted five requests."""
+    descriptor = int(os.environ[VARIABLE])
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"counted\n"
+        yield worker
+        worker.kill()
+
+
+def output(script: str) -> list[str]:
+    """Run a script in a new process and return the lines it prints."""
+    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_all_workers_see_the_sum(open_table: OpenTable) -> None:
+    """Each worker writes its own cell, and all of them read the total and the single values."""
+    first, second = open_table(), open_table()
+    column = first.column("requests")
+    first.add(column, 3)
+    first.add(column, -1)
+    second.set(second.column("requests"), 5)
+
+    assert (first.workers, second.workers) == (2, 2)
+    assert first.total(column) == second.total(second.column("requests")) == 7
+    assert sorted(first.values(column)) == [2, 5]
+
+
+def test_a_key_has_the_same_column_in_all_workers(open_table: OpenTable) -> None:
+    """The column depends on the key alone, not on the order in which workers ask for keys."""
+    first, second = open_table(), open_table()
+    columns = {key: first.column(key) for key in ("a", "b", "c")}
+
+    assert {key: second.column(key) for key in ("c", "b", "a")} == columns
+    assert len(set(columns.values())) == 3
+    assert second.column("d") not in columns.values()
+
+
+def test_many_models_do_not_share_counters(table: WorkerTable) -> None:
+    """There are columns for all counters of a hundred models."""
+    keys = [f"{kind}:model-{number}" for number in range(100) for kind in ("requests", "limit", "pace", "pool")]
+
+    assert len({table.column(key) for key in keys}) == len(keys)
+
+
+def test_a_worker_that_was_killed_does_not_count(open_table: OpenTable) -> None:
+    """Its requests are forgotten at the next refresh, without any help of its own."""
+    own = open_table()
+    column = own.column("requests")
+    own.add(column, 1)
+    with running_worker() as worker:
+        own.refresh()
+        assert (own.workers, own.total(column)) == (2, 6)
+        worker.kill()
+        worker.wait()
+        own.refresh()
+
+        assert (own.workers, own.total(column)) == (1, 1)
+
+
+def test_the_row_of_a_killed_worker_is_used_again(open_table: OpenTable) -> None:
+    """The next worker starts there with zeros."""
+    own = open_table()
+    column = own.column("requests")
+    with running_worker() as worker:
+        worker.kill()
+        worker.wait()
+    following = open_table()
+
+    assert (own.workers, own.total(column)) == (2, 0)
+    following.add(following.column("requests"), 1)
+    assert own.total(column) == 1
+
+
+def test_a_worker_that_starts_is_counted_after_a_refresh(open_table: OpenTable) -> None:
+    """Also one in another process."""
+    own = open_table()
+    with running_worker():
+        assert own.workers == 1
+        own.refresh()
+
+        assert own.workers == 2
+        assert own.total(own.column("requests")) == 5
+
+
+def test_workers_inherit_the_table_through_fork() -> None:
+    """Each child that Granian forks has a row of its own, although all inherit one descriptor."""
+    assert output(PARENT) == ["4 [0, 1, 2, 3] 6", "1 [0]"]
+
+
+def test_a_closed_table_gives_its_row_back(open_table: OpenTable) -> None:
+    """More workers may come and go than there are rows."""
+    own = open_table()
+    for _ in range(600):
+        WorkerTable().close()
+    own.refresh()
+
+    assert own.workers == 1
+
+
+def test_what_is_counted_after_the_end_counts_nowhere(open_table: OpenTable) -> None:
+    """A thread may end after its worker has given its row back to another one."""
+    own, ending = open_table(), WorkerTable()
+    column = own.column("requests")
+    ending.add(ending.column("requests"), 1)
+    ending.close()
+    following = open_table()
+    ending.add(column, -1)
+    ending.set(column, 7)
+
+    assert own.total(column) == following.total(column) == 0
+    assert ending.workers == 1
+
+
+def test_more_workers_than_rows_are_an_error() -> None:
+    """The worker that finds no row does not start."""
+    assert output(CROWD) == ["511 there are more workers than rows in their table"]
+
+
+def test_a_table_that_nobody_has_created_is_private(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes without a common parent, such as two tests, do not count together."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    other = WorkerTable()
+    other.add(other.column("requests"), 5)
+    table.refresh()
+
+    assert (table.workers, table.total(table.column("requests"))) == (1, 0)
+    other.close()
+
+
+def test_the_descriptor_is_not_passed_on_to_other_programs(open_table: OpenTable) -> None:
+    """A program that a worker starts and leaves behind would otherwise keep its row locked."""
+    own = open_table()
+    other = WorkerTable()
+    with subprocess.Popen(["sleep", "60"], close_fds=False) as program:
+        other.close()
+        own.refresh()
+        assert program.poll() is None
+        program.kill()
+
+    assert own.workers == 1

@@ -1,0 +1,60 @@
+"""The API as a user runs it, without a Triton of its own."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from app.host.processes import end_group, wait_for_answer
+from tests.support import REPOSITORY, ROOT, free_port
+
+_START_SECONDS = 60
+_STOP_SECONDS = 30
+
+
+class RunningGateway(NamedTuple):
+    """An API that runs in processes of its own."""
+
+    port: int
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that handle requests."""
+        return [child for child in psutil.Process(self.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@asynccontextmanager
+async def running_gateway(triton_url: str, folder: Path, **settings: object) -> AsyncIterator[RunningGateway]:
+    """Run the API until the block ends; it leaves its log in the folder."""
+    port = free_port()
+    given = {"port": port, "triton_urls": triton_url, "model": "tiny", "model_repository": REPOSITORY, **settings}
+    environ = {**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in given.items()}}
+    log = folder / "gateway.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: ASYNC220 - it takes no time
+            [sys.executable, "-m", "app", "api"],
+            cwd=ROOT,
+            env=environ,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    gateway = RunningGateway(port, process)
+    try:
+        # A fake Triton runs in this event loop, and the workers ask it while they start.
+        status = await asyncio.to_thread(wait_for_answer, f"{gateway.url}/livez", process, _START_SECONDS)
+        assert status == 200, log.read_text()
+        yield gateway
+    finally:
+        await asyncio.to_thread(end_group, process, _STOP_SECONDS)

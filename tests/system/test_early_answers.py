@@ -1,0 +1,141 @@
+"""A client that is answered before it has sent its whole body gets its answer, from a real server."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support import free_port
+from tests.system.gateway import RunningGateway, running_gateway
+
+SECRET = "a-secret"  # noqa: S105 - it protects nothing
+KEY = f"X-API-Key: camera.{SECRET}"
+BODY = bytes(5_000_000)
+
+
+@pytest.fixture(scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    """A gateway of one worker that needs a key, receives one body at a time, and accepts 6 MiB."""
+    folder = tmp_path_factory.mktemp("gateway")
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    (folder / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
+    options = {"workers": 1, "max_uploads": 1, "max_file_size_mb": 6, "api_keys_file": folder / "keys.toml"}
+    async with running_gateway(f"127.0.0.1:{free_port()}", folder, **options) as running:
+        yield running
+
+
+class Connection:
+    """An HTTP/1.1 connection whose pace the test decides."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive_head(self) -> tuple[int, dict[str, str]]:
+        """Receive the status and the headers of a response."""
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), headers
+
+    async def receive_rest(self, headers: dict[str, str]) -> bytes:
+        """Receive the body of a response."""
+        return await self.reader.readexactly(int(headers["content-length"]))
+
+
+@pytest.fixture
+async def connection(gateway: RunningGateway) -> AsyncIterator[Connection]:
+    made = Connection(*await asyncio.open_connection("127.0.0.1", gateway.port))
+    yield made
+    made.writer.close()
+
+
+@pytest.fixture
+async def another(gateway: RunningGateway) -> AsyncIterator[Connection]:
+    made = Connection(*await asyncio.open_connection("127.0.0.1", gateway.port))
+    yield made
+    made.writer.close()
+
+
+def head(*lines: str, length: int = len(BODY)) -> bytes:
+    """Write the head of a request for a detection."""
+    return "\r\n".join(["POST /detect HTTP/1.1", "Host: nereid", f"Content-Length: {length}", *lines, "", ""]).encode()
+
+
+async def exchange(connection: Connection, request: bytes) -> tuple[int, str]:
+    """Send a head, wait until the answer is there, send the whole body, and only then receive the rest of the answer."""
+    await connection.send(request)
+    status, headers = await connection.receive_head()
+    await connection.send(BODY)
+    return status, json.loads(await connection.receive_rest(headers))["code"]
+
+
+async def is_alive(connection: Connection) -> bool:
+    """Return whether the connection serves a further request."""
+    await connection.send(b"GET /livez HTTP/1.1\r\nHost: nereid\r\n\r\n")
+    status, headers = await connection.receive_head()
+    return status == 200 and await connection.receive_rest(headers) == b'{"status":"alive"}'
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (head("Content-Type: image/jpeg"), (401, "unauthorized")),
+        (head(KEY, "Content-Type: text/html"), (415, "unsupported_media_type")),
+        (
+            head(KEY, "Content-Type: image/jpeg", length=len(BODY)).replace(b"/detect", b"/detect?confidence=2"),
+            (400, "invalid_parameter"),
+        ),
+        (head("Content-Type: image/jpeg").replace(b"/detect", b"/nowhere"), (404, "not_found")),
+    ],
+    ids=["401", "415", "400", "404"],
+)
+async def test_an_early_answer_reaches_a_client_that_goes_on_sending(
+    connection: Connection, request_: bytes, expected: tuple[int, str]
+) -> None:
+    """The connection is not reset, and serves the next request."""
+    assert await exchange(connection, request_) == expected
+    assert await is_alive(connection)
+
+
+async def test_a_body_that_is_too_large_is_answered_while_it_is_sent(connection: Connection) -> None:
+    """With 413 by its declared length, of which the client then sends as much as it likes."""
+    await connection.send(head(KEY, length=7 * 2**20))
+    status, headers = await connection.receive_head()
+    for _ in range(7):
+        await connection.send(bytes(2**20))
+
+    assert (status, json.loads(await connection.receive_rest(headers))["code"]) == (413, "body_too_large")
+    assert await is_alive(connection)
+
+
+async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connection) -> None:
+    """With 413 as soon as it exceeds the limit; the client may finish."""
+    lines = ["POST /detect HTTP/1.1", "Host: nereid", KEY, "Transfer-Encoding: chunked", "", ""]
+    await connection.send("\r\n".join(lines).encode())
+    for _ in range(8):
+        await connection.send(b"100000\r\n" + bytes(2**20) + b"\r\n")
+    status, headers = await connection.receive_head()
+    assert (status, json.loads(await connection.receive_rest(headers))["code"]) == (413, "body_too_large")
+    await connection.send(b"0\r\n\r\n")
+
+    assert await is_alive(connection)
+
+
+async def test_a_full_gateway_answers_a_client_that_goes_on_sending(connection: Connection, another: Connection) -> None:
+    """With 429; the upload that takes the only place goes on meanwhile."""
+    await another.send(head(KEY, length=8) + b"1234")
+    await asyncio.sleep(0.2)
+    assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")
+    assert await is_alive(connection)
+    await another.send(b"5678")
+    status, headers = await another.receive_head()
+
+    assert status in {415, 503}
+    assert await another.receive_rest(headers)
+    assert await is_alive(another)
