@@ -72,8 +72,9 @@ class Reservation:
 
     def release(self) -> None:
         """Give it back."""
-        self._budget.add(-self.nbytes)
-        self.nbytes = 0
+        if self.nbytes:
+            self._budget.add(-self.nbytes)
+            self.nbytes = 0
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Counters that all workers of a host share: each writes its own row, and reads the rows of all.
 
 The table lies in a memory file that the parent process creates and its workers inherit. A worker holds a lock on its
-row as long as it lives, so the row of a killed worker is not counted, and another worker may take it.
+row as long as it lives, so the row of a killed worker is no longer counted after a refresh, and another may take it.
 """
 
 import fcntl
