@@ -8,7 +8,7 @@ from litestar.types import Receive
 from app.errors import ClientGone
 
 # A task costs as much as a tenth of the cheapest request, so short requests are not watched.
-_WATCH_AFTER_SECONDS = 0.05
+_WATCH_AFTER_SECONDS = 0.25
 
 
 class CancelOnDisconnect:

@@ -52,7 +52,7 @@ async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
             await asyncio.sleep(seconds)
             raise InvalidImage("broken")
 
-    for seconds in (0, 0.2):
+    for seconds in (0, 0.4):
         client = Client()
         async with CancelOnDisconnect(client.receive):
             await asyncio.sleep(seconds)
@@ -91,7 +91,7 @@ async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
     """Some servers send an empty message after the last one of a body."""
     client = Client(b"more")
     async with CancelOnDisconnect(client.receive):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
 
     assert client.was_watched
 
@@ -104,7 +104,7 @@ async def test_a_cancellation_for_another_reason_goes_on() -> None:
             await asyncio.sleep(60)
 
     running = asyncio.create_task(request())
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.4)
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):
