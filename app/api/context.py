@@ -22,7 +22,7 @@ class RequestContext:
         self.body_limits: BodyLimits
         """Set by the guard of routes with a body."""
         self.share = WHOLE
-        """The part of the gateway's capacity that the request may use."""
+        """The part of a model's limit that the request may use."""
         self.is_body_received = False
         """Whether the body has been received completely."""
         self.is_client_gone = False

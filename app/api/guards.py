@@ -24,7 +24,7 @@ Check = Callable[[Connection], Awaitable[None] | None]
 
 
 def guard_key(keys: ApiKeys, scope: Scope) -> Check:
-    """Make a check that rejects a request without a key for this scope, and sets the `key` of any other in its context.
+    """Make a check that rejects a request without a key for this scope, and sets the `share` of any other in its context.
 
     The check raises:
         Unauthorized: There is no key, more than one, or a wrong one.

@@ -5,7 +5,7 @@ The file is TOML, with one table for each key, named by the key's id:
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two while a secret is replaced by another
     scopes = ["detect"]                            # what the key may do: detect, health
-    share = 0.25                                   # optional: fraction of the gateway's capacity that is reserved for it
+    share = 0.25                                   # optional: fraction of the requests in progress that is reserved for it
 
 A credential is `id.secret`. The file has only hashes: an unsalted SHA-256 is enough for secrets of 256 random bits.
 """
@@ -90,7 +90,7 @@ class ApiKeys:
         return key if any(matches) else None
 
     def share_of(self, key: ApiKey) -> Share:
-        """Return the part of the gateway's capacity that requests with a key may use: the key's own, or what none has reserved."""
+        """Return the part of a model's limit that requests with a key may use: the key's own, or what none has reserved."""
         if key.share:
             return Share(key.id, key.share)
         return Share("", 1 - sum(other.share for other in self._keys.values()))

@@ -58,7 +58,7 @@ class CallContext(NamedTuple):
     request_id: str
     """For Triton's log."""
     share: Share = WHOLE
-    """The part of the capacity that the request may use."""
+    """The part of the model's limit that the request may use."""
 
 
 class Detections(NamedTuple):

@@ -1,7 +1,7 @@
 """Admission of requests: how many bodies may be received, and how many requests may be in progress, on the whole host.
 
-A request that cannot be admitted is rejected at once, so that those that are admitted finish within their deadline. It
-waits only if its turn is about to come.
+A request that cannot be admitted is rejected, so that those that are admitted finish within their deadline. It waits only
+if its turn is about to come, or if very many are rejected.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from app.resilience.worker_table import WorkerTable
 
 # Fewer would let a fast model wait for requests.
 _MAX_REQUESTS = 128
-# Of one worker, early ones: about a fifth of a core.
+# Of one worker, before a body is received: less than a third of a core.
 _REJECTIONS_PER_SECOND = 300
 
 
@@ -37,7 +37,7 @@ class Capacity(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of the capacity."""
+    """A part of a model's limit of requests in progress."""
 
     key: str
     """The API key that it is reserved for; empty for what all other requests use."""
@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 WHOLE = Share("", 1.0)
-"""The whole capacity, if nothing is reserved."""
+"""The whole limit, if nothing is reserved."""
 
 
 class Upload(Lease):
@@ -113,7 +113,7 @@ class Admission:
             parallel_images: How many images the model processes at a time.
             memory: What the request needs, its file and the model's input; given back with the permit.
             deadline: When the request must have its answer.
-            share: The part of the capacity that it may use.
+            share: The part of the limit that it may use.
 
         Raises:
             GatewayFull: It would not have its answer in time, or something is used up.

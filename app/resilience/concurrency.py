@@ -47,7 +47,7 @@ class ConcurrencyLimit:
         self._is_reached = True
 
     def add(self, seconds: float, position: int, limit: float, *, is_near: bool, workers: int = 1) -> None:
-        """Measure a request that succeeded.
+        """Measure a request that has ended, in time or not.
 
         Args:
             seconds: How long it was in progress.

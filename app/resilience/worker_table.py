@@ -22,9 +22,8 @@ _VARIABLE = "WORKER_TABLE_FD"
 
 def create() -> None:
     """Create the table of this host, for this process and the workers that it starts."""
-    descriptor = os.memfd_create("nereid-workers")
+    descriptor = _create_file()
     os.set_inheritable(descriptor, True)  # noqa: FBT003
-    os.truncate(descriptor, _SIZE)
     os.environ[_VARIABLE] = str(descriptor)
 
 
@@ -39,8 +38,7 @@ class WorkerTable:
         """
         inherited = os.environ.get(_VARIABLE)
         if inherited is None:
-            self._descriptor = os.memfd_create("nereid-workers")
-            os.truncate(self._descriptor, _SIZE)
+            self._descriptor = _create_file()
         else:
             # Locks belong to an open file, which workers would share if they used the descriptor they have inherited.
             self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
@@ -127,3 +125,10 @@ class WorkerTable:
         """Call fcntl with a `struct flock` for one row, and return the type of lock that it answers."""
         answer = fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, row, 1, 0))
         return int(struct.unpack_from("h", answer)[0])
+
+
+def _create_file() -> int:
+    """Create an empty table in memory, and return its descriptor."""
+    descriptor = os.memfd_create("nereid-workers")
+    os.truncate(descriptor, _SIZE)
+    return descriptor
