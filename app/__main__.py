@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from app import config
@@ -28,8 +27,6 @@ from app.zoo.registry import RegistryError
 _POLL_SECONDS = 0.2
 _BACKLOG = 4096
 _MAX_CONNECTIONS = 16384  # per worker
-# Under overload, the model must not wait for the CPU while requests are rejected.
-_NICENESS = 5
 # A worker has about 40 files open that are not connections. Granian's accept loop would spin without a free one.
 _RESERVED_FILES = 64
 _HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
@@ -124,9 +121,6 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=_become_worker)
-    with suppress(OSError):  # a name that cannot be resolved now
-        if ports.is_loopback(settings.triton_url.rpartition(":")[0]):
-            os.nice(_NICENESS)
     worker_table.create()
     connections = min(_MAX_CONNECTIONS, max(raise_file_limit() - _RESERVED_FILES, 1))
     Granian(

@@ -11,7 +11,7 @@ import structlog
 
 from app import config
 from app.api import application
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.api.keys import ApiKeys
 from app.config import Settings
 from app.errors import GatewayError

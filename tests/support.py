@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.config import Settings
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits

@@ -9,10 +9,11 @@ from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
-from app.api.body import BodyLimits
+from app.api.capacity import CapacityMiddleware
+from app.api.client_watch import BodyLimits
 from app.api.dependencies import WorkerResources, providers
 from app.api.detect import detect, predict
-from app.api.guards import Check, combine_guards, guard_capacity, guard_key, guard_payload, guard_timing
+from app.api.guards import Check, combine_guards, guard_key, guard_payload, guard_timing
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.middleware import RequestContextMiddleware
@@ -44,7 +45,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
             yield
 
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_payload, guard_capacity(resources), guard_timing(body_limits)),
+        _protect(keys, "detect", [detect, predict], guard_payload, guard_timing(body_limits)),
         _protect(keys, "detect", [models]),
         _protect(keys, "health", [health]),
         livez,
@@ -59,7 +60,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(app)
+    return RequestContextMiddleware(CapacityMiddleware(app, resources, keys))
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

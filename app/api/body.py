@@ -1,6 +1,5 @@
-"""Receive request bodies, and parse those that contain more than the image: multipart forms and JSON."""
+"""Parse request bodies that contain more than the image: multipart forms and JSON."""
 
-import asyncio
 import json
 import re
 from contextlib import suppress
@@ -8,18 +7,15 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-from litestar.types import Receive
 from msgspec import UNSET, Meta, UnsetType
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api import parameters
 from app.api.content_type import JSON, MULTIPART, media_type
-from app.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidParameter, MalformedRequest
-from app.resilience.admission import Upload
+from app.errors import InvalidParameter, MalformedRequest
 
 FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
-_MAX_CHUNKS = 64
 
 _Member = str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 # Structs instead of dicts: parsing stops at the first unknown member, however many follow.
@@ -40,67 +36,6 @@ class ParsedBody(NamedTuple):
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
     """Name and value of each parameter in the body."""
-
-
-class BodyLimits(NamedTuple):
-    """What a request body may be, and how long it may take."""
-
-    max_bytes: int
-    pause_seconds: float
-    """Between two reads."""
-    total_seconds: float
-
-
-async def read_body(receive: Receive, limits: BodyLimits, upload: Upload) -> bytes:
-    """Receive the whole body.
-
-    Args:
-        receive: Of the request.
-        limits: Checked while the body arrives.
-        upload: Counts what has arrived.
-
-    Raises:
-        MalformedRequest: The body is empty.
-        BodyTooLarge: It is larger than allowed.
-        BodyTimeout: It arrives too slowly.
-        GatewayFull: Too many bytes of bodies are being received.
-        ClientGone: The client disconnected before its end.
-    """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + limits.total_seconds
-    chunks: list[bytes] = []
-    rest = bytearray()  # a list of many small chunks would cost more than the body itself
-    received = 0
-    try:
-        async with asyncio.timeout(min(limits.pause_seconds, limits.total_seconds)) as pause:
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ClientGone("the client disconnected before the end of the body")
-                chunk = message["body"]
-                received += len(chunk)
-                if received > limits.max_bytes:
-                    raise body_too_large(limits.max_bytes)
-                upload.add(len(chunk))
-                if len(chunks) < _MAX_CHUNKS:
-                    chunks.append(chunk)
-                else:
-                    rest += chunk
-                if not message["more_body"]:
-                    break
-                pause.reschedule(min(loop.time() + limits.pause_seconds, end))
-    except TimeoutError:
-        raise BodyTimeout(
-            f"a body has to arrive within {limits.total_seconds:g} s, without pauses of more than {limits.pause_seconds:g} s"
-        ) from None
-    if not received:
-        raise MalformedRequest("the body is empty")
-    return b"".join([*chunks, rest])
-
-
-def body_too_large(max_bytes: int) -> BodyTooLarge:
-    """Return the error for a body above the limit."""
-    return BodyTooLarge(f"the limit is {round(max_bytes / 2**20, 3):g} MiB")
 
 
 def needs_parsing(content_type: str) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 
 from litestar.types import Scope
 
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
 

@@ -13,12 +13,10 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
-from app.api.body import read_body
+from app.api.client_watch import ClientWatch
 from app.api.context import context_of
-from app.api.disconnect import CancelOnDisconnect
 from app.api.formatting import to_response
 from app.api.openapi import PROBLEMS, DetectOperation
-from app.api.parameters import Parameters
 from app.api.schema import DetectResponse
 from app.pipeline.detector import CallContext, Detector
 from app.resilience.deadline import Deadline
@@ -55,29 +53,20 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
     pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
     # An invalid query is rejected before the body is read.
     wanted = parameters.parse(pairs)
-    detector.deadline(wanted.timeout_ms, monotonic())
-    image, wanted, deadline = await _receive(request, detector, pairs, wanted)
-    context.timing.lap("read")
-    async with CancelOnDisconnect(request.receive):
-        call = CallContext(deadline, context.timing, context.request_id, context.share)
+    seconds = detector.timeout_seconds(wanted.timeout_ms)
+    with ClientWatch(request.receive, context.body_limits) as client:
+        with detector.admission.start_upload() as upload:
+            image = await client.read_body(upload)
+            context.is_body_received = True
+            received_at = monotonic()
+            if body.needs_parsing(context.content_type):
+                parse = partial(body.parse_body, image, context.content_type)
+                image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
+                wanted = parameters.parse([*pairs, *more])
+                seconds = detector.timeout_seconds(wanted.timeout_ms)
+        context.timing.lap("read")
+        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share)
         found = await detector.detect(image, wanted.options, call)
     context.log_fields |= {"model": found.spec.name, "image_bytes": len(image), "detections": len(found.scores)}
     response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
     return ASGIResponse(body=msgspec.json.encode(response))
-
-
-async def _receive(
-    request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]], wanted: Parameters
-) -> tuple[bytes, Parameters, Deadline]:
-    """Receive and parse the body; return the encoded image, all parameters, and the deadline."""
-    context = context_of(request.scope)
-    with detector.admission.start_upload() as upload:
-        data = await read_body(request.receive, context.body_limits, upload)
-        context.is_body_received = True
-        received_at = monotonic()
-        deadline = detector.deadline(wanted.timeout_ms, received_at)
-        if not body.needs_parsing(context.content_type):
-            return data, wanted, deadline
-        image, more = await detector.run_in_thread(partial(body.parse_body, data, context.content_type), deadline, upload)
-    wanted = parameters.parse([*pairs, *more])
-    return image, wanted, detector.deadline(wanted.timeout_ms, received_at)

@@ -1,8 +1,7 @@
 """Guards of routes: checks that run before the body is read."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -10,21 +9,19 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.api.content_type import is_supported, media_type
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
-from app.api.parameters import MODEL_NAMES
-from app.errors import Forbidden, Unauthorized, UnsupportedMediaType
+from app.errors import Forbidden, UnsupportedMediaType
 
 Connection = ASGIConnection[Any, Any, Any, Any]
-Check = Callable[[Connection], Awaitable[None] | None]
+Check = Callable[[Connection], None]
 """Raises if the request is to be rejected."""
 
 
 def guard_key(keys: ApiKeys, scope: Scope) -> Check:
-    """Make a check that rejects a request without a key for this scope, and sets the `share` of any other in its context.
+    """Make a check that rejects a request without a key for this scope.
 
     The check raises:
         Unauthorized: There is no key, more than one, or a wrong one.
@@ -32,12 +29,8 @@ def guard_key(keys: ApiKeys, scope: Scope) -> Check:
     """
 
     def check(connection: Connection) -> None:
-        key = keys.find(_credential(connection.scope["headers"]))
-        if key is None:
-            raise Unauthorized("the API key is not valid")
-        context = context_of(connection.scope)
-        context.log_fields["key"] = key.id
-        context.share = keys.share_of(key)
+        key = keys.identify(connection.scope["headers"])
+        context_of(connection.scope).log_fields["key"] = key.id
         if scope not in key.scopes:
             raise Forbidden(f"the API key does not have the scope {scope!r}")
 
@@ -62,27 +55,6 @@ def guard_payload(connection: Connection) -> None:
             raise RequestEntityTooLarge
 
 
-def guard_capacity(resources: WorkerResources) -> Check:
-    """Make a check that rejects a request while the gateway is full.
-
-    The model is the one in the path, in the query, or the default one; a model that is named in the body is known later.
-
-    The check raises:
-        GatewayFull: The request would not be admitted now.
-    """
-
-    async def check(connection: Connection) -> None:
-        model = connection.path_params.get("model")
-        query = connection.scope["query_string"]
-        if model is None and b"model" in query:
-            named = parse_qs(query.decode("latin-1"))
-            model = next((named[name][0] for name in MODEL_NAMES if name in named), None)
-        detector = resources.detector
-        await detector.admission.check(model or detector.default_model, context_of(connection.scope).share)
-
-    return check
-
-
 def guard_timing(limits: BodyLimits) -> Check:
     """Make a check that starts the clock of the request's stages, and sets the limits of its body, which is read next."""
 
@@ -99,20 +71,6 @@ def combine_guards(*guards: Check) -> Guard:
 
     async def guard(connection: Connection, _: BaseRouteHandler) -> None:  # a plain function would run in a thread
         for check in guards:
-            if (pending := check(connection)) is not None:
-                await pending
+            check(connection)
 
     return guard
-
-
-def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    given = [(name, value) for name, value in headers if name in {b"authorization", b"x-api-key"}]
-    if len(given) != 1:
-        raise Unauthorized("send one API key, as `Authorization: Bearer ID.SECRET` or `X-API-Key: ID.SECRET`")
-    name, value = given[0]
-    if name == b"x-api-key":
-        return value
-    scheme, _, credential = value.partition(b" ")
-    if scheme.lower() != b"bearer":
-        raise Unauthorized("the Authorization header has another scheme than Bearer")
-    return credential.strip()

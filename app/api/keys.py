@@ -15,6 +15,7 @@ import hmac
 import re
 import secrets
 import tomllib
+from collections.abc import Iterable
 from math import fsum
 from pathlib import Path
 from time import monotonic
@@ -24,6 +25,7 @@ import msgspec
 import structlog
 from msgspec import Meta
 
+from app.errors import Unauthorized
 from app.resilience.admission import Share
 
 Scope = Literal["detect", "health"]
@@ -74,6 +76,17 @@ class ApiKeys:
         # Stands in for a key that does not exist: looking for it takes as long.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), 0.0)
         self._read_if_changed()
+
+    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
+        """Return the key in the headers of a request.
+
+        Raises:
+            Unauthorized: There is no key, more than one, or a wrong one.
+        """
+        key = self.find(_credential(headers))
+        if key is None:
+            raise Unauthorized("the API key is not valid")
+        return key
 
     def find(self, credential: bytes) -> ApiKey | None:
         """Return the key of a credential, `id.secret`; None if the id is unknown or the secret is wrong.
@@ -158,3 +171,16 @@ def _version_of(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    given = [(name, value) for name, value in headers if name in {b"authorization", b"x-api-key"}]
+    if len(given) != 1:
+        raise Unauthorized("send one API key, as `Authorization: Bearer ID.SECRET` or `X-API-Key: ID.SECRET`")
+    name, value = given[0]
+    if name == b"x-api-key":
+        return value
+    scheme, _, credential = value.partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise Unauthorized("the Authorization header has another scheme than Bearer")
+    return credential.strip()

@@ -7,10 +7,10 @@ import msgspec
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
-from litestar.types import ExceptionHandlersMap
+from litestar.types import ExceptionHandlersMap, Scope, Send
 
-from app.api.body import body_too_large
-from app.api.context import context_of
+from app.api.client_watch import body_too_large
+from app.api.context import RequestContext, context_of
 from app.api.schema import Problem
 from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
 
@@ -30,19 +30,17 @@ _DETAILS = {
 }
 
 
+async def send(error: GatewayError, scope: Scope, send: Send) -> None:
+    """Send the response to an error where Litestar's handlers are not called."""
+    status, headers, body = _describe(context_of(scope), error)
+    headers |= {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
 def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
-    context = context_of(request.scope)
-    if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
-        context.is_detail_logged = False
-    elif error.__cause__ is not None:
-        context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
-    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
-        context.is_client_gone = True
-        return _respond(request, HTTPStatus.BAD_REQUEST, (error.code, error.title, error.detail), headers)
-    return _respond(request, error.status, (error.code, error.title, error.detail), headers)
+    return _respond(*_describe(context_of(request.scope), error))
 
 
 def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
@@ -55,21 +53,41 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _from_exception(request, error)
     detail = _DETAILS.get(status, status.description or status.phrase)
-    return _respond(request, status, (status.name.lower(), status.phrase, detail), dict(error.headers or {}))
+    text = status.name.lower(), status.phrase, detail
+    return _respond(status, dict(error.headers or {}), _write(context_of(request.scope), status, *text))
 
 
 def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    LOG.error("unexpected exception", request_id=context_of(request.scope).request_id, exc_info=error)
-    text = "internal_error", "Internal error", "the failure has been logged with this request_id"
-    return _respond(request, HTTPStatus.INTERNAL_SERVER_ERROR, text, {})
-
-
-def _respond(request: Request[Any, Any, Any], status: int, text: tuple[str, str, str], headers: dict[str, str]) -> Response[bytes]:
-    """Make the response; `text` is the problem's code, title and detail."""
-    code, title, detail = text
     context = context_of(request.scope)
+    LOG.error("unexpected exception", request_id=context.request_id, exc_info=error)
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    text = "internal_error", "Internal error", "the failure has been logged with this request_id"
+    return _respond(status, {}, _write(context, status, *text))
+
+
+def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of the response to an error."""
+    if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
+        context.is_detail_logged = False
+    elif error.__cause__ is not None:
+        context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
+    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    status = error.status
+    if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
+        context.is_client_gone = True
+        status = HTTPStatus.BAD_REQUEST
+    return status, headers, _write(context, status, error.code, error.title, error.detail)
+
+
+def _write(context: RequestContext, status: int, code: str, title: str, detail: str) -> bytes:
+    """Write a problem as JSON, and note it for the log."""
     context.log_fields["code"] = code
     if context.is_detail_logged:
         context.log_fields["detail"] = detail
-    problem = Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id)
-    return Response(msgspec.json.encode(problem), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+    return msgspec.json.encode(Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id))
+
+
+def _respond(status: int, headers: dict[str, str], body: bytes) -> Response[bytes]:
+    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)

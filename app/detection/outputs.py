@@ -74,7 +74,9 @@ def _decode_image(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
 
 
 def _expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    fits = tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
+    fits = tensor.shape == shape or (
+        tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
+    )
     if not fits:
         raise InvalidModelOutput(f"{spec.name} returned a tensor of shape {tensor.shape}, expected {shape}")
 

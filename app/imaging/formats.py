@@ -4,15 +4,17 @@ A decoding thread cannot be stopped, so files whose cost is out of proportion to
 decoder sees them. The limits are far beyond what cameras and programs write. JPEG has its own, in `jpeg`.
 """
 
+import re
+
 from app.errors import InvalidImage, UnsupportedFormat
 
-# (offset, magic bytes) of the supported formats.
+# The first bytes of the supported formats.
 _MAGIC = {
-    "JPEG": ((0, b"\xff\xd8\xff"),),
-    "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
-    "WEBP": ((0, b"RIFF"), (8, b"WEBP")),
-    "GIF": ((0, b"GIF8"),),
-    "BMP": ((0, b"BM"),),
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    "GIF": re.compile(rb"GIF8"),
+    "BMP": re.compile(rb"BM"),
 }
 # A decoder reads each chunk by itself, and chunks without pixels may be compressed. 50 MiB in chunks of 4 KiB are 12,800.
 _MAX_PNG_PIXEL_CHUNKS = 20_000
@@ -32,7 +34,7 @@ def identify(data: bytes) -> str:
         UnsupportedFormat: The bytes are none of these.
         InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
     """
-    name = next((f for f, marks in _MAGIC.items() if all(data[at : at + len(m)] == m for at, m in marks)), None)
+    name = next((name for name, magic in _MAGIC.items() if magic.match(data)), None)
     if name is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC)})")
     if name == "PNG" and _has_too_many_png_chunks(data):

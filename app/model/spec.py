@@ -6,6 +6,7 @@ never by looking at values.
 
 import math
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -45,7 +46,7 @@ class OutputFormat(Enum):
         """Whether it must be decoded in a thread, not on the event loop."""
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for the cached properties
     """One model, as the gateway sees it."""
 
     name: str
@@ -80,7 +81,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Triton's name for the type of the input."""
         return _DATATYPES[self.dtype]
 
-    @property
+    @cached_property
     def image_shape(self) -> tuple[int, ...]:
         """Shape of the input tensor of one image, without a batch dimension."""
         width, height = self.input_size
@@ -98,7 +99,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"{self.name} has no batch dimension")
         return self.image_shape
 
-    @property
+    @cached_property
     def image_bytes(self) -> int:
         """Size of the input tensor of one image; for a model that takes files, of the largest that fits a slot."""
         return _MAX_SHARED_FILE_BYTES if self.dtype is None else math.prod(self.image_shape) * np.dtype(self.dtype).itemsize

@@ -119,20 +119,20 @@ class Detector:
         """How tensors reach Triton now."""
         return self._transport.active_mode
 
-    def deadline(self, timeout_ms: int | None, received_at: float) -> Deadline:
-        """Return the deadline of a request.
+    def timeout_seconds(self, timeout_ms: int | None) -> float:
+        """Return the time that a request has from the end of its body to its response.
 
         Args:
             timeout_ms: What the caller asks for; None for the default.
-            received_at: When its body was complete, as `time.monotonic` counts.
 
         Raises:
             InvalidParameter: That is too long.
         """
-        seconds = self._limits.timeout_seconds if timeout_ms is None else timeout_ms / 1e3
-        if timeout_ms is not None and seconds > self._limits.max_timeout_seconds:
+        if timeout_ms is None:
+            return self._limits.timeout_seconds
+        if timeout_ms > self._limits.max_timeout_seconds * 1e3:
             raise InvalidParameter(f"timeout_ms: the maximum is {self._limits.max_timeout_seconds * 1e3:g}")
-        return Deadline(received_at + seconds)
+        return timeout_ms / 1e3
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -194,12 +194,17 @@ class Detector:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
         deadline, timing = call.deadline, call.timing
-        with self.admission.memory.reserve() as memory:
+        memory = self.admission.memory.reserve()
+        try:
             memory.add(len(data))
             spec = await self.prepare(options.model or self.default_model, deadline)
             class_ids = to_class_ids(options.classes, spec.labels)
-            memory.add(spec.image_bytes)
+            if spec.input_format is not InputFormat.FILE:
+                memory.add(spec.image_bytes)
             permit = await self.admission.admit(spec.name, spec.parallel_images, memory, deadline, call.share)
+        except BaseException:
+            memory.release()
+            raise
         with permit:
             timing.lap("model")
             buffer = InputBuffer(self._transport, permit)

@@ -49,12 +49,15 @@ WHOLE = Share("", 1.0)
 
 
 class Upload(Lease):
-    """Admits one body; its bytes are counted while it is received and parsed."""
+    """Admits one body; counts as long as it is received and parsed."""
 
-    def __init__(self, memory: MemoryBudget) -> None:
+    def __init__(self, table: WorkerTable, column: int, memory: MemoryBudget) -> None:
         super().__init__()
-        self._bytes = memory.reserve()
-        self.on_release(self._bytes.release)
+        self._table, self._column = table, column
+        self._budget = memory
+        self._memory: Reservation | None = None
+        table.add(column, 1)
+        self.on_release(self._end)
 
     def add(self, nbytes: int) -> None:
         """Count bytes that were received.
@@ -62,7 +65,14 @@ class Upload(Lease):
         Raises:
             GatewayFull: There are too many bytes of bodies that are being received.
         """
-        self._bytes.add(nbytes)
+        if self._memory is None:
+            self._memory = self._budget.reserve()
+        self._memory.add(nbytes)
+
+    def _end(self) -> None:
+        self._table.add(self._column, -1)
+        if self._memory is not None:
+            self._memory.release()
 
 
 class Admission:
@@ -98,10 +108,7 @@ class Admission:
 
     def start_upload(self) -> Upload:
         """Count a request whose body is about to be received."""
-        self._table.add(self._uploads, 1)
-        upload = Upload(self._upload_memory)
-        upload.on_release(lambda: self._table.add(self._uploads, -1))
-        return upload
+        return Upload(self._table, self._uploads, self._upload_memory)
 
     async def admit(
         self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
@@ -111,7 +118,7 @@ class Admission:
         Args:
             model: The model, which exists.
             parallel_images: How many images the model processes at a time.
-            memory: What the request needs, its file and the model's input; given back with the permit.
+            memory: What the request has reserved; if it is admitted, it is given back with the permit.
             deadline: When the request must have its answer.
             share: The part of the limit that it may use.
 
@@ -123,7 +130,7 @@ class Admission:
             ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
             queue = self._queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
         permit = await queue.admit(*share, deadline)
-        permit.on_release(memory.detach().release)
+        permit.on_release(memory.release)
         return permit
 
     def refresh(self) -> None:

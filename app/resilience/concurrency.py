@@ -46,8 +46,8 @@ class ConcurrencyLimit:
         """Note that a request was rejected, or had to wait, because of the limit."""
         self._is_reached = True
 
-    def add(self, seconds: float, position: int, limit: float, *, is_near: bool, workers: int = 1) -> None:
-        """Measure a request that has ended, in time or not.
+    def add(self, seconds: float, position: int, limit: float, *, is_near: bool, workers: int = 1) -> bool:
+        """Measure a request that has ended, in time or not; return whether `value` was found anew.
 
         Args:
             seconds: How long it was in progress.
@@ -56,30 +56,33 @@ class ConcurrencyLimit:
             is_near: Whether almost as many as allowed were in progress when it began.
             workers: Number of workers that measure their part of the requests.
         """
-        if not self.pace:
+        is_first = not self.pace
+        if is_first:
             self.pace, self.duration = seconds / position, seconds
             self.value = min(max(self._target / self.pace, 1.0), self._ceiling)
         self.pace += (seconds / position - self.pace) * _SMOOTHING
         self.duration += (seconds - self.duration) * _SMOOTHING
         if position == 1 or seconds < self._alone:
             self._alone = seconds
+        if not is_near and seconds < self._target:  # it says little about the duration at the limit
+            return is_first
         now = monotonic()
         if now - seconds < self._since:  # it began under another limit
-            return
-        if not is_near and seconds < self._target:  # it says little about the duration at the limit
-            return
+            return is_first
         self._samples += 1
         self._seconds += seconds
         # Half of those in progress are several batches, whose requests all take as long.
-        if self._samples >= max(_MIN_SAMPLES, position / workers / 2) and now - self._since >= _MIN_SECONDS:
-            duration = self._seconds / self._samples
-            ratio = self._target / duration
-            if duration < _FLAT * self._alone and duration < _IN_TIME * self._target:
-                ratio = _MAX_GROWTH
-            if self._is_reached or ratio < 1:
-                self.value = min(max(limit * min(max(ratio, _MAX_SHRINK), _MAX_GROWTH), 1.0), self._ceiling)
-            self._is_reached = False
-            self._restart()
+        if self._samples < max(_MIN_SAMPLES, position / workers / 2) or now - self._since < _MIN_SECONDS:
+            return is_first
+        duration = self._seconds / self._samples
+        ratio = self._target / duration
+        if duration < _FLAT * self._alone and duration < _IN_TIME * self._target:
+            ratio = _MAX_GROWTH
+        if self._is_reached or ratio < 1:
+            self.value = min(max(limit * min(max(ratio, _MAX_SHRINK), _MAX_GROWTH), 1.0), self._ceiling)
+        self._is_reached = False
+        self._restart()
+        return True
 
     def _restart(self) -> None:
         self._samples, self._seconds, self._since = 0, 0.0, monotonic()

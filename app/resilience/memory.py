@@ -56,19 +56,13 @@ class Reservation:
         Raises:
             GatewayFull: The budget has no room for it now.
         """
-        budget = self._budget
-        budget.add(nbytes)  # first, so that two workers never use the same room
-        # One that is larger than the budget is possible alone.
-        if budget.used_bytes > max(budget.limit_bytes, self.nbytes + nbytes):
-            budget.add(-nbytes)
-            raise GatewayFull("the gateway has no memory left for an image of this size")
+        self._budget.add(nbytes)  # first, so that two workers never use the same room
         self.nbytes += nbytes
-
-    def detach(self) -> "Reservation":
-        """Move it to a new reservation, so that this one gives back nothing."""
-        moved = Reservation(self._budget)
-        moved.nbytes, self.nbytes = self.nbytes, 0
-        return moved
+        used = self._budget.used_bytes
+        if used > self._budget.limit_bytes and used > self.nbytes:  # one that is larger than the budget is possible alone
+            self.nbytes -= nbytes
+            self._budget.add(-nbytes)
+            raise GatewayFull("the gateway has no memory left for an image of this size")
 
     def release(self) -> None:
         """Give it back."""

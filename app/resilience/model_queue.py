@@ -35,15 +35,19 @@ class Permit(Lease):
 
     def __init__(self, queue: "ModelQueue", pool: "_Pool", position: int, *, is_near: bool) -> None:
         super().__init__()
-        self.on_release(lambda: queue.leave(pool))
         self._queue = queue
+        self._pool = pool
         self._position = position
         self._is_near = is_near
         self._began = monotonic()
+        self.on_release(self._leave)
 
     def measure(self) -> None:
         """Measure how long the request took; to be called when its result is there, in time or not."""
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near)
+
+    def _leave(self) -> None:
+        self._queue.leave(self._pool)
 
 
 class _Pool:
@@ -64,10 +68,9 @@ class ModelQueue:
     def __init__(self, table: WorkerTable, model: str, ceiling: int, target_seconds: float) -> None:
         self._table = table
         self._model = model
-        self._column = table.column(f"requests:{model}")
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
-        self._pools: dict[str, _Pool] = {}
+        self._pools = {"": _Pool(table.column(f"requests:{model}:"), 1.0)}
         self.limit = _INITIAL_LIMIT
         """Requests that may be in progress on the host: what the workers that have measured it find on average."""
         self._target_seconds = target_seconds
@@ -81,8 +84,8 @@ class ModelQueue:
 
     @property
     def in_progress(self) -> int:
-        """Requests that are in progress on the host."""
-        return self._table.total(self._column)
+        """Requests that are in progress on the host, of those pools that this worker knows."""
+        return sum(self._table.total(pool.column) for pool in self._pools.values())
 
     def check(self, key: str, fraction: float, uploads: int) -> None:
         """Reject a request early.
@@ -113,11 +116,11 @@ class ModelQueue:
             GatewayFull: There is no room, or it would come too late.
         """
         pool = self._pool(key, fraction)
-        ahead = self.in_progress
         # With the usual deadline or a longer one, the limit is enough.
-        is_short = deadline.remaining < _SHORT * self._target_seconds
-        if ahead and is_short and (ahead + 1) * self._pace() > deadline.remaining:
-            raise self._full()
+        if deadline.remaining < _SHORT * self._target_seconds:
+            ahead = self.in_progress
+            if ahead and (ahead + 1) * self._pace() > deadline.remaining:
+                raise self._full()
         permit = None if pool.line else self._enter(pool)
         if permit is None:
             if not self._is_worth_waiting(pool, 0):
@@ -127,24 +130,31 @@ class ModelQueue:
 
     def leave(self, pool: _Pool) -> None:
         """Take note of the end of a request."""
-        self._table.add(self._column, -1)
         self._table.add(pool.column, -1)
         self._own -= 1
         self._progress_at = monotonic()
-        self._wake(pool)
+        if pool.line:
+            self._wake(pool)
 
     def measure(self, seconds: float, position: int, *, is_near: bool) -> None:
         """Take note of how long a request took; see `ConcurrencyLimit.add`."""
+        was_stale = self._is_stale
         self._measured_at = monotonic()
-        self._measured.add(seconds, position, self.limit, is_near=is_near, workers=self._table.workers)
-        self._table.set(self._limit_column, round(self._measured.value * _MILLI))
-        self._table.set(self._pace_column, round(self._measured.pace * _NANO))
-        self._read_limit()
+        is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, workers=self._table.workers)
+        if is_new or was_stale:
+            self._share_limit(self._measured.value)
 
     def refresh(self) -> None:
-        """Let the others decide on the limit if this worker has measured nothing for a while; to be called regularly."""
-        if monotonic() - self._measured_at > _STALE_SECONDS:
-            self._table.set(self._limit_column, 0)
+        """Let the others know; or decide, if this worker has measured nothing for a while. To be called regularly."""
+        self._share_limit(0.0 if self._is_stale else self._measured.value)
+
+    @property
+    def _is_stale(self) -> bool:
+        return monotonic() - self._measured_at > _STALE_SECONDS
+
+    def _share_limit(self, limit: float) -> None:
+        self._table.set(self._limit_column, round(limit * _MILLI))
+        self._table.set(self._pace_column, round(self._measured.pace * _NANO))
         self._read_limit()
 
     def _read_limit(self) -> None:
@@ -174,11 +184,11 @@ class ModelQueue:
             self._table.add(pool.column, -1)
             self._measured.note_reached()
             return None
-        self._table.add(self._column, 1)
         if not self._own:
             self._progress_at = monotonic()
         self._own += 1
-        return Permit(self, pool, self.in_progress, is_near=requests >= _NEAR * room)
+        position = requests if len(self._pools) == 1 else self.in_progress
+        return Permit(self, pool, position, is_near=requests >= _NEAR * room)
 
     async def _wait(self, pool: _Pool) -> Permit:
         turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()

@@ -1,14 +1,17 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
+from litestar.types import Message, Receive, Scope, Send
 
+from app.api.application import Application
 from app.config import Settings
 from app.main import create_app
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import REPOSITORY, free_port, started
+from tests.support import REPOSITORY, Reply, call, free_port, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
@@ -31,3 +34,22 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose Triton does not run."""
     async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
         yield client
+
+
+async def post_unread(app: Application, path: str, headers: dict[str, str]) -> Reply:
+    """POST without a body; the application must not even ask for one before it has answered."""
+    is_answered = False
+
+    async def receive() -> Any:  # noqa: ANN401
+        assert is_answered, "the body was read"
+        return {"type": "http.disconnect"}
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_watched(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        await app(scope, receive, send_watched)
+
+    return await call(watched, receive, path, headers)

@@ -1,6 +1,5 @@
 """Request bodies: the image as it is, a multipart form, or JSON."""
 
-import asyncio
 import base64
 import json
 import tracemalloc
@@ -10,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.body import BodyLimits, ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, read_body
-from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayError, GatewayFull, InvalidParameter, MalformedRequest
-from tests.support import Receive, open_admission, receiving
+from app.api.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart
+from app.errors import GatewayError, InvalidParameter, MalformedRequest
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
 TYPE = "multipart/form-data; boundary=b"
@@ -29,126 +27,6 @@ def form(*parts: bytes) -> bytes:
 
 def document(image: object = base64.b64encode(IMAGE).decode(), **members: object) -> bytes:
     return json.dumps({"image": image, **members}).encode()
-
-
-LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
-
-
-async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
-    """Read a body that arrives in these messages."""
-    return await read_from(receiving(*messages), limits, upload_bytes)
-
-
-async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
-    """Read a body from a client."""
-    with open_admission(upload_bytes=upload_bytes) as admission, admission.start_upload() as upload:
-        return await read_body(receive, limits, upload)
-
-
-def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
-    return {"type": "http.request", "body": body, "more_body": more}
-
-
-async def test_a_body_is_read_to_its_end() -> None:
-    """All chunks are joined, however many there are."""
-    assert await read(chunk(b"abc")) == b"abc"
-    assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
-
-
-async def test_an_empty_body_is_malformed() -> None:
-    """Whatever its type: there is no image in it."""
-    with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
-        await read(chunk(b""))
-
-
-async def test_a_client_that_disconnects_early_is_gone() -> None:
-    """Before the first byte and after some; its error is not one of the gateway."""
-    for messages in ((), (chunk(b"abc", more=True),)):
-        with pytest.raises(ClientGone):
-            await read(*messages)
-
-
-async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
-    """The rest of it is not received; a body of exactly the limit is accepted."""
-    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
-    with pytest.raises(BodyTooLarge, match=r"^the limit is 0 MiB$"):
-        await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
-
-
-async def test_bytes_of_all_bodies_have_a_limit() -> None:
-    """What exceeds the memory for bodies that are being received is rejected while it arrives."""
-    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40), upload_bytes=100)) == 100
-    with open_admission(upload_bytes=100) as admission, admission.start_upload() as other, admission.start_upload() as upload:
-        other.add(1)
-        with pytest.raises(GatewayFull):
-            await read_body(receiving(chunk(b"x" * 60, more=True), chunk(b"x" * 40)), LIMITS, upload)
-
-
-async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
-    """A hundred thousand chunks of two bytes are 200 kB, not the megabytes of as many objects."""
-    chunks = 100_000
-    left = chunks
-
-    async def receive() -> Any:  # noqa: ANN401
-        nonlocal left
-        left -= 1
-        if left % 100 == 0:  # the event loop forgets timers that were cancelled
-            await asyncio.sleep(0)
-        return chunk(bytes((left % 256, 1)), more=left > 0)
-
-    tracemalloc.start()
-    try:
-        body = await read_from(receive, LIMITS._replace(max_bytes=2 * chunks), 2 * chunks)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-    assert len(body) == 2 * chunks
-    assert peak < 2**20
-
-
-def sending(pause_seconds: float, pieces: int = 1 << 30) -> Receive:
-    """Make the `receive` of a client that makes a pause before each piece of one byte, and then sends nothing more."""
-    sent = 0
-
-    async def receive() -> Any:  # noqa: ANN401
-        nonlocal sent
-        await asyncio.sleep(pause_seconds if sent < pieces else 3600)
-        sent += 1
-        return chunk(b"x", more=True)
-
-    return receive
-
-
-@pytest.mark.parametrize("pieces", [0, 3])
-async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
-    """At its beginning or later."""
-    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 0\.2 s$"):
-        await read_from(sending(0.01, pieces), LIMITS._replace(pause_seconds=0.2))
-
-
-async def test_a_body_that_never_ends_is_a_timeout() -> None:
-    """However regularly its bytes arrive."""
-    with pytest.raises(BodyTimeout):
-        await read_from(sending(0.01), LIMITS._replace(max_bytes=10**6, total_seconds=0.3))
-
-
-async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
-    """A limit for the whole body that is below that for a pause counts from the beginning."""
-    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 0\.2 s"):
-        await asyncio.wait_for(read_from(sending(0.01, 0), LIMITS._replace(total_seconds=0.2)), 5)
-
-
-async def test_a_slow_body_is_received() -> None:
-    """The pauses together may be longer than one of them may be."""
-    left = list(range(10))
-
-    async def receive() -> Any:  # noqa: ANN401
-        await asyncio.sleep(0.05)
-        left.pop()
-        return chunk(b"x", more=bool(left))
-
-    assert await read_from(receive, LIMITS._replace(pause_seconds=0.4)) == b"x" * 10
 
 
 @pytest.mark.parametrize(

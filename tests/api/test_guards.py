@@ -1,31 +1,28 @@
 """What is decided before the body of a request is read."""
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
 import httpx
 import pytest
 from litestar import Litestar, Request, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers.base import BaseRouteHandler
 from litestar.testing import RequestFactory
-from litestar.types import Message, Receive, Scope, Send
 
 from app.api import keys, middleware, problems
 from app.api.application import Application
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.api.context import RequestContext, attach
 from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.errors import UnsupportedMediaType
 from app.main import create_app
 from app.telemetry import timing
-from tests.api.conftest import settings_for
+from tests.api.conftest import post_unread, settings_for
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, Reply, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
+from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
 
 LIMIT = 2**20
 PATHS = pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"])
@@ -39,25 +36,6 @@ async def app() -> AsyncIterator[Application]:
         made = create_app(settings_for(fake.url, max_file_size_mb=1))
         async with lifespan_of(made):
             yield made
-
-
-async def post_unread(app: Application, path: str, headers: dict[str, str]) -> Reply:
-    """POST without a body; the application must not even ask for one before it has answered."""
-    is_answered = False
-
-    async def receive() -> Any:  # noqa: ANN401
-        assert is_answered, "the body was read"
-        return {"type": "http.disconnect"}
-
-    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_watched(message: Message) -> None:
-            nonlocal is_answered
-            is_answered = True
-            await send(message)
-
-        await app(scope, receive, send_watched)
-
-    return await call(watched, receive, path, headers)
 
 
 @PATHS
@@ -203,20 +181,6 @@ async def test_combined_guards_run_in_order() -> None:
     assert seen == [("a", request), ("b", request)]
 
 
-async def test_a_guard_may_wait() -> None:
-    """The next one runs after it."""
-    seen: list[str] = []
-
-    async def wait(_: object) -> None:
-        await asyncio.sleep(0)
-        seen.append("a")
-
-    guard = combine_guards(wait, lambda _: seen.append("b"))
-    await cast("Any", guard)(connection({}, None), cast("BaseRouteHandler", None))
-
-    assert seen == ["a", "b"]
-
-
 async def test_the_first_guard_that_rejects_is_the_last() -> None:
     """Its error is the response."""
     seen: list[object] = []
@@ -281,7 +245,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later is not open by mistake."""
-    routes = cast("Any", locked).app.routes
+    routes = cast("Any", locked).app.app.routes
     assert {route.path for route in routes if not route.path.startswith(("/docs", "/docs-assets"))} == {
         path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if "docs" not in path
     }
@@ -360,108 +324,3 @@ async def test_the_log_has_the_id_of_the_key_and_never_its_secret(locked: Applic
     assert [line.kwargs.get("key") for line in log] == ["camera", "camera", None] * 3
     assert SECRET not in repr([log, *others])
     assert not [answer for answer in answers if SECRET in answer.text or SECRET in repr(answer.headers)]
-
-
-@pytest.fixture
-async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
-    """A fake Triton that does not answer inferences, and an application that allows one request per model."""
-    fake = FakeTriton()
-    async with serving(fake):
-        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
-        made = create_app(settings_for(fake.url, max_requests=1))
-        async with lifespan_of(made):
-            fake.query_refusal = None
-            fake.may_answer.clear()
-            yield fake, made
-            fake.may_answer.set()
-
-
-@pytest.mark.parametrize(
-    ("full", "rejected", "accepted"),
-    [
-        ("tiny", ["/detect", "/predict/tiny", "/v1/detect?model=tiny"], ["/predict/other", "/detect?model=other"]),
-        (
-            "other",
-            ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
-            ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
-        ),
-    ],
-)
-async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
-    filling: tuple[FakeTriton, Application], full: str, rejected: list[str], accepted: list[str]
-) -> None:
-    """The model is that of the path, that of the query under either name, or the default one; others have room."""
-    fake, app = filling
-    body = {"type": "http.request", "body": SCENE, "more_body": False}
-    first = asyncio.create_task(call(app, staying(body), f"/predict/{full}", {"Content-Length": str(len(SCENE))}))
-    assert await eventually(lambda: len(fake.requests) == 1)
-    for path in rejected:
-        reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
-        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
-    for path in accepted:
-        broken = {"type": "http.request", "body": b"no image", "more_body": False}
-        reply = await call(app, receiving(broken), path, {"Content-Type": "image/bmp"})
-        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter"}
-    fake.may_answer.set()
-
-    assert (await first).status == 502
-
-
-async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
-    """Its body has to be received first."""
-    fake, app = filling
-    body = {"type": "http.request", "body": SCENE, "more_body": False}
-    first = asyncio.create_task(call(app, staying(body), "/predict/other"))
-    assert await eventually(lambda: len(fake.requests) == 1)
-    async with calling(app) as client:
-        answer = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})
-    fake.may_answer.set()
-
-    assert json(answer, 429)["code"] == "gateway_full"
-    await first
-
-
-async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
-    """A client that sends slowly takes one place; when it has left, there is room again."""
-    fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, max_uploads=1))
-        async with lifespan_of(app):
-            part = {"type": "http.request", "body": b"x", "more_body": True}
-            slow = asyncio.create_task(call(app, staying(part), "/detect", {"Content-Length": "100"}))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            reply = await post_unread(app, "/predict/other", {"Content-Length": "100"})
-            slow.cancel()
-            await asyncio.gather(slow, return_exceptions=True)
-
-            assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
-            assert (await call(app, receiving(part), "/detect")).problem["code"] == "client_gone"
-
-
-async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path) -> None:
-    """While it is used up, the key is rejected, and the others are not."""
-    path = tmp_path / "keys.toml"
-    path.write_text(
-        "".join(
-            f'[{id_}]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\nshare = {share}\n'
-            for id_, share in (("camera", 0.01), ("other", 0.0))
-        )
-    )
-    fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, api_keys_file=str(path)))
-        async with lifespan_of(app):
-            fake.requests.clear()
-            fake.may_answer.clear()
-            body = {"type": "http.request", "body": SCENE, "more_body": False}
-            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other")}
-            running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
-            assert await eventually(lambda: len(fake.requests) == 1)
-            rejected = await post_unread(app, "/predict/other", keys["camera"])
-            running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
-            assert await eventually(lambda: len(fake.requests) == 2)
-            fake.may_answer.set()
-
-            assert rejected.status == 429
-            assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]

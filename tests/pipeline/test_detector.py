@@ -520,21 +520,21 @@ async def test_a_share_is_that_of_the_call(fake_triton: Fake, detector: Detector
     await first
 
 
-async def test_the_deadline_begins_with_the_end_of_the_body(detector: Detector) -> None:
-    """The caller may choose it, up to the maximum."""
-    assert detector.deadline(None, 100.0).at == 110
-    assert detector.deadline(1500, 100.0).at == 101.5
-    assert detector.deadline(30_000, 100.0).at == 130
+async def test_the_caller_may_choose_the_time_of_a_request(detector: Detector) -> None:
+    """Up to the maximum."""
+    assert detector.timeout_seconds(None) == 10
+    assert detector.timeout_seconds(1500) == 1.5
+    assert detector.timeout_seconds(30_000) == 30
     with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
-        detector.deadline(30_001, 100.0)
+        detector.timeout_seconds(30_001)
 
 
-async def test_a_long_default_deadline_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
+async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
     """The maximum is for callers."""
     with open_admission() as admission:
         detector = Detector(fake_triton[1], transport, admission, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60))
 
-        assert detector.deadline(None, 100.0).at == 160
+        assert detector.timeout_seconds(None) == 60
         await detector.close()
 
 

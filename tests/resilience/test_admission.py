@@ -23,9 +23,13 @@ async def admit(
     admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1, share: Share = WHOLE
 ) -> Permit:
     """Admit a request with a distant deadline."""
-    with admission.memory.reserve() as memory:
-        memory.add(nbytes)
+    memory = admission.memory.reserve()
+    memory.add(nbytes)
+    try:
         return await admission.admit(model, parallel_images, memory, Deadline.after(60), share)
+    except BaseException:
+        memory.release()
+        raise
 
 
 async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) -> None:

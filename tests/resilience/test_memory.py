@@ -55,18 +55,6 @@ def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -
     assert (large.nbytes, small.nbytes, budget.used_bytes) == (200, 0, 200)
 
 
-def test_a_reservation_that_was_moved_gives_back_nothing(table: WorkerTable) -> None:
-    """The new one gives it back."""
-    budget = MemoryBudget(table, "memory", 100)
-    with budget.reserve() as reservation:
-        reservation.add(60)
-        moved = reservation.detach()
-    assert (reservation.nbytes, moved.nbytes, budget.used_bytes) == (0, 60, 60)
-    moved.release()
-
-    assert budget.used_bytes == 0
-
-
 def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
     """The limit is that of the host."""
     one, other = (MemoryBudget(open_table(), "memory", 100) for _ in range(2))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.api.application import build
-from app.api.body import BodyLimits
+from app.api.client_watch import BodyLimits
 from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
 from app.config import Settings
 from app.host import allocator

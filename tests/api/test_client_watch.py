@@ -1,16 +1,17 @@
-"""Work for a client that has disconnected is stopped."""
+"""Bodies are received within their limits, and work for a client that has disconnected is stopped."""
 
 import asyncio
 import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from app.api import middleware
 from app.api.application import Application
+from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext
-from app.api.disconnect import CancelOnDisconnect
-from app.errors import ClientGone, InvalidImage
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import detector
 from app.triton.shared_memory import Arena
@@ -18,7 +19,128 @@ from app.triton.transport import SLOTS
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, Reply, call, captured_log, eventually, lifespan_of
+from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, lifespan_of, open_admission, receiving
+
+LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
+
+
+async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
+    """Read a body that arrives in these messages."""
+    return await read_from(receiving(*messages), limits, upload_bytes)
+
+
+async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
+    """Read a body from a client."""
+    admitted = open_admission(upload_bytes=upload_bytes)
+    with admitted as admission, admission.start_upload() as upload, ClientWatch(receive, limits) as client:
+        return await client.read_body(upload)
+
+
+def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_is_read_to_its_end() -> None:
+    """All chunks are joined, however many there are."""
+    assert await read(chunk(b"abc")) == b"abc"
+    assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
+
+
+async def test_an_empty_body_is_malformed() -> None:
+    """Whatever its type: there is no image in it."""
+    with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
+        await read(chunk(b""))
+
+
+async def test_a_client_that_disconnects_early_is_gone() -> None:
+    """Before the first byte and after some; its error is not one of the gateway."""
+    for messages in ((), (chunk(b"abc", more=True),)):
+        with pytest.raises(ClientGone):
+            await read(*messages)
+
+
+async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
+    """The rest of it is not received; a body of exactly the limit is accepted."""
+    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
+    with pytest.raises(BodyTooLarge, match=r"^the limit is 0 MiB$"):
+        await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
+
+
+async def test_bytes_of_all_bodies_have_a_limit() -> None:
+    """What exceeds the memory for bodies that are being received is rejected while more is to come."""
+    body = chunk(b"x" * 60, more=True), chunk(b"x" * 39, more=True), chunk(b"x")
+    assert len(await read(*body, upload_bytes=100)) == 100
+    with open_admission(upload_bytes=100) as admission, admission.start_upload() as other, admission.start_upload() as upload:
+        other.add(2)
+        with pytest.raises(GatewayFull), ClientWatch(receiving(*body), LIMITS) as client:
+            await client.read_body(upload)
+
+
+async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
+    """A hundred thousand chunks of two bytes are 200 kB, not the megabytes of as many objects."""
+    chunks = 100_000
+    left = chunks
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal left
+        left -= 1
+        if left % 100 == 0:  # the event loop forgets timers that were cancelled
+            await asyncio.sleep(0)
+        return chunk(bytes((left % 256, 1)), more=left > 0)
+
+    tracemalloc.start()
+    try:
+        body = await read_from(receive, LIMITS._replace(max_bytes=2 * chunks), 2 * chunks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert len(body) == 2 * chunks
+    assert peak < 2**20
+
+
+def sending(pause_seconds: float, pieces: int = 1 << 30) -> Receive:
+    """Make the `receive` of a client that makes a pause before each piece of one byte, and then sends nothing more."""
+    sent = 0
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal sent
+        await asyncio.sleep(pause_seconds if sent < pieces else 3600)
+        sent += 1
+        return chunk(b"x", more=True)
+
+    return receive
+
+
+@pytest.mark.parametrize("pieces", [0, 3])
+async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
+    """At its beginning or later."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 0\.2 s$"):
+        await read_from(sending(0.01, pieces), LIMITS._replace(pause_seconds=0.2))
+
+
+async def test_a_body_that_never_ends_is_a_timeout() -> None:
+    """However regularly its bytes arrive."""
+    with pytest.raises(BodyTimeout):
+        await read_from(sending(0.01), LIMITS._replace(max_bytes=10**6, total_seconds=0.3))
+
+
+async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
+    """A limit for the whole body that is below that for a pause counts from the beginning."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 0\.2 s"):
+        await asyncio.wait_for(read_from(sending(0.01, 0), LIMITS._replace(total_seconds=0.2)), 5)
+
+
+async def test_a_slow_body_is_received() -> None:
+    """The pauses together may be longer than one of them may be."""
+    left = list(range(10))
+
+    async def receive() -> Any:  # noqa: ANN401
+        await asyncio.sleep(0.05)
+        left.pop()
+        return chunk(b"x", more=bool(left))
+
+    assert await read_from(receive, LIMITS._replace(pause_seconds=0.4)) == b"x" * 10
 
 
 class Client:
@@ -43,18 +165,25 @@ class Client:
         return await call(app, self.receive, "/detect", {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})
 
 
+def after_body(client: Client) -> ClientWatch:
+    """Watch a client whose body has been received."""
+    watch = ClientWatch(client.receive, LIMITS)
+    watch.is_body_complete = True
+    return watch
+
+
 async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
     """With its result or its exception, whether it is short or long; nothing goes on watching the client."""
     tasks = asyncio.all_tasks()
 
     async def fail(seconds: float) -> None:
-        async with CancelOnDisconnect(Client().receive):
+        with after_body(Client()):
             await asyncio.sleep(seconds)
             raise InvalidImage("broken")
 
     for seconds in (0, 0.4):
         client = Client()
-        async with CancelOnDisconnect(client.receive):
+        with after_body(client):
             await asyncio.sleep(seconds)
         assert client.was_watched is (seconds > 0)
         with pytest.raises(InvalidImage):
@@ -71,7 +200,7 @@ async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
     ended: list[str] = []
 
     async def work() -> None:
-        async with CancelOnDisconnect(client.receive):
+        with after_body(client):
             try:
                 await asyncio.sleep(60)
             finally:
@@ -90,7 +219,7 @@ async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
 async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
     """Some servers send an empty message after the last one of a body."""
     client = Client(b"more")
-    async with CancelOnDisconnect(client.receive):
+    with after_body(client):
         await asyncio.sleep(0.4)
 
     assert client.was_watched
@@ -100,7 +229,7 @@ async def test_a_cancellation_for_another_reason_goes_on() -> None:
     """The server stops, for example."""
 
     async def request() -> None:
-        async with CancelOnDisconnect(Client().receive):
+        with after_body(Client()):
             await asyncio.sleep(60)
 
     running = asyncio.create_task(request())

@@ -1,0 +1,141 @@
+"""Requests are rejected before their body is received while the gateway is full."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.api import middleware
+from app.api.application import Application
+from app.main import create_app
+from tests.api.conftest import post_unread, settings_for
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
+
+SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
+
+
+@pytest.fixture
+async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
+    """A fake Triton that does not answer inferences, and an application that allows one request per model."""
+    fake = FakeTriton()
+    async with serving(fake):
+        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+        made = create_app(settings_for(fake.url, max_requests=1))
+        async with lifespan_of(made):
+            fake.query_refusal = None
+            fake.may_answer.clear()
+            yield fake, made
+            fake.may_answer.set()
+
+
+@pytest.mark.parametrize(
+    ("full", "rejected", "accepted"),
+    [
+        ("tiny", ["/detect", "/predict/tiny", "/v1/detect?model=tiny"], ["/predict/other", "/detect?model=other"]),
+        (
+            "other",
+            ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
+            ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
+        ),
+    ],
+)
+async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
+    filling: tuple[FakeTriton, Application], full: str, rejected: list[str], accepted: list[str]
+) -> None:
+    """The model is that of the path, that of the query under either name, or the default one; others have room."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), f"/predict/{full}", {"Content-Length": str(len(SCENE))}))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    for path in rejected:
+        reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
+        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (429, "gateway_full", "1")
+    for path in accepted:
+        broken = {"type": "http.request", "body": b"no image", "more_body": False}
+        reply = await call(app, receiving(broken), path, {"Content-Type": "image/bmp"})
+        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter"}
+    fake.may_answer.set()
+
+    assert (await first).status == 502
+
+
+async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
+    """Its body has to be received first."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), "/predict/other"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    async with calling(app) as client:
+        answer = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})
+    fake.may_answer.set()
+
+    assert json(answer, 429)["code"] == "gateway_full"
+    await first
+
+
+async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
+    """A client that sends slowly takes one place; when it has left, there is room again."""
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, max_uploads=1))
+        async with lifespan_of(app):
+            part = {"type": "http.request", "body": b"x", "more_body": True}
+            slow = asyncio.create_task(call(app, staying(part), "/detect", {"Content-Length": "100"}))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            reply = await post_unread(app, "/predict/other", {"Content-Length": "100"})
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+
+            assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
+            assert (await call(app, receiving(part), "/detect")).problem["code"] == "client_gone"
+
+
+async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is used up, the key is rejected, which the log tells, and the others are not; without a key nobody learns it."""
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "".join(
+            f'[{id_}]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\nshare = {share}\n'
+            for id_, share in (("camera", 0.01), ("other", 0.0))
+        )
+    )
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, api_keys_file=str(path)))
+        async with lifespan_of(app):
+            fake.requests.clear()
+            fake.may_answer.clear()
+            body = {"type": "http.request", "body": SCENE, "more_body": False}
+            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other")}
+            running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
+            assert await eventually(lambda: len(fake.requests) == 1)
+            log = captured_log(monkeypatch, middleware)
+            rejected = await post_unread(app, "/predict/other", keys["camera"])
+            nobody = await post_unread(app, "/predict/other", {"Content-Length": "1"})
+            running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
+            assert await eventually(lambda: len(fake.requests) == 2)
+            fake.may_answer.set()
+
+            assert (rejected.status, nobody.status) == (429, 401)
+            assert [(line.kwargs["status"], line.kwargs.get("key")) for line in log[:2]] == [(429, "camera"), (401, None)]
+            assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
+
+
+async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, Application]) -> None:
+    """Those that name no image: other routes, other methods, and paths that do not exist."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), "/detect"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/v1")
+    async with calling(app) as client:
+        statuses = [(await client.request(method, path)).status_code for method, path in others]
+    fake.may_answer.set()
+    await first
+
+    assert statuses == [200, 405, 405, 404, 404]
