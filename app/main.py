@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -85,7 +86,14 @@ def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
     largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
     budget = max(settings.memory_mb * 2**20 or memory.available_bytes() // 8, largest)
-    return Capacity(settings.max_uploads, budget, budget, settings.max_requests, settings.timeout_seconds / 2)
+    return Capacity(
+        max_uploads=settings.max_uploads,
+        upload_bytes=budget,
+        memory_bytes=budget,
+        max_requests=settings.max_requests,
+        target_seconds=settings.timeout_seconds / 2,
+        cpus=len(os.sched_getaffinity(0)),
+    )
 
 
 async def _keep_house(transport: Transport, admission: Admission) -> None:

@@ -14,6 +14,7 @@ from app.errors import DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
+from app.imaging.pixel_count import count_pixels
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.decode_pool import DecodePool
@@ -30,6 +31,8 @@ from app.triton.transport import Transport
 
 T = TypeVar("T")
 
+# In fewer bytes there are rarely enough pixels to take more than a few milliseconds.
+_LARGE_BYTES = 1 << 14
 # A PNG of one pixel.
 _BLANK_IMAGE = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
@@ -226,15 +229,20 @@ class Detector:
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
     ) -> LetterboxTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
+        backlog = self.admission.decode_backlog
+        pixels = 0 if spec.input_format is InputFormat.FILE or len(data) < _LARGE_BYTES else count_pixels(data)
+        if pixels > self._limits.pixels.scalable:  # it will be rejected
+            pixels = 0
 
         def fill() -> LetterboxTransform:
             call.timing.lap("queue")
-            with self.admission.memory.reserve() as memory:
+            with backlog.measure(pixels), self.admission.memory.reserve() as memory:
                 return fill_input(data, spec, self._limits.pixels, memory.add, buffer)
 
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             return fill()
-        return await self._pool.run(fill, call.deadline, permit)
+        with backlog.count(pixels, call.deadline):
+            return await self._pool.run(fill, call.deadline, permit)
 
 
 def _decode(

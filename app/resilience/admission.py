@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
+from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
@@ -34,6 +35,8 @@ class Capacity(NamedTuple):
     """Requests in progress per model, at the most; 0: 128, or two full batches per instance if that is more."""
     target_seconds: float
     """How long a request may take when the gateway is full."""
+    cpus: int
+    """For decoding."""
 
 
 class Share(NamedTuple):
@@ -81,6 +84,7 @@ class Admission:
     def __init__(self, table: WorkerTable, capacity: Capacity) -> None:
         """Admit within a capacity, counting in a table."""
         self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
+        self.decode_backlog = DecodeBacklog(table, capacity.cpus)
         self._table = table
         self._capacity = capacity
         self._uploads = table.column("uploads")

@@ -505,6 +505,25 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_tr
         await detector.close()
 
 
+async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
+    monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate
+) -> None:
+    """The images before it are known by their pixels; a small image and one with more time are accepted."""
+    large = png(3000, 3000, 8, GREY) + bytes(1 << 14)
+    gate.block(monkeypatch, detector_module, "fill_input")
+    running = [asyncio.ensure_future(detect(detector, large))]
+    assert await eventually(gate.reached.is_set)
+    with pytest.raises(GatewayFull, match="decoded before"):
+        await asyncio.wait_for(detect(detector, large, seconds=0.2), 5)
+    running += [asyncio.ensure_future(detect(detector, data)) for data in (large, SCENE)]
+    assert await eventually(lambda: detector.admission.decode_backlog.pixels == 2 * 9_000_000)
+    gate.opened.set()
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes] == [InvalidImage, InvalidImage, Detections]
+    assert detector.admission.decode_backlog.pixels == 0
+
+
 async def test_a_share_is_that_of_the_call(fake_triton: Fake, detector: Detector) -> None:
     """A key that has used up its share is rejected, another request is not."""
     fake, _ = fake_triton

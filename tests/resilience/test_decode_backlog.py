@@ -1,0 +1,90 @@
+"""Large images that wait for their decoding."""
+
+from time import perf_counter, sleep
+
+import pytest
+
+from app.errors import GatewayFull
+from app.resilience.deadline import Deadline
+from app.resilience.decode_backlog import DecodeBacklog
+from app.resilience.worker_table import WorkerTable
+from tests.resilience.conftest import OpenTable
+
+MP = 10**6
+"""Takes 12 ms at first."""
+
+
+def test_images_are_accepted_while_they_take_less_than_half_of_the_time(table: WorkerTable) -> None:
+    """Two CPUs decode 833 megapixels in five seconds; a request has half of that for its decoding."""
+    backlog = DecodeBacklog(table, cpus=2)
+    with backlog.count(390 * MP, Deadline.after(5)):
+        with backlog.count(20 * MP, Deadline.after(5)):
+            assert backlog.pixels == 410 * MP
+        with pytest.raises(GatewayFull, match="would take too long") as caught, backlog.count(40 * MP, Deadline.after(5)):
+            pass
+        assert caught.value.retry_after_seconds == 3
+        with backlog.count(40 * MP, Deadline.after(6)):
+            assert backlog.pixels == 430 * MP
+        assert backlog.pixels == 390 * MP
+
+    assert backlog.pixels == 0
+
+
+def test_a_single_image_is_always_accepted(table: WorkerTable) -> None:
+    """Nothing is known of it, and nothing is before it; its deadline decides."""
+    with DecodeBacklog(table, cpus=1).count(1000 * MP, Deadline.after(1)):
+        pass
+
+
+def test_an_image_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
+    """Also if it cannot be decoded."""
+    backlog = DecodeBacklog(table, cpus=1)
+    with pytest.raises(ValueError, match="broken"), backlog.count(MP, Deadline.after(5)):
+        raise ValueError("broken")
+
+    assert backlog.pixels == 0
+
+
+def test_small_images_do_not_count(table: WorkerTable) -> None:
+    """They are decoded in next to no time; also while large ones wait."""
+    backlog = DecodeBacklog(table, cpus=1)
+    with backlog.count(1000 * MP, Deadline.after(5)), backlog.count(10_000, Deadline.after(5)):
+        assert backlog.pixels == 1000 * MP
+
+
+def test_images_of_all_workers_count(open_table: OpenTable) -> None:
+    """They share the CPUs."""
+    one, other = (DecodeBacklog(open_table(), cpus=1) for _ in range(2))
+    with one.count(240 * MP, Deadline.after(5)):
+        assert other.pixels == 240 * MP
+        with pytest.raises(GatewayFull), other.count(2 * MP, Deadline.after(5)):
+            pass
+
+
+def decode(backlog: DecodeBacklog, pixels: int, seconds: float, *, is_broken: bool = False) -> None:
+    """Use the CPU for so long, as a thread does that decodes a file."""
+    with backlog.measure(pixels):
+        start = perf_counter()
+        while perf_counter() - start < seconds:
+            pass
+        if is_broken:
+            raise ValueError("broken")
+
+
+def test_the_speed_is_measured(table: WorkerTable) -> None:
+    """In CPU time, of images that could be decoded: those that wait or fail tell nothing."""
+    backlog = DecodeBacklog(table, cpus=1)
+    for _ in range(60):
+        with backlog.measure(MP):
+            sleep(0.001)
+    with backlog.count(1000 * MP, Deadline.after(5)), backlog.count(100 * MP, Deadline.after(5)):
+        pass  # a hundred times as fast as assumed
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"):
+            decode(backlog, MP, 0.5, is_broken=True)
+    with backlog.count(1000 * MP, Deadline.after(5)), backlog.count(100 * MP, Deadline.after(5)):
+        pass
+    decode(backlog, MP, 0.5)
+
+    with backlog.count(1000 * MP, Deadline.after(5)), pytest.raises(GatewayFull), backlog.count(100 * MP, Deadline.after(5)):
+        pass
