@@ -11,6 +11,7 @@ from app.resilience.admission import Upload
 from app.resilience.interruption import Interruption
 
 _MAX_CHUNKS = 64
+_COUNT_BYTES = 1 << 16
 # A task for each request would cost as much as a tenth of the cheapest one, so short requests are not watched.
 _CHECK_SECONDS = 0.25
 
@@ -55,7 +56,7 @@ class ClientWatch(Interruption):
         """Receive the whole body.
 
         Args:
-            upload: Counts what has arrived, while more is to come.
+            upload: Counts what has arrived, while more is to come; not the bodies of small images.
 
         Raises:
             MalformedRequest: The body is empty.
@@ -63,26 +64,29 @@ class ClientWatch(Interruption):
             GatewayFull: Too many bytes of bodies are being received.
             ClientGone: The client disconnected before its end.
         """
+        receive, max_bytes = self._receive, self._limits.max_bytes
         chunks: list[bytes | bytearray] = []
         rest = bytearray()  # a list of many small chunks would cost more than the body itself
-        received = 0
-        while not self.is_body_complete:
-            message = await self._receive()
+        received = counted = 0
+        while True:
+            message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone("the client disconnected before the end of the body")
             chunk = message["body"]
             received += len(chunk)
-            if received > self._limits.max_bytes:
-                raise body_too_large(self._limits.max_bytes)
+            if received > max_bytes:
+                raise body_too_large(max_bytes)
             if len(chunks) < _MAX_CHUNKS:
                 chunks.append(chunk)
             else:
                 rest += chunk
-            if message["more_body"]:
-                upload.add(len(chunk))
-                self._progress = self._loop.time()
-            else:
+            if not message["more_body"]:
                 self.is_body_complete = True
+                break
+            self._progress = self._loop.time()
+            if received - counted >= _COUNT_BYTES:
+                upload.add(received - counted)
+                counted = received
         if not received:
             raise MalformedRequest("the body is empty")
         if rest:

@@ -67,12 +67,16 @@ async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
 
 
 async def test_bytes_of_all_bodies_have_a_limit() -> None:
-    """What exceeds the memory for bodies that are being received is rejected while more is to come."""
-    body = chunk(b"x" * 60, more=True), chunk(b"x" * 39, more=True), chunk(b"x")
-    assert len(await read(*body, upload_bytes=100)) == 100
-    with open_admission(upload_bytes=100) as admission, admission.start_upload() as other, admission.start_upload() as upload:
-        other.add(2)
-        with pytest.raises(GatewayFull), ClientWatch(receiving(*body), LIMITS) as client:
+    """What exceeds the memory for bodies that are being received is rejected while more is to come; small bodies do not count."""
+    part = bytes(2**16)
+    body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
+    limits = LIMITS._replace(max_bytes=2**20)
+    assert len(await read(*body, limits=limits, upload_bytes=2**17)) == 2**17 + 1
+    with open_admission(upload_bytes=2**17) as admission, admission.start_upload() as other, admission.start_upload() as upload:
+        other.add(1)
+        with ClientWatch(receiving(chunk(part[1:], more=True), chunk(part)), limits) as client:
+            assert len(await client.read_body(upload)) == 2**17 - 1
+        with pytest.raises(GatewayFull), ClientWatch(receiving(*body), limits) as client:
             await client.read_body(upload)
 
 
