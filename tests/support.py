@@ -196,7 +196,9 @@ def open_buffer(transport: Transport) -> Iterator[InputBuffer]:
 @contextmanager
 def open_admission(**changes: Any) -> Iterator[Admission]:  # noqa: ANN401
     """Make the admission of a worker that is alone on its host, and has room for any test."""
-    capacity = Capacity(max_uploads=100, upload_bytes=2**30, memory_bytes=2**30, max_requests=100, target_seconds=1e6, cpus=2)
+    capacity = Capacity(
+        max_uploads=100, upload_bytes=2**30, memory_bytes=2**30, max_requests=100, target_seconds=1e6, decode_threads=2
+    )
     table = WorkerTable()
     yield Admission(table, capacity._replace(**changes))
     table.close()

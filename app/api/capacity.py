@@ -4,6 +4,7 @@ from urllib.parse import parse_qs
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from app.api import problems
 from app.api.context import context_of
@@ -13,6 +14,7 @@ from app.api.parameters import MODEL_NAMES
 from app.errors import GatewayFull, Unauthorized
 from app.resilience.admission import WHOLE, Share
 
+_DETECT = {"/detect", "/v1/detect"}
 _PREDICT = "/predict/"
 
 
@@ -31,36 +33,41 @@ class CapacityMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reject a request, or pass it on."""
         if scope["type"] == ScopeType.HTTP and scope["method"] == "POST":
-            path = scope["path"].removeprefix("/v1")
-            if path == "/detect" or path.startswith(_PREDICT):
-                try:
-                    await self._check(scope, path)
-                except GatewayFull as error:
-                    await problems.send(error, scope, send)
-                    return
-                except Unauthorized:
-                    pass  # left to the guard
+            try:
+                await self._check(scope)
+            except GatewayFull as error:
+                await problems.send(error, scope, send)
+                return
         await self.app(scope, receive, send)
 
-    async def _check(self, scope: HTTPScope, path: str) -> None:
-        """Check by the model in the path, in the query, or the default one; one that the body names is known later."""
+    async def _check(self, scope: HTTPScope) -> None:
+        """Check a request for the model in its path, in its query, or the default one; a model in the body is known later."""
+        path = scope["path"]
+        if path not in _DETECT:
+            path = normalize_path(path)  # as Litestar does
+        path = path.removeprefix("/v1")
+        is_predict = path.startswith(_PREDICT)
+        share = self._share(scope) if is_predict or path in _DETECT else None
+        if share is None:
+            return
         detector = self._resources.detector
         query = scope["query_string"]
-        if path.startswith(_PREDICT):
+        if is_predict:
             model = path.removeprefix(_PREDICT)
         elif b"model" in query:
             named = parse_qs(query.decode("latin-1"))
             model = next((named[name][0] for name in MODEL_NAMES if name in named), detector.default_model)
         else:
             model = detector.default_model
-        await detector.admission.check(model, self._share(scope))
+        await detector.admission.check(model, share)
 
-    def _share(self, scope: HTTPScope) -> Share:
-        """Find out what part of the limit the request may use, by its API key, and set it in its context."""
+    def _share(self, scope: HTTPScope) -> Share | None:
+        """Find out what part of the limit the request may use, by its API key; None if the key's guard will reject it."""
         if self._keys is None:
             return WHOLE
-        key = self._keys.identify(scope["headers"])
-        context = context_of(scope)
-        context.log_fields["key"] = key.id
-        context.share = self._keys.share_of(key)
-        return context.share
+        try:
+            key = self._keys.identify(scope["headers"])
+        except Unauthorized:
+            return None
+        context_of(scope).log_fields["key"] = key.id
+        return self._keys.share_of(key) if "detect" in key.scopes else None

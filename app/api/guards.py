@@ -21,7 +21,7 @@ Check = Callable[[Connection], None]
 
 
 def guard_key(keys: ApiKeys, scope: Scope) -> Check:
-    """Make a check that rejects a request without a key for this scope.
+    """Make a check that rejects a request without a key for this scope, and sets the `share` of any other in its context.
 
     The check raises:
         Unauthorized: There is no key, more than one, or a wrong one.
@@ -30,7 +30,9 @@ def guard_key(keys: ApiKeys, scope: Scope) -> Check:
 
     def check(connection: Connection) -> None:
         key = keys.identify(connection.scope["headers"])
-        context_of(connection.scope).log_fields["key"] = key.id
+        context = context_of(connection.scope)
+        context.log_fields["key"] = key.id
+        context.share = keys.share_of(key)
         if scope not in key.scopes:
             raise Forbidden(f"the API key does not have the scope {scope!r}")
 

@@ -17,6 +17,7 @@ _EXIF = b"Exif\0\0"
 _END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # Frame types that a single scan can complete: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 # What libjpeg takes for the next marker: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
@@ -94,6 +95,18 @@ def read_size(data: bytes) -> tuple[int, int] | None:
     except (ValueError, KeyError):  # the latter for an unknown subsampling
         return None
     return (width, height) if space in {"YCbCr", "Gray"} else None
+
+
+def read_frame_size(data: bytes) -> tuple[int, int]:
+    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none.
+
+    Raises:
+        InvalidImage: As `read_segments` says.
+    """
+    for marker, at in _iterate(data):
+        if marker in _FRAMES:
+            return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 3 : at + 5])
+    return 0, 0
 
 
 def reduced_size(size: tuple[int, int], min_decode_size: tuple[int, int]) -> tuple[int, int]:

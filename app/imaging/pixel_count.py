@@ -2,24 +2,29 @@
 
 import struct
 
+from app.errors import InvalidImage
 from app.imaging import jpeg
+from app.imaging.header import PixelLimits
 
-# Where a JPEG's size is found, unless its EXIF block is extraordinary.
-_JPEG_HEADER_BYTES = 1 << 16
+_JPEG = b"\xff\xd8\xff"
+# A JPEG has at least two bits for each block of 64 pixels.
+_SMALL_JPEG_BYTES = 1 << 14
 
 
-def count_pixels(data: bytes) -> int:
-    """Return width x height as an encoded image claims them; 0 if they are not where they usually are."""
-    try:
-        width, height = _read_size(data)
-    except struct.error:  # truncated
+def count_pixels(data: bytes, limits: PixelLimits) -> int:
+    """Return width x height as an encoded image claims them; 0 for a small JPEG, and for an image that will be rejected."""
+    is_jpeg = data.startswith(_JPEG)
+    if is_jpeg and len(data) < _SMALL_JPEG_BYTES:
         return 0
-    return abs(width * height)
+    try:
+        width, height = jpeg.read_frame_size(data) if is_jpeg else _read_size(data)
+    except (struct.error, InvalidImage):  # the former if it is truncated
+        return 0
+    pixels = abs(width * height)
+    return pixels if pixels <= (limits.scalable if is_jpeg else limits.other) else 0
 
 
 def _read_size(data: bytes) -> tuple[int, int]:
-    if data.startswith(b"\xff\xd8"):
-        return jpeg.read_size(data[:_JPEG_HEADER_BYTES]) or (0, 0)
     if data.startswith(b"\x89PNG"):
         return _two(">II", data, 16)
     if data.startswith(b"GIF8"):

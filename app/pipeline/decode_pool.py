@@ -1,7 +1,7 @@
 """Threads for what would block a worker's event loop: decoding images, parsing bodies, decoding raw model outputs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,14 +24,14 @@ class DecodePool:
         """Wait for jobs that are running; start no more."""
         self._executor.shutdown(cancel_futures=True)
 
-    async def run(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
+    async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease) -> T:
         """Run `work` in a thread.
 
         Args:
             work: Dropped, with all it refers to, if this call is cancelled or the deadline passes while it is queued; left
                 alone if it runs, because a thread cannot be stopped.
             deadline: When to stop waiting.
-            lease: What the work uses; kept until the work has ended, which may be later than this call.
+            leases: What the work uses; kept until the work has ended, which may be later than this call.
 
         Raises:
             DeadlinePassed: It took too long.
@@ -50,15 +50,16 @@ class DecodePool:
             if job.cancel():
                 queued.clear()
             elif not job.done():
-                _keep(lease, job)
+                _keep(leases, job)
             # A failed job refers to its exception, whose traceback refers to this frame and, above it, the image:
             # a reference cycle that only the garbage collector would free.
             del job
 
 
-def _keep(lease: Lease, job: "Future[T]") -> None:
-    """Keep a lease for a job in a thread; its end is passed on to the event loop."""
+def _keep(leases: Iterable[Lease], job: "Future[T]") -> None:
+    """Keep leases for a job in a thread; its end is passed on to the event loop."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
-    lease.keep_for(ended)
+    for lease in leases:
+        lease.keep_for(ended)
     job.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set_result, None))

@@ -31,8 +31,6 @@ from app.triton.transport import Transport
 
 T = TypeVar("T")
 
-# In fewer bytes there are rarely enough pixels to take more than a few milliseconds.
-_LARGE_BYTES = 1 << 14
 # A PNG of one pixel.
 _BLANK_IMAGE = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
@@ -230,9 +228,7 @@ class Detector:
     ) -> LetterboxTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
         backlog = self.admission.decode_backlog
-        pixels = 0 if spec.input_format is InputFormat.FILE or len(data) < _LARGE_BYTES else count_pixels(data)
-        if pixels > self._limits.pixels.scalable:  # it will be rejected
-            pixels = 0
+        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self._limits.pixels)
 
         def fill() -> LetterboxTransform:
             call.timing.lap("queue")
@@ -241,8 +237,8 @@ class Detector:
 
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             return fill()
-        with backlog.count(pixels, call.deadline):
-            return await self._pool.run(fill, call.deadline, permit)
+        with backlog.add(pixels, call.deadline) as counted:
+            return await self._pool.run(fill, call.deadline, permit, counted)
 
 
 def _decode(

@@ -35,8 +35,8 @@ class Capacity(NamedTuple):
     """Requests in progress per model, at the most; 0: 128, or two full batches per instance if that is more."""
     target_seconds: float
     """How long a request may take when the gateway is full."""
-    cpus: int
-    """For decoding."""
+    decode_threads: int
+    """Threads of all workers that can decode at the same time."""
 
 
 class Share(NamedTuple):
@@ -84,7 +84,7 @@ class Admission:
     def __init__(self, table: WorkerTable, capacity: Capacity) -> None:
         """Admit within a capacity, counting in a table."""
         self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
-        self.decode_backlog = DecodeBacklog(table, capacity.cpus)
+        self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
         self._table = table
         self._capacity = capacity
         self._uploads = table.column("uploads")

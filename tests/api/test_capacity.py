@@ -35,7 +35,11 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
 @pytest.mark.parametrize(
     ("full", "rejected", "accepted"),
     [
-        ("tiny", ["/detect", "/predict/tiny", "/v1/detect?model=tiny"], ["/predict/other", "/detect?model=other"]),
+        (
+            "tiny",
+            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny"],
+            ["/predict/other", "/detect?model=other"],
+        ),
         (
             "other",
             ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
@@ -100,8 +104,8 @@ async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch:
     path = tmp_path / "keys.toml"
     path.write_text(
         "".join(
-            f'[{id_}]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\nshare = {share}\n'
-            for id_, share in (("camera", 0.01), ("other", 0.0))
+            f'[{id_}]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["{scope}"]\nshare = {share}\n'
+            for id_, scope, share in (("camera", "detect", 0.01), ("other", "detect", 0.0), ("monitor", "health", 0.01))
         )
     )
     fake = FakeTriton()
@@ -111,18 +115,25 @@ async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch:
             fake.requests.clear()
             fake.may_answer.clear()
             body = {"type": "http.request", "body": SCENE, "more_body": False}
-            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other")}
+            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other", "monitor")}
             running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
             assert await eventually(lambda: len(fake.requests) == 1)
             log = captured_log(monkeypatch, middleware)
             rejected = await post_unread(app, "/predict/other", keys["camera"])
+            again = await post_unread(app, "/predict/other/", keys["camera"])
             nobody = await post_unread(app, "/predict/other", {"Content-Length": "1"})
+            monitor = await post_unread(app, "/predict/other", keys["monitor"])
             running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
             assert await eventually(lambda: len(fake.requests) == 2)
             fake.may_answer.set()
 
-            assert (rejected.status, nobody.status) == (429, 401)
-            assert [(line.kwargs["status"], line.kwargs.get("key")) for line in log[:2]] == [(429, "camera"), (401, None)]
+            assert [reply.status for reply in (rejected, again, nobody, monitor)] == [429, 429, 401, 403]
+            assert [(line.kwargs["status"], line.kwargs.get("key")) for line in log[:4]] == [
+                (429, "camera"),
+                (429, "camera"),
+                (401, None),
+                (403, "monitor"),
+            ]
             assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
 
 

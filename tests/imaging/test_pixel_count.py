@@ -5,8 +5,13 @@ import random
 import pytest
 from PIL import Image
 
+from app.imaging.header import PixelLimits
 from app.imaging.pixel_count import count_pixels
 from tests.imaging.samples import encode
+
+LIMITS = PixelLimits(scalable=2_000_000, other=1_000_000)
+FILL = bytes(1 << 14)
+"""Behind a JPEG, so that it is not too small to count."""
 
 
 @pytest.mark.parametrize(
@@ -25,9 +30,9 @@ from tests.imaging.samples import encode
 @pytest.mark.parametrize("size", [(1, 1), (300, 200), (5000, 17)])
 def test_every_format_tells_its_size(name: str, options: dict[str, object], size: tuple[int, int]) -> None:
     """In all variants of WebP, too."""
-    data = encode(Image.new("RGB", size, "teal"), name, **options)
+    data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
 
-    assert count_pixels(data) == size[0] * size[1]
+    assert count_pixels(data, LIMITS) == size[0] * size[1]
 
 
 def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
@@ -35,20 +40,20 @@ def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
     data = bytearray(encode(Image.new("RGB", (30, 20)), "BMP"))
     data[22:26] = (-20).to_bytes(4, "little", signed=True)
 
-    assert count_pixels(bytes(data)) == 600
+    assert count_pixels(bytes(data), LIMITS) == 600
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
 def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
     """Wherever it ends, nothing is raised."""
-    data = encode(Image.new("RGB", (30, 20)), name)
+    data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
 
-    assert {count_pixels(data[:length]) for length in range(len(data))} <= set(range(601))
+    assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
 
 
 def test_anything_else_has_no_pixels() -> None:
     """Nor does random data behind the magic bytes raise anything."""
-    assert count_pixels(b"") == count_pixels(b"no image at all" * 10) == 0
+    assert count_pixels(b"", LIMITS) == count_pixels(b"no image at all" * 10, LIMITS) == 0
     noise = random.Random(0)  # noqa: S311 - no secret
     for magic in (
         b"\xff\xd8\xff",
@@ -60,4 +65,26 @@ def test_anything_else_has_no_pixels() -> None:
         b"RIFF\0\0\0\0WEBPVP8 ",
     ):
         for length in range(60):
-            assert count_pixels(magic + noise.randbytes(length)) >= 0
+            assert count_pixels(magic + noise.randbytes(length), LIMITS) >= 0
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_a_jpeg_tells_its_size_whatever_its_colours_and_however_late(mode: str) -> None:
+    """Those that libjpeg-turbo leaves to Pillow take the longest; segments before the frame may be large."""
+    data = encode(Image.new(mode, (300, 200)), "JPEG")
+    segments = b"".join(b"\xff\xed" + (60_002).to_bytes(2) + bytes(60_000) for _ in range(3))
+
+    assert count_pixels(data[:2] + segments + data[2:], LIMITS) == 60_000
+
+
+def test_a_small_jpeg_has_too_few_pixels_to_count() -> None:
+    """A small file of another format may have millions."""
+    assert count_pixels(encode(Image.new("L", (300, 200)), "JPEG"), LIMITS) == 0
+    assert count_pixels(encode(Image.new("1", (1000, 1000)), "PNG"), LIMITS) == 1_000_000
+
+
+def test_an_image_that_will_be_rejected_has_no_pixels() -> None:
+    """It is not decoded; JPEGs may be larger than others."""
+    assert count_pixels(encode(Image.new("L", (1001, 1000)), "PNG"), LIMITS) == 0
+    assert count_pixels(encode(Image.new("L", (2000, 1000)), "JPEG") + FILL, LIMITS) == 2_000_000
+    assert count_pixels(encode(Image.new("L", (2001, 1000)), "JPEG") + FILL, LIMITS) == 0

@@ -1,0 +1,83 @@
+"""A block is left for a reason that arises outside of it."""
+
+import asyncio
+
+import pytest
+
+from app.resilience.interruption import Interruption
+
+REASON = ValueError("too slow")
+
+
+async def wait(block: Interruption, seconds: float = 60) -> None:
+    with block:
+        await asyncio.sleep(seconds)
+
+
+async def test_the_block_raises_the_reason_and_its_task_goes_on() -> None:
+    """The task is not cancelled itself."""
+    block = Interruption()
+    asyncio.get_running_loop().call_soon(block.interrupt, REASON)
+    with pytest.raises(ValueError, match="too slow"):
+        await wait(block)
+
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_after_the_block_nothing_is_interrupted() -> None:
+    """Neither is before it."""
+    block = Interruption()
+    block.interrupt(REASON)
+    await wait(block, 0)
+    block.interrupt(REASON)
+
+    await asyncio.sleep(0)
+
+
+async def test_another_cancellation_wins() -> None:
+    """The server stops in the same moment: the task has to end."""
+    block = Interruption()
+    task = asyncio.create_task(wait(block))
+    await asyncio.sleep(0)
+    block.interrupt(REASON)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_error_of_the_block_wins() -> None:
+    """It was raised while the block was being left."""
+    block = Interruption()
+
+    async def fail() -> None:
+        with block:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                raise KeyError("clean-up failed")
+
+    asyncio.get_running_loop().call_soon(block.interrupt, REASON)
+    with pytest.raises(KeyError):
+        await fail()
+    task = asyncio.current_task()
+    assert task is not None
+
+    assert task.cancelling() == 0
+
+
+async def test_a_timeout_within_the_block_does_not_take_its_cancellation() -> None:
+    """Both end in the same moment."""
+    block = Interruption()
+
+    async def work() -> None:
+        with block:
+            async with asyncio.timeout(0):
+                block.interrupt(REASON)
+                await asyncio.sleep(60)
+
+    with pytest.raises(ValueError, match="too slow"):
+        await work()
