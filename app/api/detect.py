@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import Request, post
+from litestar import Request
 from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -16,6 +17,7 @@ from app.api import body, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.formatting import to_response
+from app.api.guards import GuardedRoute
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
 from app.pipeline.detector import CallContext, Detector
@@ -24,8 +26,9 @@ from app.resilience.deadline import Deadline
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
 
 
-@post(
+@GuardedRoute(
     "/detect",
+    http_method=HttpMethod.POST,
     summary="Detect objects in an image",
     operation_class=DetectOperation,
     responses=_RESPONSES,
@@ -36,8 +39,9 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
     return await _detect(request, detector, [])
 
 
-@post(
+@GuardedRoute(
     "/predict/{model:str}",
+    http_method=HttpMethod.POST,
     summary="Detect objects in an image with a given model",
     operation_class=DetectOperation,
     responses=_RESPONSES,

@@ -6,6 +6,7 @@ from typing import Any
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.handlers import HTTPRouteHandler
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
@@ -66,6 +67,15 @@ def guard_timing(limits: BodyLimits) -> Check:
         context.timing.start_lap()
 
     return check
+
+
+class GuardedRoute(HTTPRouteHandler):
+    """A route that hands itself to its guards; Litestar would hand a copy to them, at a tenth of the request's Python."""
+
+    async def authorize_connection(self, connection: Connection) -> None:
+        """Run the guards."""
+        for guard in self.resolve_guards():
+            await guard(connection, self)  # type: ignore[misc]
 
 
 def combine_guards(*guards: Check) -> Guard:
