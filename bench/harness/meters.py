@@ -107,8 +107,13 @@ def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:
 
 
 def busiest(process: psutil.Process) -> int:
-    """Return the id of the busiest process of a server: one of its workers, once there was load."""
-    return int(max(family(process), key=cpu_seconds).pid)
+    """Return the id of a server's busiest worker, once there was load.
+
+    A process that has started others is none: after a short load its start may have cost more than theirs.
+    """
+    members = family(process)
+    starters = {member.ppid() for member in members[1:]}
+    return int(max((member for member in members if member.pid not in starters), key=cpu_seconds).pid)
 
 
 def _cpu_by_process(processes: Processes) -> dict[str, dict[int, float]]:

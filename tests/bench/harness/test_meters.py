@@ -32,6 +32,7 @@ def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Proc
         (memory,) = worker_memory(process, 1)
         assert memory.resident >= memory.unshared > 50 * MIB
         assert busiest(process) == child.pid
+        assert busiest(parent) != parent.pid
         child.kill()
 
     assert family(process) == []
