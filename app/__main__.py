@@ -128,7 +128,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
         factory=True,
         address=settings.host,
         port=settings.port,
-        workers=settings.workers or len(os.sched_getaffinity(0)),
+        workers=settings.worker_count,
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,  # `auto` does not time out a silent connection
         websockets=False,

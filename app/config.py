@@ -113,6 +113,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
 
     @property
+    def worker_count(self) -> int:
+        """Number of API processes."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+    @property
     def registry_path(self) -> Path:
         """The list of models that `pull` knows."""
         return Path(self.model_repository, "models.toml")

@@ -86,14 +86,13 @@ def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
     largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
     budget = max(settings.memory_mb * 2**20 or memory.available_bytes() // 8, largest)
-    cpus = len(os.sched_getaffinity(0))
     return Capacity(
         max_uploads=settings.max_uploads,
         upload_bytes=budget,
         memory_bytes=budget,
         max_requests=settings.max_requests,
         target_seconds=settings.timeout_seconds / 2,
-        decode_threads=min(cpus, (settings.workers or cpus) * settings.decode_threads),
+        decode_threads=min(len(os.sched_getaffinity(0)), settings.worker_count * settings.decode_threads),
     )
 
 

@@ -1,6 +1,7 @@
 """What many tests need: paths, free ports, an application with its lifespan, and its answers."""
 
 import asyncio
+import gc
 import json as stdlib_json
 import os
 import sys
@@ -8,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import pytest
@@ -27,6 +28,8 @@ from app.resilience.worker_table import WorkerTable
 from app.triton.shared_memory import SHM
 from app.triton.transport import Transport
 from tests.fakes import models
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
@@ -202,6 +205,21 @@ def open_admission(**changes: Any) -> Iterator[Admission]:  # noqa: ANN401
     table = WorkerTable()
     yield Admission(table, capacity._replace(**changes))
     table.close()
+
+
+@contextmanager
+def in_cycles(kind: type[T]) -> Iterator[list[T]]:
+    """Collect the objects of a kind that a `with` block leaves behind in reference cycles."""
+    kept: list[T] = []
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield kept
+        gc.collect()
+        kept += [thing for thing in gc.garbage if isinstance(thing, kind)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def own_arenas() -> list[Path]:

@@ -45,7 +45,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
             yield
 
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_payload, guard_timing(body_limits)),
+        _protect(keys, "detect", [detect, predict], guard_payload(body_limits), guard_timing),
         _protect(keys, "detect", [models]),
         _protect(keys, "health", [health]),
         livez,
@@ -56,7 +56,6 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         dependencies=providers(resources),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],
-        request_max_body_size=body_limits.max_bytes,
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )

@@ -21,8 +21,8 @@ _PREDICT = "/predict/"
 class CapacityMiddleware:
     """Checks requests for detection before Litestar sees them.
 
-    Under overload most requests are rejected, and what that costs is missing to the others: as a guard of Litestar, this
-    check would make a rejection three times as expensive. Whatever it lets through is checked again by admission.
+    Under overload most requests are rejected, and what that costs is missing to the others: routing, guards and error handlers
+    would cost more than the check. Whatever it lets through is checked again by admission.
     """
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, keys: ApiKeys | None) -> None:

@@ -12,7 +12,7 @@ from app.resilience.interruption import Interruption
 
 _MAX_CHUNKS = 64
 _COUNT_BYTES = 1 << 16
-# A task for each request would cost as much as a tenth of the cheapest one, so short requests are not watched.
+# To wait for a disconnect takes a task, so short requests are not watched.
 _CHECK_SECONDS = 0.25
 
 

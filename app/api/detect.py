@@ -20,7 +20,8 @@ from app.api.formatting import to_response
 from app.api.guards import GuardedRoute
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
-from app.pipeline.detector import CallContext, Detector
+from app.pipeline.call import CallContext
+from app.pipeline.detector import Detector
 from app.resilience.deadline import Deadline
 
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}

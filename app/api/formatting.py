@@ -3,7 +3,7 @@
 import numpy as np
 
 from app.api.schema import BoxFormat, Detection, DetectResponse, ImageSize, ModelUsed
-from app.pipeline.detector import Detections
+from app.pipeline.call import Detections
 
 # A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
 _SCORE_DIGITS = 4

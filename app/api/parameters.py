@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
-from app.pipeline.detector import DetectOptions
+from app.pipeline.call import DetectOptions
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}

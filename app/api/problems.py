@@ -9,7 +9,6 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Scope, Send
 
-from app.api.client_watch import body_too_large
 from app.api.context import RequestContext, context_of
 from app.api.schema import Problem
 from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
@@ -44,9 +43,6 @@ def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) ->
 
 
 def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        limit = request.route_handler.resolve_request_max_body_size() or 0
-        return _from_gateway_error(request, body_too_large(limit))
     if error.status_code == HTTPStatus.BAD_REQUEST:
         return _from_gateway_error(request, MalformedRequest("the request's headers or body are malformed"))
     status = HTTPStatus(error.status_code)

@@ -27,14 +27,19 @@ _MAX_GIF_EXTENSION_BYTES = 1 << 20
 _MAX_GIF_EXTENSION_BLOCKS = 10_000
 
 
+def find_format(data: bytes) -> str | None:
+    """Return the format by the first bytes alone: JPEG, PNG, WEBP, GIF or BMP; None if they are none of these."""
+    return next((name for name, magic in _MAGIC.items() if magic.match(data)), None)
+
+
 def identify(data: bytes) -> str:
-    """Return the format by the first bytes: JPEG, PNG, WEBP, GIF or BMP.
+    """Return the format, as `find_format` does.
 
     Raises:
         UnsupportedFormat: The bytes are none of these.
         InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
     """
-    name = next((name for name, magic in _MAGIC.items() if magic.match(data)), None)
+    name = find_format(data)
     if name is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC)})")
     if name == "PNG" and _has_too_many_png_chunks(data):

@@ -36,6 +36,10 @@ class PixelLimits(NamedTuple):
     """Of formats that can be decoded at a reduced size: JPEG."""
     other: int
 
+    def of(self, name: str) -> int:
+        """Return the limit for a format."""
+        return self.scalable if name == "JPEG" else self.other
+
 
 class ImageHeader(NamedTuple):
     """An image of which only the header has been read. One thread may use it, once."""
@@ -64,7 +68,7 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
     """
     name = formats.identify(data)
     is_jpeg = name == "JPEG"
-    max_pixels = limits.scalable if is_jpeg else limits.other
+    max_pixels = limits.of(name)
     exif_block, scans, is_single_scan = jpeg.read_segments(data) if is_jpeg else jpeg.Segments(b"", 1, is_single_scan=True)
     size = jpeg.read_size(data) if is_jpeg else None
     file = None

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from time import thread_time
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
@@ -17,10 +17,11 @@ from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
+from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.preprocess import fill_input
-from app.resilience.admission import WHOLE, Admission, Share
+from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
@@ -36,49 +37,6 @@ _BLANK_IMAGE = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-
-
-class DetectOptions(NamedTuple):
-    """What the caller asks for."""
-
-    model: str | None
-    """Name of the model; None for the default model."""
-    confidence: float
-    """Minimum score."""
-    classes: list[str] | None
-    """Names or ids; None for all classes."""
-    max_detections: int
-
-
-class CallContext(NamedTuple):
-    """What goes with a request through all steps."""
-
-    deadline: Deadline
-    timing: Timing
-    """Gets the laps `model` (its spec, and admission), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`."""
-    request_id: str
-    """For Triton's log."""
-    share: Share = WHOLE
-    """The part of the model's limit that the request may use."""
-
-
-class Detections(NamedTuple):
-    """What was found in one image, by descending score."""
-
-    boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2, pixels of the upright image, clipped to it."""
-    scores: NDArray[np.float32]
-    """(n,) 0 to 1."""
-    class_ids: NDArray[np.int32]
-    """(n,)."""
-    width: int
-    """Width of the upright image, pixels."""
-    height: int
-    """Height of the upright image, pixels."""
-    spec: ModelSpec
-    """Spec of the model that was asked."""
-    version: str
-    """Version of the model that answered."""
 
 
 class Limits(NamedTuple):
@@ -232,8 +190,11 @@ class Detector:
 
         def fill() -> LetterboxTransform:
             call.timing.lap("queue")
-            with backlog.measure(pixels), self.admission.memory.reserve() as memory:
-                return fill_input(data, spec, self._limits.pixels, memory.add, buffer)
+            start = thread_time()
+            with self.admission.memory.reserve() as memory:
+                transform = fill_input(data, spec, self._limits.pixels, memory.add, buffer)
+            backlog.measure(pixels, thread_time() - start)
+            return transform
 
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             return fill()

@@ -1,9 +1,6 @@
 """Large images that wait for their decoding: how long they will keep the decoding threads of the host busy."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import thread_time
 
 from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
@@ -57,13 +54,8 @@ class DecodeBacklog:
         lease.on_release(lambda: self._table.add(self._column, -pixels))
         return lease
 
-    @contextmanager
-    def measure(self, pixels: int) -> Iterator[None]:
-        """Measure the CPU time of a `with` block, in the thread that decodes an image."""
-        if pixels < _MIN_PIXELS:
-            yield
-            return
-        start = thread_time()
-        yield
-        found = min(max((thread_time() - start) / pixels, _FASTEST), _SLOWEST)
-        self._seconds_per_pixel += (found - self._seconds_per_pixel) * _SMOOTHING
+    def measure(self, pixels: int, cpu_seconds: float) -> None:
+        """Take note of the CPU time that decoding an image took. From any thread."""
+        if pixels >= _MIN_PIXELS:
+            found = min(max(cpu_seconds / pixels, _FASTEST), _SLOWEST)
+            self._seconds_per_pixel += (found - self._seconds_per_pixel) * _SMOOTHING

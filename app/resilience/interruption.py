@@ -8,7 +8,7 @@ from typing import Self
 class Interruption:
     """A `with` block of a task that is cancelled by `interrupt`, and then raises the error that was given there.
 
-    `asyncio.timeout` does the same for one reason only, at twice the cost.
+    `asyncio.timeout` does the same for one reason only.
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ class WorkerTable:
         """Return the sum over all living workers."""
         cells = self._cells
         total = 0
-        for row in self._living:  # few; `sum` of a list would take twice as long
+        for row in self._living:  # few, and this is called several times for each request
             total += cells[row + column]
         return total
 

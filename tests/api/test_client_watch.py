@@ -1,7 +1,6 @@
 """Bodies are received within their limits, and work for a client that has disconnected is stopped."""
 
 import asyncio
-import gc
 import tracemalloc
 from typing import Any
 
@@ -19,7 +18,7 @@ from app.triton.transport import SLOTS
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, lifespan_of, open_admission, receiving
+from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, in_cycles, lifespan_of, open_admission, receiving
 
 LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
 
@@ -302,19 +301,12 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
         app = create_app(settings_for(fake.url))
         async with lifespan_of(app):
             fake.may_answer.clear()
-            gc.collect()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            try:
+            with in_cycles(RequestContext) as kept:
                 for _ in range(3):
                     client = Client(SCENE)
                     client.leaves.set()
                     await client.post(app)
                 fake.may_answer.set()
                 await asyncio.sleep(0.2)
-                gc.collect()
-                kept = [thing for thing in gc.garbage if isinstance(thing, RequestContext)]
-            finally:
-                gc.set_debug(0)
-                gc.garbage.clear()
 
     assert not kept

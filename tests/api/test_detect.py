@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
@@ -21,7 +20,7 @@ from app.pipeline import detector
 from bench.harness.reference_detector import iou
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, captured_log, eventually, finds, json, sample_image, started
+from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -480,15 +479,8 @@ async def test_a_rejected_image_is_released_at_once(settings: Settings, model: s
     """No reference cycle keeps the body until the garbage collector runs."""
     async with started(create_app(settings)) as client:
         assert await finds(client)
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with in_cycles(RequestContext) as kept:
             for _ in range(3):  # the test's own client holds on to the last
                 assert (await client.post(f"/predict/{model}", content=SCENE[:500])).json()["code"] == code
-            gc.collect()
-            kept = [thing for thing in gc.garbage if isinstance(thing, RequestContext)]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
 
     assert not kept

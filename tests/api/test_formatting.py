@@ -9,7 +9,7 @@ import pytest
 from app.api.formatting import to_detections, to_response
 from app.api.schema import BoxFormat
 from app.imaging.letterbox import LetterboxTransform
-from app.pipeline.detector import Detections
+from app.pipeline.call import Detections
 from tests.fakes.triton import SPEC
 
 LABELS = ("person", "car", "traffic light")

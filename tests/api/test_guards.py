@@ -7,17 +7,16 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from litestar import Litestar, Request, post
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar import Request
 from litestar.handlers.base import BaseRouteHandler
 from litestar.testing import RequestFactory
 
 from app.api import keys, middleware, problems
 from app.api.application import Application
 from app.api.client_watch import BodyLimits
-from app.api.context import RequestContext, attach
+from app.api.context import RequestContext, attach, context_of
 from app.api.guards import combine_guards, guard_payload, guard_timing
-from app.errors import UnsupportedMediaType
+from app.errors import BodyTooLarge, UnsupportedMediaType
 from app.main import create_app
 from app.telemetry import timing
 from tests.api.conftest import post_unread, settings_for
@@ -121,52 +120,54 @@ async def test_an_invalid_query_is_rejected_before_the_body_is_read(app: Applica
     assert (reply.status, reply.problem["code"]) == (400, "invalid_parameter")
 
 
-def connection(headers: dict[str, str], limit: int | None) -> Request[Any, Any, Any]:
-    """Make a request to a route with this limit."""
-
-    @post("/", request_max_body_size=limit)
-    async def handler() -> None:
-        """Never called."""
-
-    app = Litestar([handler], logging_config=None)
-    made: Request[Any, Any, Any] = RequestFactory(app=app).post("/", headers=headers, route_handler=app.routes[0].route_handlers[0])  # type: ignore[union-attr]
+def connection(headers: dict[str, str]) -> Request[Any, Any, Any]:
+    """Make a request with these headers."""
+    made: Request[Any, Any, Any] = RequestFactory().post("/", headers=headers)
     attach(RequestContext("id", headers.get("Content-Type", "")), made.scope)
     return made
 
 
-@pytest.mark.parametrize(("length", "limit"), [("100", 100), ("0", 100), ("5000", None)])
-def test_a_payload_within_the_limit_passes(length: str, limit: int | None) -> None:
-    """A route may also have none."""
-    guard_payload(connection({"Content-Type": "image/jpeg", "Content-Length": length}, limit))
+def limit_of(max_bytes: int) -> BodyLimits:
+    return BodyLimits(max_bytes, 1, 1)
 
 
-def test_the_limit_is_that_of_the_route() -> None:
-    """The guard uses the limit of the route, not a constant."""
-    headers = {"Content-Type": "image/jpeg", "Content-Length": "101"}
-    guard_payload(connection(headers, 101))
-    with pytest.raises(RequestEntityTooLarge):
-        guard_payload(connection(headers, 100))
+@pytest.mark.parametrize("length", ["100", "0"])
+def test_a_payload_within_the_limit_passes(length: str) -> None:
+    """The limits are then those of its body."""
+    request, limits = connection({"Content-Type": "image/jpeg", "Content-Length": length}), limit_of(100)
+    guard_payload(limits)(request)
+
+    assert context_of(request.scope).body_limits is limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"), [(2**20, "1 MiB"), (50 * 2**20, "50 MiB"), (2**19, "0.5 MiB"), (1024 * 2**20, "1024 MiB")]
+)
+def test_a_payload_above_the_limit_is_told_the_limit(limit: int, text: str) -> None:
+    """The limit is given in MiB, the unit of the setting."""
+    headers = {"Content-Type": "image/jpeg", "Content-Length": str(limit + 1)}
+
+    with pytest.raises(BodyTooLarge, match=f"^the limit is {text}$"):
+        guard_payload(limit_of(limit))(connection(headers))
 
 
 def test_an_unsupported_type_is_rejected() -> None:
     """Whatever the length."""
     with pytest.raises(UnsupportedMediaType, match="text/html"):
-        guard_payload(connection({"Content-Type": "text/html", "Content-Length": "1"}, 100))
+        guard_payload(limit_of(100))(connection({"Content-Type": "text/html", "Content-Length": "1"}))
 
 
 def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before that is part of the total, but of no stage."""
-    now, limits = 10.0, BodyLimits(100, 1, 1)
+    now = 10.0
     monkeypatch.setattr(timing, "perf_counter", lambda: now)
-    request = connection({}, None)
-    context = RequestContext("id", "")
-    attach(context, request.scope)
+    request = connection({})
+    context = context_of(request.scope)
     now = 10.5
-    guard_timing(limits)(request)
+    guard_timing(request)
     now = 10.75
     context.timing.lap("read")
 
-    assert context.body_limits is limits
     assert context.timing.stages == {"read": 250.0}
     assert context.timing.total == 750.0
 
@@ -175,7 +176,7 @@ async def test_combined_guards_run_in_order() -> None:
     """Each of them sees the connection."""
     seen: list[tuple[str, object]] = []
     guard = combine_guards(lambda given: seen.append(("a", given)), lambda given: seen.append(("b", given)))
-    request = connection({}, None)
+    request = connection({})
     await cast("Any", guard)(request, cast("BaseRouteHandler", None))
 
     assert seen == [("a", request), ("b", request)]
@@ -190,7 +191,7 @@ async def test_the_first_guard_that_rejects_is_the_last() -> None:
 
     guard = combine_guards(refuse, seen.append)
     with pytest.raises(UnsupportedMediaType):
-        await cast("Any", guard)(connection({}, None), cast("BaseRouteHandler", None))
+        await cast("Any", guard)(connection({}), cast("BaseRouteHandler", None))
 
     assert seen == []
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.api.parameters import NAMES, Parameters, parse, split_classes, unknown_parameter
 from app.errors import GatewayError, InvalidParameter, UnknownModel
-from app.pipeline.detector import DetectOptions
+from app.pipeline.call import DetectOptions
 
 
 def test_without_parameters_the_defaults_apply() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from litestar import Litestar, Request, get, post
+from litestar import Litestar, get
 from litestar.exceptions import HTTPException, NotAuthorizedException
 from structlog.testing import CapturedCall
 
@@ -129,24 +129,6 @@ async def test_common_http_exceptions_say_what_to_do(status: int, code: str, det
     _, problem = await problem_of(HTTPException("secret", status_code=status))
 
     assert (problem["status"], problem["code"], problem["detail"]) == (status, code, detail)
-
-
-@pytest.mark.parametrize(
-    ("limit", "text"), [(2**20, "1 MiB"), (50 * 2**20, "50 MiB"), (2**19, "0.5 MiB"), (1024 * 2**20, "1024 MiB")]
-)
-async def test_a_body_above_the_limit_is_told_the_limit(limit: int, text: str) -> None:
-    """The limit is given in MiB, the unit of the setting."""
-
-    @post("/")
-    async def read(request: Request[Any, Any, Any]) -> None:
-        await request.body()
-
-    app = Litestar([read], request_max_body_size=limit, exception_handlers=problems.handlers(), logging_config=None)
-    body = {"type": "http.request", "body": b"", "more_body": False}
-    reply = await call(RequestContextMiddleware(app), receiving(body), headers={"Content-Length": str(limit + 1)})
-
-    assert reply.status == 413
-    assert (reply.problem["code"], reply.problem["detail"]) == ("body_too_large", f"the limit is {text}")
 
 
 async def test_an_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:

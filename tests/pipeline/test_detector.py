@@ -25,7 +25,8 @@ from app.errors import (
 from app.imaging import canvas
 from app.main import create_app
 from app.pipeline import detector as detector_module
-from app.pipeline.detector import CallContext, Detections, DetectOptions, Detector
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.detector import Detector
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing

@@ -1,7 +1,6 @@
 """Large images that wait for their decoding."""
 
 import asyncio
-from time import perf_counter, sleep
 
 import pytest
 
@@ -66,32 +65,18 @@ def test_images_of_all_workers_count(open_table: OpenTable) -> None:
             pass
 
 
-def decode(backlog: DecodeBacklog, pixels: int, seconds: float, *, is_broken: bool = False) -> None:
-    """Use the CPU for so long, as a thread does that decodes a file."""
-    with backlog.measure(pixels):
-        start = perf_counter()
-        while perf_counter() - start < seconds:
-            pass
-        if is_broken:
-            raise ValueError("broken")
-
-
 def test_the_speed_is_measured(table: WorkerTable) -> None:
-    """In CPU time, of images that could be decoded: those that wait or fail tell nothing."""
+    """What is extraordinarily fast or slow is not believed, and small images tell nothing."""
     backlog = DecodeBacklog(table, threads=1)
     for _ in range(60):
-        with backlog.measure(MP):
-            sleep(0.001)
+        backlog.measure(MP, 0.0)
+    for _ in range(60):
+        backlog.measure(MP - 1, 1.0)
     with backlog.add(500 * MP, Deadline.after(5)), backlog.add(100 * MP, Deadline.after(5)):
-        pass  # three times as fast as assumed; more is not believed
-    for _ in range(3):
-        with pytest.raises(ValueError, match="broken"):
-            decode(backlog, MP, 0.5, is_broken=True)
-    with backlog.add(500 * MP, Deadline.after(5)), backlog.add(100 * MP, Deadline.after(5)):
-        pass
-    decode(backlog, MP, 0.5)
+        pass  # three times as fast as assumed
+    backlog.measure(MP, 1.0)
     with backlog.add(500 * MP, Deadline.after(5)), pytest.raises(GatewayFull), backlog.add(100 * MP, Deadline.after(5)):
         pass
 
     with backlog.add(150 * MP, Deadline.after(5)), backlog.add(100 * MP, Deadline.after(5)):
-        pass  # nor is one image that is extraordinarily slow
+        pass  # one slow image changes little

@@ -19,7 +19,8 @@ from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
 from app.main import open_resources
 from app.model.spec import ModelSpec
-from app.pipeline.detector import Detections, Detector
+from app.pipeline.call import Detections
+from app.pipeline.detector import Detector
 from app.resilience.deadline import Deadline
 from app.telemetry import logging
 from app.triton.client import TritonClient

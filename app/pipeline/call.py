@@ -1,0 +1,54 @@
+"""One call of the detector: what the caller asks for, what goes with it, and what comes out."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.model.spec import ModelSpec
+from app.resilience.admission import WHOLE, Share
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import Timing
+
+
+class DetectOptions(NamedTuple):
+    """What the caller asks for."""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    confidence: float
+    """Minimum score."""
+    classes: list[str] | None
+    """Names or ids; None for all classes."""
+    max_detections: int
+
+
+class CallContext(NamedTuple):
+    """What goes with a request through all steps."""
+
+    deadline: Deadline
+    timing: Timing
+    """Gets the laps `model` (its spec, and admission), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`."""
+    request_id: str
+    """For Triton's log."""
+    share: Share = WHOLE
+    """The part of the model's limit that the request may use."""
+
+
+class Detections(NamedTuple):
+    """What was found in one image, by descending score."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4) x1 y1 x2 y2, pixels of the upright image, clipped to it."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    width: int
+    """Width of the upright image, pixels."""
+    height: int
+    """Height of the upright image, pixels."""
+    spec: ModelSpec
+    """Spec of the model that was asked."""
+    version: str
+    """Version of the model that answered."""
