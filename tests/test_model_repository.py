@@ -1,5 +1,7 @@
 """The model repository: the two configs of a model agree with each other and with the model's file."""
 
+import re
+import stat
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
-from app.embedded.server import CONFIG_NAME
+from app.embedded.launch import CONFIG_NAME
 from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
 from app.zoo import registry
 from app.zoo.compose import OPSET
@@ -147,6 +149,25 @@ def test_production_runs_on_every_gpu(name: str) -> None:
     assert config.backend == "onnxruntime"
     assert group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert not group.gpus
+
+
+@both
+def test_no_path_leads_through_a_folder_that_everybody_can_write(name: str, file: str) -> None:
+    """Another user could put an engine there, and Triton would run it."""
+    text = (REPOSITORY / name / file).read_text(encoding="utf-8")
+    paths = [Path(path) for path in re.findall(r'"(/[^"]*)"', text)]
+    folders = {folder for path in paths for folder in (path, *path.parents) if folder.is_dir()}
+
+    assert len(paths) == (1 if file == PRODUCTION else 0)
+    assert not [folder for folder in folders if folder.stat().st_mode & stat.S_IWOTH]
+
+
+def test_engines_are_cached_wherever_triton_was_started(name: str) -> None:
+    """A relative path would depend on the folder in which it was."""
+    (accelerator,) = parsed(name, PRODUCTION).optimization.execution_accelerators.gpu_execution_accelerator
+
+    assert accelerator.parameters["trt_engine_cache_enable"] == "true"
+    assert Path(accelerator.parameters["trt_engine_cache_path"]).is_absolute()
 
 
 def test_embedded_runs_on_the_cpu(name: str) -> None:

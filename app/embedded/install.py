@@ -5,7 +5,9 @@ models, which need onnxruntime but nothing of the application.
 """
 
 import ctypes.util
+import fcntl
 import hashlib
+import os
 import shutil
 import sys
 import sysconfig
@@ -22,6 +24,7 @@ WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+_LOCK = "install.lock"
 _LIBPYTHON = f"libpython{PYTHON}.so.1.0"
 # Unpacked, with the environment, and the space both need while they are made.
 _NEEDED_BYTES = 1_500_000_000
@@ -34,43 +37,75 @@ class InstallError(Exception):
 def install(home: Path) -> None:
     """Install the server and the environment of its Python backend in `home`, unless they are there.
 
+    Several processes may do so at once: one installs, the others wait for it. What is there is only read.
+
     Raises:
-        InstallError: There is no room, or no libpython.
+        InstallError: There is no room or no libpython, or `home` cannot be written.
         PackageError: A download failed, or the wheel is not the pinned one.
     """
     libpython_folder()
     server, python = home / "server", home / "python"
-    tag = f"{WHEEL_SHA256} {PYTHON}"
-    if not _is_complete(server, tag):
-        say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
-        with _building(server, tag) as folder:
-            wheel = download_wheel(WHEEL, folder)
-            verify_sha256(wheel, WHEEL_SHA256)
-            _unpack(wheel, folder)
-    tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {PYTHON}"
-    if not _is_complete(python, tag):
-        say("creating the environment of Triton's Python backend")
-        with _building(python, tag) as folder:
-            make_environment(folder, REQUIREMENTS)
+    server_tag = f"{WHEEL_SHA256} {PYTHON}"
+    python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {PYTHON}"
+    if _is_complete(server, server_tag) and _is_complete(python, python_tag):
+        return
+    with _lock(home):
+        # Looked at again, because another process may have installed them meanwhile.
+        if not _is_complete(server, server_tag):
+            say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
+            with _building(server, server_tag) as folder:
+                wheel = download_wheel(WHEEL, folder)
+                verify_sha256(wheel, WHEEL_SHA256)
+                _unpack(wheel, folder)
+        if not _is_complete(python, python_tag):
+            say("creating the environment of Triton's Python backend")
+            with _building(python, python_tag) as folder:
+                make_environment(folder, REQUIREMENTS)
 
 
 def _is_complete(folder: Path, tag: str) -> bool:
-    mark = folder / "complete"
-    return mark.is_file() and mark.read_text(encoding="utf-8") == tag
+    try:
+        return (folder / "complete").read_text(encoding="utf-8") == tag
+    except OSError:  # it is not there, or another process is just replacing it
+        return False
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """Let one process at a time install in `home`. The kernel releases the lock of a process that dies."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InstallError(f"{home} could not be created or written: {error.strerror}") from error
+    try:
+        _wait_for(descriptor, home)
+        yield
+    finally:
+        os.close(descriptor)  # the file stays: another process may be waiting for it
+
+
+def _wait_for(descriptor: int, home: Path) -> None:
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process is installing in {home}; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise InstallError(f"{home / _LOCK} could not be locked: {error.strerror}") from error
 
 
 @contextmanager
 def _building(target: Path, tag: str) -> Iterator[Path]:
     """Create a folder in full or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-    except OSError as error:
-        raise InstallError(f"{target.parent} could not be created: {error.strerror}") from error
+    free = shutil.disk_usage(target.parent).free
     if free < _NEEDED_BYTES:
         raise InstallError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
-    folder = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(folder, ignore_errors=True)
+    for leftover in target.parent.glob(f"{target.name}*.partial"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    # A name of its own, because pip may outlive the process that was killed, and still write into the folder of that one.
+    folder = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         folder.mkdir()
         yield folder

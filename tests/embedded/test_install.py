@@ -2,13 +2,17 @@
 
 import ctypes.util
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -17,15 +21,34 @@ import pytest
 from app.embedded import install as module
 from app.embedded.install import REQUIREMENTS, WHEEL, WHEEL_SHA256, InstallError, install, libpython_folder
 from app.host.packages import PackageError
+from tests.support import ROOT
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB = "triton_python_backend_stub"
 BUNDLED_LIBPYTHON = f"nvidia_pytriton.libs/libpython3-0123abcd.{sys.version_info.minor}.so.1.0"
 OTHER_LIBPYTHON = "nvidia_pytriton.libs/libpython3-0123abcd.99.so.1.0"
+LOCK = "install.lock"
+INSTALL = """
+import hashlib, sys
+from pathlib import Path
+from app.embedded import install as module
+from tests.embedded.test_install import TRITON, Packages
+
+class Waiting(Packages):
+    def finish(self, step, what):
+        sys.stdin.readline()
+        print(step, flush=True)
+
+packages = Waiting()
+module.download_wheel, module.make_environment = packages.download_wheel, packages.make_environment
+module.WHEEL_SHA256 = hashlib.sha256(TRITON).hexdigest()
+module.install(Path(sys.argv[1]))
+"""
+"""Installs like the fixture `packages`; each step is printed, and does not end before a line has been read."""
 
 
 def triton_wheel() -> bytes:
-    """Make a small wheel that is laid out like NVIDIA's."""
+    """Make a small wheel that is laid out like NVIDIA's; it has the same bytes in each process."""
     file = BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in (
@@ -38,7 +61,7 @@ def triton_wheel() -> bytes:
             OTHER_LIBPYTHON,
             "nvidia_pytriton-0.7.0.dist-info/LICENSE",
         ):
-            archive.writestr(name, name)
+            archive.writestr(zipfile.ZipInfo(name), name)
     return file.getvalue()
 
 
@@ -86,7 +109,23 @@ def files(folder: Path) -> set[str]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """List what is in a folder but for the lock, which stays."""
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+
+
+@contextmanager
+def installing(home: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Install in another process; it is killed in the end if it still runs."""
+    command = [sys.executable, "-c", INSTALL, str(home)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def next_line(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
 
 
 def test_server_is_unpacked(tmp_path: Path, packages: Packages) -> None:
@@ -196,7 +235,7 @@ def test_failed_renewal_keeps_the_old_folder(tmp_path: Path, packages: Packages,
 
 def test_killed_install_is_done_again(tmp_path: Path, packages: Packages) -> None:
     """Half a folder, under either name, does not count and does not stay."""
-    for name in ("server", "server.partial", "python", "python.partial"):
+    for name in ("server", "server.partial", "python", "python.123.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").touch()
     install(tmp_path)
@@ -204,6 +243,71 @@ def test_killed_install_is_done_again(tmp_path: Path, packages: Packages) -> Non
     assert packages.steps == [DOWNLOAD, ENVIRONMENT]
     assert names(tmp_path) == ["python", "server"]
     assert "half" not in files(tmp_path / "server") | files(tmp_path / "python")
+
+
+def test_two_processes_install_once(tmp_path: Path) -> None:
+    """The second one waits for the first, says so once, and then has nothing to do."""
+    with installing(tmp_path) as first:
+        assert next_line(first) == f"nereid: getting {WHEEL} (Triton Inference Server, 55 MB)\n"
+        with installing(tmp_path) as second:
+            assert next_line(second) == f"nereid: another process is installing in {tmp_path}; waiting for it\n"
+            done, _ = first.communicate("\n\n")
+            done_by_second, said_by_second = second.communicate()
+
+    assert (first.returncode, done) == (0, "download\nenvironment\n")
+    assert (second.returncode, done_by_second, said_by_second) == (0, "", "")
+    assert names(tmp_path) == ["python", "server"]
+    assert files(tmp_path / "server") > {"complete", "pytriton/tritonserver/bin/tritonserver"}
+
+
+def test_installation_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    """A process that waits for one that is killed installs everything itself."""
+    with installing(tmp_path) as first:
+        assert next_line(first).startswith("nereid: getting ")
+        with installing(tmp_path) as second:
+            assert "waiting" in next_line(second)
+            first.kill()
+            done, _ = second.communicate("\n\n")
+
+    assert (second.returncode, done) == (0, "download\nenvironment\n")
+    assert names(tmp_path) == ["python", "server"]
+
+
+def test_failed_installation_is_taken_over(tmp_path: Path, packages: Packages) -> None:
+    """The lock is free again, although the process that had it goes on."""
+    packages.fails_at, packages.failure = "download", PackageError("pip failed")
+    with pytest.raises(PackageError):
+        install(tmp_path)
+    with installing(tmp_path) as other:
+        done, _ = other.communicate("\n\n")
+
+    assert (other.returncode, done) == (0, "download\nenvironment\n")
+
+
+def test_complete_installation_needs_no_lock(tmp_path: Path, packages: Packages) -> None:
+    """It is used while another process has the lock, and from a folder that cannot be written."""
+    install(tmp_path)
+    with (tmp_path / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install(tmp_path)
+    (tmp_path / LOCK).unlink()
+    install(tmp_path)
+
+    assert packages.steps == [DOWNLOAD, ENVIRONMENT]
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_lock_that_cannot_be_taken_is_an_error(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no locks; the message names the file."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with pytest.raises(InstallError, match=rf"{LOCK} could not be locked: No locks available"):
+        install(tmp_path)
+    assert packages.steps == []
 
 
 def test_full_disk_is_an_error_before_the_download(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +318,7 @@ def test_full_disk_is_an_error_before_the_download(tmp_path: Path, packages: Pac
     with pytest.raises(InstallError, match=r"has 0\.4 GB free; 1\.5 GB are needed"):
         install(tmp_path)
     assert packages.steps == []
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> None:
@@ -223,7 +327,7 @@ def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> N
 
     with pytest.raises(InstallError, match="could not be written: No space left on device"):
         install(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["", "home"])
@@ -246,7 +350,7 @@ def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypat
     assert hashlib.sha256(TRITON).hexdigest() in str(caught.value)
     assert "0" * 64 in str(caught.value)
     assert packages.steps == [DOWNLOAD]
-    assert list(tmp_path.iterdir()) == []
+    assert names(tmp_path) == []
 
 
 def test_failure_of_pip_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +362,7 @@ def test_failure_of_pip_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(PackageError, match="pip download failed; the reason is above"):
         install(tmp_path / "home")
     assert "nvidia-pytriton" in capfd.readouterr().err
-    assert list((tmp_path / "home").iterdir()) == []
+    assert names(tmp_path / "home") == []
 
 
 def without_libpython(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

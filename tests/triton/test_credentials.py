@@ -1,0 +1,241 @@
+"""TLS to Triton: real handshakes with certificates of an authority of the test's own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from app import doctor
+from app.config import Settings
+from app.errors import TritonUnavailable
+from app.main import create_app
+from app.triton import credentials
+from app.triton.client import ServerInfo, TritonClient
+from app.triton.credentials import Credentials, CredentialsError, load
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import eventually, json, started
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
+    return written(tmp_path / "ca.pem", authority.cert_pem.bytes())
+
+
+@pytest.fixture
+def own_files(authority: trustme.CA, tmp_path: Path) -> tuple[str, str]:
+    """Our certificate and its key."""
+    return issue(authority, tmp_path, "own")
+
+
+@pytest.fixture
+def files(ca_file: str, own_files: tuple[str, str]) -> tuple[str, str, str]:
+    """All that may be set."""
+    return ca_file, *own_files
+
+
+def written(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def issue(authority: trustme.CA, folder: Path, name: str) -> tuple[str, str]:
+    """Issue a certificate to a client, and return its file and that of its key."""
+    issued = authority.issue_cert(f"{name}.example.org")
+    certificate = written(folder / f"{name}.pem", b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    return certificate, written(folder / f"{name}.key", issued.private_key_pem.bytes())
+
+
+def server_tls(authority: trustme.CA, host: str = HOST, clients: trustme.CA | None = None) -> grpc.ServerCredentials:
+    """Make the credentials of a server; with `clients` it demands a certificate of that authority."""
+    issued = authority.issue_cert(host)
+    pair = issued.private_key_pem.bytes(), b"".join(pem.bytes() for pem in issued.cert_chain_pems)
+    return grpc.ssl_server_credentials([pair], clients and clients.cert_pem.bytes(), require_client_auth=clients is not None)
+
+
+@asynccontextmanager
+async def connecting(port: int, tls: Credentials | None) -> AsyncIterator[TritonClient]:
+    client = TritonClient(f"{HOST}:{port}", credentials=tls)
+    yield client
+    await client.close()
+
+
+async def is_refused(port: int, tls: Credentials | None) -> bool:
+    """Return whether a client with these credentials cannot ask anything."""
+    async with connecting(port, tls) as client:
+        with pytest.raises(TritonUnavailable):
+            await client.read_server()
+        return client.server is None
+
+
+async def test_a_triton_of_our_authority_is_called(authority: trustme.CA, ca_file: str) -> None:
+    """Its version is read as without TLS, by a call and when the channel connects."""
+    async with serving(FakeTriton(), tls=server_tls(authority)) as port, connecting(port, load((ca_file, "", ""))) as client:
+        assert await client.read_server() == ServerInfo("2.51.0")
+        assert await eventually(lambda: client.server == ServerInfo("2.51.0"))
+
+
+async def test_a_triton_of_another_authority_is_unavailable(ca_file: str) -> None:
+    """Its certificate is verified."""
+    async with serving(FakeTriton(), tls=server_tls(trustme.CA())) as port:
+        assert await is_refused(port, load((ca_file, "", "")))
+
+
+async def test_a_triton_with_the_name_of_another_host_is_unavailable(authority: trustme.CA, ca_file: str) -> None:
+    """The authority has certified it, but as another one."""
+    async with serving(FakeTriton(), tls=server_tls(authority, "other.example.org")) as port:
+        assert await is_refused(port, load((ca_file, "", "")))
+
+
+async def test_nothing_is_sent_unencrypted(authority: trustme.CA, ca_file: str) -> None:
+    """If only one side uses TLS, there is no connection."""
+    fake = FakeTriton()
+    async with serving(fake) as port:
+        assert await is_refused(port, load((ca_file, "", "")))
+    async with serving(fake, tls=server_tls(authority)) as port:
+        assert await is_refused(port, load(None))
+    assert fake.server_reads == 0
+
+
+async def test_our_certificate_is_shown_to_a_triton_that_asks(
+    authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path
+) -> None:
+    """A client without one, or with one of another authority, is refused."""
+    fake = FakeTriton()
+    async with serving(fake, tls=server_tls(authority, clients=authority)) as port:
+        assert await is_refused(port, load((files[0], "", "")))
+        assert await is_refused(port, load((files[0], *issue(trustme.CA(), tmp_path, "stranger"))))
+        assert fake.server_reads == 0
+        async with connecting(port, load(files)) as client:
+            assert await client.read_server() == ServerInfo("2.51.0")
+
+
+async def test_the_application_uses_tls(authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path) -> None:
+    """The files are those of the settings."""
+    async with serving(FakeTriton(), tls=server_tls(authority, clients=authority)) as port:
+        settings = Settings(
+            model="tiny",
+            model_repository=str(tmp_path),
+            transport="inline",
+            log_level="error",
+            triton_urls=f"{HOST}:{port}",
+            triton_tls=True,
+            triton_ca_file=files[0],
+            triton_cert_file=files[1],
+            triton_key_file=files[2],
+        )
+        async with started(create_app(settings)) as client:
+            assert [model["name"] for model in json(await client.get("/models"))["models"]] == ["a", "b", "c"]
+
+
+def test_doctor_reports_an_invalid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one failed check; the machine is checked all the same."""
+    nowhere = str(tmp_path / "nowhere.pem")
+
+    assert doctor.report(Settings(triton_urls="triton:8001", triton_tls=True, triton_ca_file=nowhere)) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"FAIL  {nowhere}: No such file or directory"
+
+
+def test_without_tls_there_are_no_credentials() -> None:
+    """No file is looked for."""
+    assert load(None) is None
+
+
+def test_the_authorities_of_the_system_are_the_default(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are where OpenSSL is told to look for them."""
+    monkeypatch.setenv("SSL_CERT_FILE", ca_file)
+
+    assert load(("", "", "")) == Credentials(Path(ca_file).read_bytes())
+
+
+def test_the_authorities_of_the_system_are_found_where_systems_have_them(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL's own place is often a folder, which gRPC cannot read."""
+    monkeypatch.setenv("SSL_CERT_FILE", f"{ca_file}.nowhere")
+    monkeypatch.setattr(credentials, "_SYSTEM_FILES", (f"{ca_file}.nowhere", ca_file))
+    found = load(("", "", ""))
+    monkeypatch.setattr(credentials, "_SYSTEM_FILES", ())
+
+    assert found == Credentials(Path(ca_file).read_bytes())
+    with pytest.raises(CredentialsError, match=r"^this system has no file of CA certificates; set NEREID_TRITON_CA_FILE$"):
+        load(("", "", ""))
+
+
+def test_several_authorities_may_be_in_a_file_with_comments(authority: trustme.CA, tmp_path: Path) -> None:
+    """Such files often have names in them, in whatever language."""
+    content = "# Főtanúsítvány\n".encode() + authority.cert_pem.bytes() + trustme.CA().cert_pem.bytes()
+    path = written(tmp_path / "several.pem", content)
+
+    assert load((path, "", "")) == Credentials(content)
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "message"),
+    [
+        (0, None, "{}: No such file or directory"),
+        (0, b"", "{} is not a certificate in PEM"),
+        (0, b"no certificate\n", "{} is not a certificate in PEM"),
+        (0, b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", "{} is not a certificate in PEM"),
+        (1, None, "{}: No such file or directory"),
+        (1, b"no certificate\n", "{} is not a certificate in PEM"),
+        (2, None, "{}: No such file or directory"),
+        (2, b"a secret that is no key\n", "{} is not a private key in PEM"),
+    ],
+)
+def test_a_file_that_is_not_valid_is_named(
+    files: tuple[str, str, str], tmp_path: Path, place: int, content: bytes | None, message: str
+) -> None:
+    """The message is one line and does not repeat the content, which may be secret."""
+    path = str(tmp_path / "odd.pem")
+    if content is not None:
+        written(Path(path), content)
+    ca, certificate, key = (path if number == place else file for number, file in enumerate(files))
+
+    with pytest.raises(CredentialsError) as caught:
+        load((ca, certificate, key))
+    assert str(caught.value) == message.format(path)
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    """The message has the system's reason."""
+    with pytest.raises(CredentialsError, match=rf"^{tmp_path}: Is a directory$"):
+        load((str(tmp_path), "", ""))
+
+
+def test_the_key_of_another_certificate_is_an_error(authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path) -> None:
+    """Each of the files is valid, but they do not belong together."""
+    _, other = issue(authority, tmp_path, "other")
+
+    with pytest.raises(CredentialsError) as caught:
+        load((files[0], files[1], other))
+    assert str(caught.value) == f"{other} is not the key of {files[1]}"
+
+
+def test_an_encrypted_key_is_an_error(files: tuple[str, str, str], tmp_path: Path) -> None:
+    """Nobody is asked for a passphrase: gRPC could not use it."""
+    key = serialization.load_pem_private_key(Path(files[2]).read_bytes(), None)
+    encryption = serialization.BestAvailableEncryption(b"secret")
+    content = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    path = written(tmp_path / "encrypted.key", content)
+
+    with pytest.raises(CredentialsError) as caught:
+        load((files[0], files[1], path))
+    assert str(caught.value) == f"{path} is encrypted; a key without a passphrase is needed"
+
+
+def test_the_key_is_not_shown(files: tuple[str, str, str]) -> None:
+    """It is read, but left out when credentials are printed."""
+    found = load(files)
+
+    assert found is not None
+    assert b"PRIVATE KEY" in (found.key or b"")
+    assert "PRIVATE KEY" not in repr(found)
