@@ -1,42 +1,68 @@
 """The process of the embedded Triton; it listens on loopback only."""
 
 import os
+import secrets
 import subprocess
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from app.config import Settings
-from app.embedded.install import libpython_folder
+from app.embedded.launch import NO_KEY, command, environment, restrict, shm_prefix
+from app.embedded.service import CheckError, StartError
 from app.embedded.startup_check import StartupCheckError, check_inference
-from app.host.ports import is_free
-from app.host.processes import die_with_parent, end_group, wait_for_answer
+from app.host import private_argument
+from app.host.ports import is_free, is_listening
+from app.host.processes import die_with_parent, end_group, kill_group, wait_for_answer
+from app.telemetry.logging import say
 
-BACKEND = Path(__file__).with_name("onnx_backend.py")
-CONFIG_NAME = "embedded"
-
-_READY_SECONDS = 15.0
+_READY_SECONDS = 60.0
+_CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 
 
-class EmbeddedTritonError(Exception):
+class EmbeddedTritonError(StartError):
     """The embedded Triton cannot be run; the message is one line for the user."""
 
 
 class EmbeddedTriton:
     """One embedded Triton, running or not."""
 
+    name = "Triton"
+    ready_seconds = _READY_SECONDS
+    is_always_checked = True
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._home = Path(settings.triton_home).resolve()
         self.log = self._home / f"triton-{settings.triton_grpc_port}.log"
-        # Only one Triton can have the port, so anything with its number that exists before the start is a leftover.
-        self._shm_prefix = f"nereid_{settings.triton_grpc_port}_"
         self._process: subprocess.Popen[bytes] | None = None
+        self._key_path = self._home / f"control-{settings.triton_grpc_port}.key"
+        self._key = ""
 
     def start(self) -> None:
         """Start it and wait until the default model has answered.
 
         Raises:
-            EmbeddedTritonError: A port is in use, a path contains a space, or it did not become ready; the message names its log.
+            EmbeddedTritonError: As `spawn` says, or it did not become ready; the message names its log.
+        """
+        process = self.spawn()
+        try:
+            self._wait(process)
+            check_inference(self._settings.triton_http_port, self._settings.model, _READY_SECONDS)
+            self._publish_key()
+        except (StartupCheckError, CheckError) as error:
+            self.stop()
+            raise EmbeddedTritonError(str(error)) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def spawn(self) -> "subprocess.Popen[bytes]":
+        """Start it, without waiting for it.
+
+        Raises:
+            EmbeddedTritonError: A port is in use, a path contains a space, or it cannot be run here.
         """
         settings = self._settings
         for folder in (self._home, Path(settings.model_repository).resolve()):
@@ -50,26 +76,23 @@ class EmbeddedTriton:
             if self.log.exists():  # it may tell why the last one ended
                 self.log.replace(self.log.with_suffix(".log.1"))
             with self.log.open("wb") as log:
-                self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                    self._command(),
-                    env=self._environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C reaches only us; we stop it after the API
-                    preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
-                )
-        except OSError as error:
+                self._process = self._spawn(log)
+                return self._process
+        except (OSError, subprocess.SubprocessError) as error:
             raise EmbeddedTritonError(f"Triton cannot be run here: {error}") from error
+
+    def check(self) -> None:
+        """Find out whether the default model still answers.
+
+        Raises:
+            CheckError: It does not: Triton hangs, or a process of it has died.
+        """
+        settings = self._settings
         try:
-            self._wait(self._process)
-            check_inference(settings.triton_http_port, settings.model, _READY_SECONDS)
+            check_inference(settings.triton_http_port, settings.model, max(_CHECK_SECONDS, 2 * settings.timeout_seconds))
         except StartupCheckError as error:
-            self.stop()
-            raise EmbeddedTritonError(str(error)) from error
-        except BaseException:
-            self.stop()
-            raise
+            raise CheckError(str(error)) from error
+        self._publish_key()
 
     @property
     def pid(self) -> int:
@@ -80,6 +103,13 @@ class EmbeddedTriton:
         """Return its exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
+    def kill(self) -> None:
+        """End it at once, and leave nothing behind."""
+        if self._process is not None:
+            kill_group(self._process)
+            self._process = None
+            self._sweep()
+
     def stop(self) -> None:
         """End it, by force if necessary, and leave nothing behind."""
         if self._process is None:
@@ -89,39 +119,48 @@ class EmbeddedTriton:
         self._process = None
         self._sweep()
 
-    def _command(self) -> list[str]:
-        settings, triton = self._settings, self._home / "server" / "pytriton" / "tritonserver"
-        backend = triton / "backends" / "onnxruntime"
-        backend.mkdir(exist_ok=True)
-        _replace(backend / "model.py", BACKEND.read_bytes())
-        options = {
-            "model-repository": str(Path(settings.model_repository).resolve()),
-            "model-config-name": CONFIG_NAME,
-            "model-control-mode": "explicit",
-            "backend-directory": str(triton / "backends"),
-            "backend-config": f"python,shm-region-prefix-name={self._shm_prefix}",
-            "exit-on-error": "false",
-            "exit-timeout-secs": "5",
-            "allow-gpu-metrics": "false",
-            "http-address": "127.0.0.1",
-            "http-port": str(settings.triton_http_port),
-            "grpc-address": "127.0.0.1",
-            "grpc-port": str(settings.triton_grpc_port),
-            "metrics-address": "127.0.0.1",
-            "metrics-port": str(settings.triton_metrics_port),
+    def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Start the server, with a new key for its controls over gRPC."""
+        options: dict[str, Any] = {
+            "env": environment(self._home),
+            "stdin": subprocess.DEVNULL,
+            "stdout": log,
+            "stderr": subprocess.STDOUT,
+            "start_new_session": True,  # a Ctrl-C reaches only us; we stop it after the API
+            "preexec_fn": partial(die_with_parent, os.getpid()),
         }
-        loads = [f"--load-model={name}" for name in loadable_models(Path(settings.model_repository))]
-        program = str(triton / "bin" / "tritonserver")
-        return [program, "--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items()), *loads]
+        line = command(self._settings, self._home)
+        self._key_path.unlink(missing_ok=True)
+        self._key = secrets.token_hex(32)
+        try:
+            return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)
+        except (OSError, subprocess.SubprocessError):
+            process = subprocess.Popen([*line, restrict("grpc-restricted-protocol", NO_KEY)], **options)  # noqa: S603
+        say("warning: this machine does not allow a private argument; shared memory with Triton is not available, and other users")
+        say("of this machine may be able to change what Triton maps, traces and logs")
+        self._key = ""
+        return process
 
-    def _environment(self) -> dict[str, str]:
-        libraries = [self._home / "server" / "nvidia_pytriton.libs", libpython_folder()]
-        return {
-            **os.environ,
-            "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
-            # The stub uses the packages of the first python3 in PATH; it ignores PYTHONPATH.
-            "PATH": f"{self._home / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
-        }
+    def _publish_key(self) -> None:
+        """Let the gateway know the key, once it is this Triton, and nobody else, that will be told it on the port.
+
+        Raises:
+            CheckError: Somebody else listens on the port, or the file cannot be written.
+        """
+        if self._key_path.exists():
+            return
+        if not is_listening(self.pid, self._settings.triton_grpc_port):
+            raise CheckError(f"another program listens on port {self._settings.triton_grpc_port}")
+        for file in self._files():  # the images of requests pass through them; Triton lets every user read them
+            file.chmod(0o600)
+        written = self._key_path.with_suffix(".new")
+        try:
+            written.unlink(missing_ok=True)
+            with os.fdopen(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as key_file:
+                key_file.write(self._key)
+            written.replace(self._key_path)
+        except OSError as error:
+            raise CheckError(f"{self._key_path} cannot be written: {error.strerror}") from error
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         model = self._settings.model
@@ -138,24 +177,9 @@ class EmbeddedTriton:
         raise EmbeddedTritonError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
 
     def _sweep(self) -> None:
-        for leftover in Path("/dev/shm").glob(f"{self._shm_prefix}*"):  # noqa: S108 - where Triton puts them
+        for leftover in self._files():
             leftover.unlink(missing_ok=True)
 
-
-def loadable_models(repository: Path) -> list[str]:
-    """Return the names of the models that have a config and at least one version with a file in it."""
-    names = []
-    for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
-        has_config = any((folder / config).is_file() for config in ("config.pbtxt", f"configs/{CONFIG_NAME}.pbtxt"))
-        if has_config and any(path.parent.name.isdigit() for path in folder.glob("*/*")):
-            names.append(folder.name)
-    return names
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file that a running Triton of the same installation may be reading."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_bytes(content)
-    written.replace(path)
+    def _files(self) -> list[Path]:
+        """Return what it, or one before it, has in shared memory."""
+        return list(Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"))  # noqa: S108 - where Triton puts them

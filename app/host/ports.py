@@ -3,8 +3,11 @@
 import errno
 import secrets
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 
+_LISTEN = "0A"  # as /proc/net/tcp writes it
 # Below the range from which the kernel picks ports for outgoing connections.
 _LOWEST, _HIGHEST = 10_000, 30_000
 
@@ -15,7 +18,7 @@ def is_free(host: str, port: int) -> bool:
     Raises:
         OSError: The host is not an address of this machine.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(resolve(host), port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -25,6 +28,53 @@ def is_free(host: str, port: int) -> bool:
                 return False
             raise
     return True
+
+
+def resolve(host: str) -> str:
+    """Return the address of a host, an IPv4 one if it has both.
+
+    Raises:
+        OSError: The host is not known.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def is_listening(pid: int, port: int) -> bool:
+    """Return whether it is this process that listens on a port."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a server that listens for both has an IPv6 socket
+        for line in Path(table).read_text(encoding="ascii").splitlines()[1:] if Path(table).exists() else ():
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{inode}]")
+    files = []
+    with suppress(OSError):  # it has ended
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    for file in files:
+        with suppress(OSError):
+            if str(file.readlink()) in sockets:
+                return True
+    return False
+
+
+def remove_stale_socket(path: Path) -> bool:
+    """Remove a unix socket on which nobody listens; return whether a server could listen there now.
+
+    Raises:
+        OSError: The path cannot be reached, or something else is there.
+    """
+    if path.exists() and not path.is_socket():
+        raise OSError(errno.EEXIST, "something else is there", str(path))
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return path.parent.is_dir()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return True
+    return False
 
 
 def is_loopback(host: str) -> bool:

@@ -14,15 +14,29 @@ from urllib.error import HTTPError
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
+# Loaded once: a child that is being made while another thread holds the loader's lock could not.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+SUPERVISED = "SUPERVISED"
+"""Environment variable of a program whose parent kills it if it is to end at once."""
+DRAIN_SIGNAL = signal.SIGUSR1
+"""Tells a worker that it will be stopped soon."""
 
 # Loopback is never behind the proxy that the environment may name.
 LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs on this machine."""
 
 
-def die_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to send this process a signal when its parent ends, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
+def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process a signal when its parent ends, however that ends; also if it has ended already.
+
+    Args:
+        parent: Process id of the parent.
+        how: The signal.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, how)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), how)
 
 
 def wait_for_answer(

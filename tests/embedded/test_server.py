@@ -1,13 +1,20 @@
 """The process of the embedded Triton: started, stopped, and never left behind."""
 
+import asyncio
+import json
+import os
+import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import onnx
 import psutil
@@ -15,18 +22,26 @@ import pytest
 
 from app.config import Settings
 from app.embedded.install import install
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, loadable_models
+from app.embedded.launch import loadable_models
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
 from app.embedded.startup_check import StartupCheckError
 from app.host import processes as host_processes
 from app.host.ports import find_free, is_free
+from app.main import create_app
+from app.triton.client import TritonClient
+from app.triton.shared_memory import Arena
 from tests import processes
+from tests.embedded import attack
 from tests.fakes import models
 from tests.processes import children, wait_for, wait_until_gone
-from tests.support import ROOT
+from tests.support import ROOT, finds, started, transport_in_use
 
 SHM = Path("/dev/shm")  # noqa: S108 - where Triton puts its shared memory
 MODEL = "six_columns"
 STUB = "triton_python_backend_stub"
+CONTROLS = "model-repository,shared-memory,trace,logging"
+NOBODY = 65534
+"""A user that owns nothing."""
 
 Process = subprocess.Popen[bytes]
 
@@ -324,7 +339,7 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings) -> None:
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedTritonError, match=f"was not ready after 15 s; .*{server.log}"):
+    with pytest.raises(EmbeddedTritonError, match=rf"was not ready after \d+ s; .*{server.log}"):
         server.start()
     assert server.poll() is None
 
@@ -382,18 +397,20 @@ def test_failed_startup_check_ends_the_server(stand_in: Settings, monkeypatch: p
 
 def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
     """Its own folders come first in the environment, and only models that have been pulled are loaded."""
-    script(stand_in, 'echo "$LD_LIBRARY_PATH"; echo "$PATH"; echo "$@"; exit 3')
+    script(stand_in, 'echo "$LD_LIBRARY_PATH"; echo "$PATH"; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
     server = EmbeddedTriton(stand_in)
     with pytest.raises(EmbeddedTritonError):
         server.start()
-    libraries, path, arguments = server.log.read_text(encoding="utf-8").splitlines()
+    libraries, path, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=2)
+    arguments = text.split("|")
 
     assert libraries.startswith(f"{stand_in.triton_home}/server/nvidia_pytriton.libs")
     assert path.startswith(f"{stand_in.triton_home}/python/bin:")
-    assert f"--load-model={MODEL}" in arguments.split()
-    assert "not_pulled" not in arguments
-    assert f"--grpc-port={stand_in.triton_grpc_port}" in arguments.split()
+    (folder,) = [argument.partition("=")[2] for argument in arguments if argument.startswith("--model-repository=")]
+    assert {path.name: path.resolve() for path in Path(folder).iterdir()} == {MODEL: Path(stand_in.model_repository, MODEL)}
+    assert "--model-control-mode=none" in arguments
+    assert f"--grpc-port={stand_in.triton_grpc_port}" in arguments
 
 
 def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
@@ -405,3 +422,187 @@ def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
             EmbeddedTriton(stand_in).start()
         assert backend.read_bytes() == (ROOT / "app" / "embedded" / "onnx_backend.py").read_bytes()
         backend.write_text("old", encoding="utf-8")
+
+
+def key_file(settings: Settings) -> Path:
+    path = settings.control_key_path
+    assert path is not None
+    return path
+
+
+def test_each_server_has_a_key_that_only_this_user_can_read(own: Settings, server: EmbeddedTriton) -> None:
+    """Another one at each start; what Triton and its models have in shared memory is not for others, either."""
+    path = key_file(own)
+    seen = []
+    for _ in range(2):
+        server.start()
+        assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, os.getuid())
+        assert {stat.S_IMODE(file.stat().st_mode) for file in shared(own)} == {0o600}
+        seen.append(path.read_text(encoding="ascii"))
+        server.stop()
+
+    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in seen)
+    assert seen[0] != seen[1]
+
+
+def test_no_key_is_known_before_the_server_is_ready(stand_in: Settings) -> None:
+    """Else the gateway would tell it to whoever listens on the port meanwhile."""
+    script(stand_in, "exit 3")
+    key_file(stand_in).write_text("old", encoding="ascii")
+    with pytest.raises(EmbeddedTritonError):
+        EmbeddedTriton(stand_in).start()
+
+    assert not key_file(stand_in).exists()
+
+
+def test_no_key_is_known_while_somebody_else_has_the_port(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is ready then, but not where the gateway would look for it."""
+    monkeypatch.setattr("app.embedded.server.is_listening", lambda *_: False)
+    with pytest.raises(EmbeddedTritonError, match=f"another program listens on port {own.triton_grpc_port}"):
+        EmbeddedTriton(own).start()
+
+    assert not key_file(own).exists()
+
+
+@pytest.mark.parametrize("kind", ["old", "readable", "link"])
+def test_a_key_file_that_is_there_already_is_replaced(own: Settings, server: EmbeddedTriton, tmp_path: Path, kind: str) -> None:
+    """Nobody who could read the old one can read the new one, and where a link points, nothing is written."""
+    path, other = key_file(own), tmp_path / "other"
+    for file in (path, other):
+        file.write_text("old", encoding="ascii")
+    if kind == "readable":
+        path.chmod(0o666)
+    if kind == "link":
+        path.unlink()
+        path.symlink_to(other)
+    with path.open(encoding="ascii") as before:
+        server.start()
+        assert before.read() == "old"
+
+    assert not path.is_symlink()
+    assert (stat.S_IMODE(path.stat().st_mode), len(path.read_text(encoding="ascii"))) == (0o600, 64)
+    assert other.read_text(encoding="ascii") == "old"
+
+
+@pytest.mark.parametrize("error", [PermissionError("ptrace is not permitted"), subprocess.SubprocessError("in preexec_fn")])
+def test_without_a_private_argument_there_is_no_key(
+    stand_in: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Nobody can use the controls then, and the one who starts the server is told what that costs."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("app.host.private_argument.start", refuse)
+    script(stand_in, 'printf "%s|" "$@"; exit 3')
+    key_file(stand_in).write_text("old", encoding="ascii")
+    server = EmbeddedTriton(stand_in)
+    with pytest.raises(EmbeddedTritonError, match="exited with code 3"):
+        server.start()
+
+    arguments = server.log.read_text(encoding="utf-8").split("|")
+    assert f"--grpc-restricted-protocol={CONTROLS}:nereid=\n" in arguments
+    assert f"--http-restricted-api={CONTROLS}:nereid=\n" in arguments
+    assert not key_file(stand_in).exists()
+    assert "shared memory with Triton is not available" in capfd.readouterr().err
+
+
+async def test_without_a_key_images_travel_inline(own: Settings, server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway detects all the same."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "ptrace is not permitted")
+
+    monkeypatch.setattr("app.host.private_argument.start", refuse)
+    server.start()
+    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
+        assert await finds(client)
+        assert await transport_in_use(client) == "inline"
+
+
+def try_attack(settings: Settings, marker: Path, *, key: str = "", region: str = "none", user: int | None = None) -> dict[str, Any]:
+    """Let another process try everything that `attack` knows; returns what became of it, and the secrets that it found."""
+    folder = os.open(settings.triton_home, os.O_RDONLY)
+    plan = {
+        "http_port": settings.triton_http_port,
+        "grpc_port": settings.triton_grpc_port,
+        "marker": str(marker),
+        "victim": MODEL,
+        "region": region,
+        "key": key,
+        "user": os.getuid() if user is None else user,
+        "folder": folder,
+    }
+    command = [sys.executable, "-m", "tests.embedded.attack"]
+    try:
+        answer = subprocess.run(
+            command, cwd=ROOT, input=json.dumps(plan).encode(), stdout=subprocess.PIPE, pass_fds=[folder], check=True
+        ).stdout
+    finally:
+        os.close(folder)
+    return dict(json.loads(answer))
+
+
+def successes(answer: dict[str, Any]) -> dict[str, str]:
+    """Return what was not refused, of very many attempts."""
+    outcomes = answer["outcomes"]
+    assert len(outcomes) > 150
+    return {name: outcome for name, outcome in outcomes.items() if outcome != attack.REFUSED}
+
+
+async def test_nobody_without_the_key_controls_the_server(
+    settings: Settings, triton: EmbeddedTriton, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """No code is loaded, no model unloaded, no memory mapped or unmapped, over HTTP or gRPC; the gateway's images go on."""
+    assert triton.poll() is None
+    assert await finds(client)
+    owner = TritonClient(settings.triton_url, settings.control_key_path)
+    before = await owner.list_models(), await owner.list_regions()
+    region, *_ = before[1]
+    answer = await asyncio.to_thread(try_attack, settings, tmp_path / "marker", region=region)
+
+    assert successes(answer) == {}
+    assert not (tmp_path / "marker").exists()
+    assert (await owner.list_models(), await owner.list_regions()) == before
+    assert attack.MODEL not in before[0]
+    assert before[0][MODEL] == "READY"
+    assert await finds(client)
+    assert await transport_in_use(client) == "shm"
+    await owner.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+async def test_another_user_neither_finds_the_key_nor_controls_the_server(
+    own: Settings, server: EmbeddedTriton, arenas: list[Arena], tmp_path: Path
+) -> None:
+    """He sees command lines, and files in /dev/shm and in Triton's folder, but neither the key nor the name of a region."""
+    server.start()
+    key = key_file(own).read_text(encoding="ascii")
+    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
+        assert await finds(client)
+        (arena,) = arenas
+        answers = [
+            await asyncio.to_thread(try_attack, own, tmp_path / "marker", region=arena.region, user=user) for user in (NOBODY, 0)
+        ]
+        assert await finds(client)
+        assert await transport_in_use(client) == "shm"
+
+    found_by_nobody, found_by_root = (answer["secrets"] for answer in answers)
+    assert not [secret for secret in found_by_nobody if key in secret or secret in arena.region]
+    assert key in found_by_root
+    assert [successes(answer) for answer in answers] == [{}, {}]
+    assert not (tmp_path / "marker").exists()
+    assert key not in server.log.read_text(encoding="utf-8")
+
+
+def test_the_key_is_all_that_the_attack_needs(own: Settings, server: EmbeddedTriton, tmp_path: Path) -> None:
+    """Which shows that the refusals mean something: with it, memory can be mapped; but not over HTTP, and nothing is loaded."""
+    server.start()
+    answer = try_attack(own, tmp_path / "marker", key=key_file(own).read_text(encoding="ascii"))
+
+    assert not (tmp_path / "marker").exists()
+    outcomes = answer["outcomes"]
+    assert {name for name, outcome in outcomes.items() if outcome == attack.REFUSED} >= {
+        name for name in outcomes if not name.startswith("gRPC")
+    }
+    assert all("answered" in outcomes[name] for name in outcomes if name.startswith("gRPC") and "Status" in name)

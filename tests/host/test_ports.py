@@ -1,10 +1,15 @@
-"""Ports: which are free, and finding some."""
+"""Ports and unix sockets: which are free, and finding some."""
 
+import os
 import socket
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from app.host.ports import find_free, is_free, is_loopback
+from app.host.ports import find_free, is_free, is_listening, is_loopback, remove_stale_socket, resolve
+
+IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 
 
 def test_port_is_free_until_someone_listens() -> None:
@@ -42,7 +47,7 @@ def test_port_of_all_addresses_is_in_use_on_each() -> None:
         assert not is_free("0.0.0.0", server.getsockname()[1])  # noqa: S104 - nobody listens
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@IPV6
 def test_ipv6_address_has_ports_too() -> None:
     """The host may be an IPv6 address."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
@@ -93,3 +98,131 @@ def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -
 def test_only_this_machine_reaches_a_loopback_address(host: str, expected: bool) -> None:  # noqa: FBT001
     """Whether it is written as a number or as a name; listening on all addresses is not loopback."""
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::", "::1"])  # noqa: S104 - nobody listens
+def test_address_is_its_own_address(host: str) -> None:
+    """There is nothing to look up."""
+    assert resolve(host) == host
+
+
+def test_name_has_an_address() -> None:
+    """A server that takes only addresses can listen at a name."""
+    with socket.create_server((resolve("localhost"), 0)) as server:
+        assert is_loopback(server.getsockname()[0])
+
+
+@pytest.mark.parametrize("addresses", [["::1", "127.0.0.1"], ["127.0.0.1", "::1"]])
+def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
+    """A name may have both, in any order."""
+    look_up = socket.getaddrinfo
+    found = [entry for address in addresses for entry in look_up(address, None, type=socket.SOCK_STREAM)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    assert resolve("localhost") == "127.0.0.1"
+
+
+@IPV6
+def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a name has another address, on which the port is free, before that one."""
+    look_up = socket.getaddrinfo
+
+    def look_up_both(host: str, *arguments: int, **options: int) -> object:
+        addresses = ["::1", "127.0.0.1"] if host == "both" else [host]
+        return [entry for address in addresses for entry in look_up(address, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_both)
+    with socket.create_server((resolve("both"), 0)) as server:
+        assert not is_free("both", server.getsockname()[1])
+
+
+def test_unknown_host_has_no_address() -> None:
+    """The caller has to say so."""
+    with pytest.raises(OSError, match=r"\w"):
+        resolve("no-such-host.invalid")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=IPV6)])
+def test_process_that_listens_is_known(host: str) -> None:
+    """It is this one, and no other."""
+    with (
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        port = server.getsockname()[1]
+        assert is_listening(os.getpid(), port)
+        assert not is_listening(other.pid, port)
+        assert not is_listening(os.getpid(), *find_free(1))
+        other.kill()
+
+
+def test_connection_does_not_listen() -> None:
+    """Its port is in use all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        assert not is_listening(os.getpid(), client.getsockname()[1])
+
+
+def test_process_that_has_ended_does_not_listen() -> None:
+    """Its id may still be known to its parent."""
+    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["true"]) as ended:
+        ended.wait()
+
+        assert not is_listening(ended.pid, server.getsockname()[1])
+
+
+def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:
+    """If its folder does; nothing is created."""
+    assert remove_stale_socket(tmp_path / "api.sock")
+    assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stale_socket_is_removed(tmp_path: Path) -> None:
+    """A server that was killed leaves its socket behind, where no other can listen until it is removed."""
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+        killed.listen()
+    assert path.is_socket()
+
+    assert remove_stale_socket(path)
+    assert not path.exists()
+
+
+def test_socket_in_use_stays(tmp_path: Path) -> None:
+    """Its server goes on to listen."""
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(path))
+        server.listen()
+        assert not remove_stale_socket(path)
+
+        client.connect(str(path))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_no_socket_stays(tmp_path: Path, kind: str) -> None:
+    """A path that was mistyped may be that of a file which somebody needs."""
+    path = tmp_path / "data"
+    if kind == "file":
+        path.write_text("precious", encoding="utf-8")
+    else:
+        path.mkdir()
+    with pytest.raises(OSError, match=r"\w"):
+        remove_stale_socket(path)
+
+    assert path.exists()
+
+
+def test_socket_behind_a_file_is_an_error(tmp_path: Path) -> None:
+    """Its folder is none."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OSError, match="Not a directory"):
+        remove_stale_socket(tmp_path / "file" / "api.sock")
+
+
+def test_socket_with_a_long_path_is_an_error(tmp_path: Path) -> None:
+    """The kernel allows 107 bytes."""
+    with pytest.raises(OSError, match="too long"):
+        remove_stale_socket(tmp_path / ("x" * 108))

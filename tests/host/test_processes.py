@@ -33,11 +33,11 @@ def no_process_left() -> Iterator[None]:
 def test_child_ends_with_its_parent(how: str, prepare: str) -> None:
     """The child gets the chosen signal, however the parent ends."""
     code = f"""
-import signal, subprocess, time
+import os, signal, subprocess, time
 from functools import partial
 from app.host.processes import die_with_parent
 child = "{prepare}; echo $$; while :; do sleep 0.05; done"
-subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, signal.{how}))
+subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, os.getpid(), signal.{how}))
 time.sleep(60)"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
@@ -50,16 +50,25 @@ time.sleep(60)"""
 def test_child_ends_with_its_parent_by_sigterm_unless_told_otherwise() -> None:
     """The milder signal is the default, so that a child can clean up."""
     code = """
-import subprocess, time
+import os, subprocess, time
+from functools import partial
 from app.host.processes import die_with_parent
 child = "trap 'echo told; exit' TERM; echo ready; while :; do sleep 0.05; done"
-subprocess.Popen(["sh", "-c", child], preexec_fn=die_with_parent)
+subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, os.getpid()))
 time.sleep(60)"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         parent.kill()
         assert parent.stdout.read() == b"told\n"
+
+
+def test_child_ends_if_its_parent_has_ended_already() -> None:
+    """The kernel tells only of an end that comes later."""
+    code = "from app.host.processes import die_with_parent; die_with_parent(1); print('alive')"
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+
+    assert (child.returncode, child.stdout) == (-signal.SIGTERM, b"")
 
 
 class Handler(BaseHTTPRequestHandler):

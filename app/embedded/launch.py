@@ -1,0 +1,100 @@
+"""How the embedded Triton is started: its command line, its environment, its models, and what restricts it."""
+
+import os
+import shutil
+from pathlib import Path
+
+from app.config import Settings
+from app.embedded.install import libpython_folder
+from app.triton.control_key import HEADER
+
+BACKEND = Path(__file__).with_name("onnx_backend.py")
+CONFIG_NAME = "embedded"
+NO_KEY = "\n"
+"""A key that HTTP cannot transmit. Over gRPC, a client of one's own can."""
+
+# What of Triton's API changes the server: other users of the machine could read or write the memory that it maps, for example.
+_CONTROLS = "model-repository,shared-memory,trace,logging"
+
+
+def command(settings: Settings, home: Path) -> list[str]:
+    """Return the command line of the server, without the option that restricts its controls over gRPC.
+
+    Args:
+        settings: Its ports and models.
+        home: Where it is installed; gets a folder of links to the models.
+    """
+    triton = home / "server" / "pytriton" / "tritonserver"
+    backend = triton / "backends" / "onnxruntime"
+    backend.mkdir(exist_ok=True)
+    _replace(backend / "model.py", BACKEND.read_bytes())
+    options = {
+        "model-repository": str(_link_models(settings, home)),
+        "model-config-name": CONFIG_NAME,
+        "model-control-mode": "none",  # whoever could load a model could run code
+        "backend-directory": str(triton / "backends"),
+        "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
+        "exit-on-error": "false",
+        "exit-timeout-secs": "5",
+        "allow-gpu-metrics": "false",
+        "http-address": "127.0.0.1",
+        "http-port": str(settings.triton_http_port),
+        "grpc-address": "127.0.0.1",
+        "grpc-port": str(settings.triton_grpc_port),
+        "metrics-address": "127.0.0.1",
+        "metrics-port": str(settings.triton_metrics_port),
+    }
+    program = str(triton / "bin" / "tritonserver")
+    settings_of = [f"--{name}={value}" for name, value in options.items()]
+    return [program, "--disable-auto-complete-config", *settings_of, restrict("http-restricted-api", NO_KEY)]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of the server."""
+    libraries = [home / "server" / "nvidia_pytriton.libs", libpython_folder()]
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
+        # The stub uses the packages of the first python3 in PATH; it ignores PYTHONPATH.
+        "PATH": f"{home / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
+    }
+
+
+def shm_prefix(settings: Settings) -> str:
+    """Return how the names of its files in /dev/shm begin: only one Triton can have the port."""
+    return f"nereid_{settings.triton_grpc_port}_"
+
+
+def loadable_models(repository: Path) -> list[str]:
+    """Return the names of the models that have a config and at least one version with a file in it."""
+    names = []
+    for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
+        has_config = any((folder / config).is_file() for config in ("config.pbtxt", f"configs/{CONFIG_NAME}.pbtxt"))
+        if has_config and any(path.parent.name.isdigit() for path in folder.glob("*/*")):
+            names.append(folder.name)
+    return names
+
+
+def restrict(option: str, key: str) -> str:
+    """Return the option of Triton that restricts its controls to requests with a key."""
+    return f"--{option}={_CONTROLS}:{HEADER}={key}"
+
+
+def _link_models(settings: Settings, home: Path) -> Path:
+    """Make a folder of the models that can be loaded: Triton loads all that it finds, and those that were not pulled fail."""
+    folder = home / f"models-{settings.triton_grpc_port}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    repository = Path(settings.model_repository).resolve()
+    for name in loadable_models(repository):
+        (folder / name).symlink_to(repository / name)
+    return folder
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file that a running Triton of the same installation may be reading."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_bytes(content)
+    written.replace(path)

@@ -1,0 +1,32 @@
+"""HTTP to servers on this machine."""
+
+import socket
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int | None:
+    """GET a URL, without any proxy.
+
+    Args:
+        url: An http URL.
+        seconds: How long each step may take.
+        unix_socket: Where the server listens, instead of host and port.
+
+    Returns:
+        The status of the answer; None if there was none.
+    """
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
+    try:
+        if unix_socket is not None:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(seconds)
+            connection.sock.connect(str(unix_socket))
+        connection.request("GET", parts.path or "/")
+        return connection.getresponse().status
+    except (OSError, HTTPException):
+        return None
+    finally:
+        connection.close()

@@ -1,0 +1,160 @@
+"""The key of Triton's restricted protocols: sent where Triton asks for it, and nowhere else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.errors import GatewayError, TritonUnavailable
+from app.triton import control_key
+from app.triton.client import TritonClient
+from app.triton.shared_memory import Arena
+from tests.fakes.triton import SPEC, FakeTriton, serving
+
+KEY = "0123456789abcdef"
+HEADER = "triton-grpc-protocol-nereid"
+CONTROLS = {"SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus", "RepositoryIndex"}
+OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer"}
+
+
+class NotingTriton(FakeTriton):
+    """Notes with which key it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_of_calls: dict[str, str | None] = {}
+        """By name of the RPC: the key of the last call."""
+
+
+def _noting(name: str) -> Any:  # noqa: ANN401
+    async def method(fake: NotingTriton, request: Any, context: Any) -> Any:  # noqa: ANN401
+        fake.keys_of_calls[name] = dict(context.invocation_metadata()).get(HEADER)
+        return await getattr(FakeTriton, name)(fake, request, context)
+
+    return method
+
+
+for _name in CONTROLS | OTHERS:
+    setattr(NotingTriton, _name, _noting(_name))
+
+
+@pytest.fixture
+async def noting() -> AsyncIterator[NotingTriton]:
+    fake = NotingTriton()
+    async with serving(fake):
+        yield fake
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "control.key"
+    path.write_text(KEY)
+    return path
+
+
+def write(path: Path, key: str | None) -> None:
+    """Write a key file; None leaves none there."""
+    if key is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(key)
+
+
+async def call_everything(url: str, key_path: Path | None) -> None:
+    """Call every RPC that the client knows."""
+    client, arena = TritonClient(url, key_path), Arena(4096, 1)
+    await client.read_server()
+    await client.is_ready("tiny")
+    await client.read_config("tiny")
+    await client.infer(SPEC, np.zeros(SPEC.image_shape, np.uint8), timeout_seconds=5)
+    await client.list_models()
+    await client.register(arena)
+    await client.list_regions()
+    await client.unregister(arena.region)
+    await client.close()
+    arena.close()
+
+
+@pytest.mark.parametrize("content", [KEY, f"{KEY}\n", f" {KEY}\r\n"])
+def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> None:
+    """White space around it, as an editor leaves it, is not a part of it."""
+    key_file.write_bytes(content.encode())
+
+    assert control_key.metadata(key_file) == ((HEADER, KEY),)
+
+
+def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
+    """Neither if none is set, nor if Triton has not been started yet, nor if it is a folder."""
+    assert control_key.metadata(None) == ()
+    assert control_key.metadata(tmp_path / "control.key") == ()
+    assert control_key.metadata(tmp_path) == ()
+
+
+async def test_only_controls_carry_the_key(noting: NotingTriton, key_file: Path) -> None:
+    """No inference and no question does: Triton asks for it only where the server is changed."""
+    await call_everything(noting.url, key_file)
+
+    assert noting.keys_of_calls == dict.fromkeys(CONTROLS, KEY) | dict.fromkeys(OTHERS)
+
+
+async def test_a_triton_without_restrictions_gets_no_key(noting: NotingTriton, tmp_path: Path) -> None:
+    """Without a file everything is asked as before."""
+    for path in (None, tmp_path / "missing"):
+        noting.keys_of_calls.clear()
+        await call_everything(noting.url, path)
+        assert noting.keys_of_calls == dict.fromkeys(CONTROLS | OTHERS)
+
+
+async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Path) -> None:
+    """A Triton that is restarted has another one; one that has just been started has its first."""
+    client = TritonClient(noting.url, key_file)
+    for key in (None, "first", "second"):
+        write(key_file, key)
+        await client.list_models()
+        await client.list_regions()
+        assert set(noting.keys_of_calls.values()) <= {key, None}
+        assert (noting.keys_of_calls["RepositoryIndex"], noting.keys_of_calls["SystemSharedMemoryStatus"]) == (key, key)
+    await client.close()
+
+
+@pytest.mark.parametrize("key", ["", "0" * 64])
+async def test_a_real_triton_refuses_its_controls_without_its_key(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path, key: str
+) -> None:
+    """It says so, and is not taken for one that does not answer; everything else goes on."""
+    assert triton.poll() is None
+    path = tmp_path / "control.key"
+    write(path, key)
+    client, owner = TritonClient(settings.triton_url, path), TritonClient(settings.triton_url, settings.control_key_path)
+    arena = Arena(4096, 1)
+    for control in (client.register(arena), client.list_regions(), client.list_models()):
+        with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
+            await control
+        assert not isinstance(caught.value, TritonUnavailable)
+    await owner.register(arena)
+    await client.unregister(arena.region)
+    assert arena.region in await owner.list_regions()
+    assert (await client.read_server()).version
+    assert await client.is_ready("six_columns")
+    await owner.unregister(arena.region)
+
+    assert arena.region not in await owner.list_regions()
+    await asyncio.gather(client.close(), owner.close())
+    arena.close()
+
+
+@pytest.mark.usefixtures("triton")
+async def test_a_triton_whose_key_is_not_known_yet_has_not_rejected(settings: Settings, tmp_path: Path) -> None:
+    """It was just started; the next request will find the key."""
+    client = TritonClient(settings.triton_url, tmp_path / "missing")
+    arena = Arena(4096, 1)
+    with pytest.raises(TritonUnavailable, match="not known yet"):
+        await client.register(arena)
+
+    arena.close()
+    await client.close()
