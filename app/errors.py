@@ -19,6 +19,7 @@ GatewayError
 ├── InvalidModelOutput      502  the model's output violates its own config
 ├── UnsupportedModel        502  the format of the model's inputs or outputs is not supported
 ├── TritonUnavailable       503  Triton is down, draining or full
+├── CircuitOpen             503  Triton failed repeatedly with the model, and has not recovered yet
 ├── ModelNotReady           503  Triton runs, but the model is not loaded
 └── DeadlinePassed          504  the request took longer than its deadline
 
@@ -116,6 +117,11 @@ class UnsupportedModel(GatewayError):
 
 class TritonUnavailable(GatewayError):
     status, code, title = 503, "triton_unavailable", "The inference server is not available"
+    retry_after_seconds = 1
+
+
+class CircuitOpen(GatewayError):
+    status, code, title = 503, "circuit_open", "The model has failed repeatedly"
     retry_after_seconds = 1
 
 

@@ -39,17 +39,22 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], images:
         The candidates of each image, in order.
 
     Raises:
-        InvalidModelOutput: A tensor is missing, has the wrong shape, is not finite or out of range.
+        InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
-    tensors = [_take(spec, name, outputs, images) for name in spec.output_names]
+    expected = zip(spec.output_names, spec.output_dtypes, strict=True)
+    tensors = [_take(spec, name, dtype, outputs, images) for name, dtype in expected]
     return [_decode_image(spec, [tensor[index] for tensor in tensors]) for index in range(images)]
 
 
-def _take(spec: ModelSpec, name: str, outputs: Mapping[str, NDArray[Any]], images: int) -> NDArray[Any]:
+def _take(
+    spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]], images: int
+) -> NDArray[Any]:
     """Take one output, with the batch dimension in front."""
     tensor = outputs.get(name)
     if tensor is None:
         raise InvalidModelOutput(f"{spec.name} did not return {name}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise InvalidModelOutput(f"{spec.name} returned {name} as {tensor.dtype}, expected {dtype}")
     if not spec.has_batch_dimension:
         return tensor[None]
     if tensor.ndim == 0 or len(tensor) != images:

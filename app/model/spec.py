@@ -18,6 +18,12 @@ from app.model.triton_config import ModelConfig, ModelParameters, Placement, Ten
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
+_OUTPUT_DTYPES = {
+    **{f"TYPE_FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"TYPE_INT{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"TYPE_UINT{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "TYPE_BOOL": np.dtype(bool),
+}
 _BYTES = "TYPE_STRING"
 _DEFAULT_SIDE = 640
 # Larger files are rare; they travel inside the request.
@@ -63,6 +69,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     """Width and height of the model's input, pixels."""
     output_names: tuple[str, ...]
     """Names of the output tensors; for END_TO_END in the order of its description."""
+    output_dtypes: tuple[np.dtype[Any] | None, ...]
+    """Their types, in the same order; None for one that is not checked."""
     output_format: OutputFormat
     placement: Placement
     enlarge: bool
@@ -129,6 +137,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     input_format, has_batch_dimension, input_size = _read_input(model, hints)
     has_written_batch = has_batch_dimension and model.max_batch_size == 0
     output_format, output_names = _read_outputs(model, 1 if has_written_batch else 0, count_anchors(input_size))
+    types = {tensor.name: tensor.data_type for tensor in model.output}
     is_yolox = output_format is OutputFormat.YOLOX_HEAD
     return ModelSpec(
         name=model.name,
@@ -142,6 +151,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         has_batch_dimension=has_batch_dimension,
         input_size=input_size,
         output_names=output_names,
+        output_dtypes=tuple(_OUTPUT_DTYPES.get(types[name]) for name in output_names),
         output_format=output_format,
         placement=hints.placement or ("top_left" if is_yolox else "center"),
         enlarge=hints.enlarge,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
 from app.detection.select import select, to_class_ids
-from app.errors import DeadlinePassed, InvalidParameter, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
@@ -21,6 +21,7 @@ from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.preprocess import fill_input
+from app.pipeline.probe import BLANK_IMAGE
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -31,12 +32,6 @@ from app.triton.specs import SpecCache
 from app.triton.transport import Transport
 
 T = TypeVar("T")
-
-# A PNG of one pixel.
-_BLANK_IMAGE = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
-    "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
-)
 
 
 class Limits(NamedTuple):
@@ -71,7 +66,7 @@ class Detector:
         self._transport = transport
         self._specs = SpecCache(triton)
         self._pool = DecodePool(limits.decode_threads)
-        self._inferences = InferenceRunner(triton, transport, self._specs)
+        self._inferences = InferenceRunner(triton, transport, self._specs, limits.timeout_seconds)
 
     @property
     def transport_mode(self) -> Literal["shm", "inline"]:
@@ -92,6 +87,19 @@ class Detector:
         if timeout_ms > self._limits.max_timeout_seconds * 1e3:
             raise InvalidParameter(f"timeout_ms: the maximum is {self._limits.max_timeout_seconds * 1e3:g}")
         return timeout_ms / 1e3
+
+    def check_circuit(self, model: str) -> None:
+        """Reject a request for a model while Triton is known not to run it.
+
+        Raises:
+            CircuitOpen: The circuit of the model is open.
+        """
+        if not self.is_circuit_closed(model):
+            raise CircuitOpen("Triton failed repeatedly with this model, and has not recovered yet")
+
+    def is_circuit_closed(self, model: str) -> bool:
+        """Return whether Triton runs a model, as far as is known."""
+        return self._inferences.is_circuit_closed(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -139,7 +147,7 @@ class Detector:
             GatewayError: It failed.
         """
         call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
-        await self.detect(_BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
+        await self.detect(BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
 
     async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
         """Detect objects in one image.
@@ -153,10 +161,12 @@ class Detector:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
         deadline, timing = call.deadline, call.timing
+        model = options.model or self.default_model
+        self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
-            spec = await self.prepare(options.model or self.default_model, deadline)
+            spec = await self.prepare(model, deadline)
             class_ids = to_class_ids(options.classes, spec.labels)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
@@ -179,7 +189,7 @@ class Detector:
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
-        await self._inferences.drain()
+        await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
 
     async def _fill(
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit

@@ -1,34 +1,60 @@
 """Run inferences, and keep track of those whose request has timed out or was cancelled."""
 
 import asyncio
+import random
 from functools import partial
+from time import monotonic
 
-from app.errors import DeadlinePassed, InferenceFailed, ModelNotReady, UnknownModel
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.buffer import InputBuffer
+from app.pipeline.probe import run_probe
+from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
+from app.resilience.retry_budget import RetryBudget
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.specs import SpecCache
-from app.triton.status import UnknownRegion
+from app.triton.status import Disconnected, Draining, Overloaded, Unanswered, UnknownRegion, Unreachable
 from app.triton.transport import Transport
 
-_DRAIN_SECONDS = 8.0
+_MAX_RETRY_DELAY_SECONDS = 0.05
 _LATE = "the model did not answer in time"
+
+Call = asyncio.Task[InferResult]
 
 
 class InferenceRunner:
     """Runs inferences on one Triton, each in a task of its own that ends with its RPC.
 
-    An RPC is never cancelled unless Triton is known to survive that.
+    An RPC is never cancelled unless Triton is known to survive that. What the RPCs tell of Triton opens the model's circuit.
     """
 
-    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache) -> None:
+    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, hang_seconds: float) -> None:
+        """Run inferences.
+
+        Args:
+            client: Calls Triton.
+            transport: Owns the slots that Triton reads.
+            specs: Told when a model may have changed.
+            hang_seconds: An inference that has no answer after this time has failed, unless others of its model were answered.
+        """
         self._client = client
         self._transport = transport
         self._specs = specs
-        self._abandoned: set[asyncio.Task[InferResult]] = set()
+        self._hang_seconds = hang_seconds
+        self._abandoned: dict[Call, str] = {}
+        """With their models."""
+        self._breakers: dict[str, CircuitBreaker] = {}
+        self._answered_at: dict[str, float] = {}
+        """When Triton last answered for a model, as `time.monotonic` counts."""
+        self._retries = RetryBudget()
+
+    def is_circuit_closed(self, model: str) -> bool:
+        """Return whether Triton runs a model, as far as is known."""
+        breaker = self._breakers.get(model)
+        return breaker is None or breaker.state == "closed"
 
     async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str, permit: Permit) -> InferResult:
         """Run one inference on the image in a buffer.
@@ -42,69 +68,109 @@ class InferenceRunner:
 
         Raises:
             DeadlinePassed: No answer in time.
+            ModelNotReady: Triton does not have the model any more.
             GatewayError: As `TritonClient.infer` says.
         """
         if deadline.remaining <= 0:
             raise DeadlinePassed(_LATE)
+        self._retries.note_request()
+        started_at = monotonic()
         task = asyncio.create_task(self._infer(spec, buffer, deadline, request_id))
         permit.keep_for(task)
-        task.add_done_callback(partial(_measure, permit))
+        task.add_done_callback(partial(self._note_end, spec, permit))
         try:
             async with asyncio.timeout(deadline.remaining):
                 return await asyncio.shield(task)
         except TimeoutError as error:
             raise DeadlinePassed(_LATE) from error
-        except (UnknownModel, ModelNotReady, InferenceFailed):
+        except (ModelNotReady, InferenceFailed):
             self._specs.forget(spec.name)
             raise
+        except UnknownModel as error:
+            self._specs.forget(spec.name)
+            raise ModelNotReady("the model is not loaded any more") from error
         finally:
             if not task.done():
-                self._abandon(task, buffer)
+                self._abandon(task, spec, buffer, started_at)
             del task  # a failed task refers to its exception, whose traceback refers to this frame
 
-    async def drain(self) -> None:
-        """Let abandoned inferences end: until then, Triton reads their slots."""
-        if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=_DRAIN_SECONDS)
+    async def close(self, seconds: float) -> None:
+        """Let abandoned inferences end: until then Triton reads their slots, and could not survive the end of the connection.
+
+        Not those of a model whose circuit is open, which may never end.
+        """
+        waiting = [task for task, model in self._abandoned.items() if self.is_circuit_closed(model)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)
+        for breaker in self._breakers.values():
+            await breaker.close()
 
     async def _infer(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> InferResult:
-        """Call Triton; if it has forgotten the shared memory, most likely in a restart, register it and call again."""
-
-        async def infer(*, is_shared: bool) -> InferResult:
-            return await self._client.infer(
-                spec,
-                buffer.tensor,
-                timeout_seconds=deadline.remaining,
-                request_id=request_id,
-                slot=buffer.slot if is_shared else None,
-            )
-
+        """Call Triton; once more, if it has not seen the request or lost it."""
+        call = partial(self._client.infer, spec, buffer.tensor, request_id=request_id)
+        slot = buffer.slot
         try:
-            return await infer(is_shared=True)
-        except UnknownRegion:
-            if buffer.slot is None:
+            return await call(timeout_seconds=deadline.remaining, slot=slot)
+        except UnknownRegion:  # it was restarted; it rejects such a request at once, so that another try costs it nothing
+            is_registered = slot is not None and deadline.remaining > 0 and await self._transport.register_again(slot.arena)
+        except Unanswered:
+            if slot is not None:
+                self._transport.abandon(slot.arena)
+            raise
+        except (Unreachable, Disconnected, Draining) as error:
+            if slot is not None and isinstance(error, Disconnected):
+                self._transport.abandon(slot.arena)
+            delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
+            if deadline.remaining <= delay or not self._retries.take():
                 raise
-            is_registered = deadline.remaining > 0 and await self._transport.register_again(buffer.slot.arena)
-            if deadline.remaining <= 0:
-                raise DeadlinePassed(_LATE) from None
-            return await infer(is_shared=is_registered)
+            await asyncio.sleep(delay)
+            is_registered = False
+        if deadline.remaining <= 0:
+            raise DeadlinePassed(_LATE)
+        return await call(timeout_seconds=deadline.remaining, slot=slot if is_registered else None)
 
-    def _abandon(self, task: asyncio.Task[InferResult], buffer: InputBuffer) -> None:
+    def _abandon(self, task: Call, spec: ModelSpec, buffer: InputBuffer, started_at: float) -> None:
         """Stop waiting for an inference."""
-        server = self._client.server
-        if server is not None and server.survives_cancel and buffer.slot is None:
-            task.cancel()
-        self._abandoned.add(task)
+        self._abandoned[task] = spec.name
         task.add_done_callback(self._forget)
+        waited = monotonic() - started_at
+        note_hang = partial(self._note_hang, spec, started_at)
+        if self._client.survives_cancel and buffer.slot is None:
+            task.cancel()
+            if waited > self._hang_seconds / 2:  # a caller with less time says nothing about Triton
+                note_hang()
+        else:
+            timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, note_hang)
+            task.add_done_callback(lambda _: timer.cancel())
 
-    def _forget(self, task: asyncio.Task[InferResult]) -> None:
+    def _forget(self, task: Call) -> None:
         """Forget an abandoned inference that has ended, and retrieve its exception, which asyncio would report otherwise."""
-        self._abandoned.discard(task)
+        del self._abandoned[task]
         if not task.cancelled():
             task.exception()
 
+    def _note_end(self, spec: ModelSpec, permit: Permit, task: Call) -> None:
+        """Tell how long an inference took, also one that came too late or that Triton dropped; and whether Triton works."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
+            self._note_failure(spec)
+        elif isinstance(error, GatewayError | None):
+            if isinstance(error, DeadlinePassed | None):
+                permit.measure()
+            self._answered_at[spec.name] = monotonic()
+            breaker = self._breakers.get(spec.name)
+            if breaker is not None:
+                breaker.note_success()
 
-def _measure(permit: Permit, task: asyncio.Task[InferResult]) -> None:
-    """Tell how long an inference took; also one that came too late, or that Triton dropped because it would have."""
-    if not task.cancelled() and isinstance(task.exception(), DeadlinePassed | None):
-        permit.measure()
+    def _note_hang(self, spec: ModelSpec, started_at: float) -> None:
+        """Take an inference for failed that has had no answer for long, unless Triton is only busy with others of its model."""
+        if self._answered_at.get(spec.name, 0.0) < started_at:
+            self._note_failure(spec)
+
+    def _note_failure(self, spec: ModelSpec) -> None:
+        model = spec.name
+        if model not in self._breakers:
+            self._breakers[model] = CircuitBreaker(model, partial(run_probe, self._client, spec))
+        self._breakers[model].note_failure()

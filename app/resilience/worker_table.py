@@ -1,6 +1,6 @@
 """Counters that all workers of a host share: each writes its own row, and reads the rows of all.
 
-The table lies in a memory file that the parent process creates and its workers inherit. A worker holds a lock on its
+The table lies in a memory file that the first parent process creates and all workers inherit. A worker holds a lock on its
 row as long as it lives, so the row of a killed worker is no longer counted after a refresh, and another may take it.
 """
 
@@ -18,26 +18,29 @@ _SIZE = _ROWS * _COLUMNS * _CELL_BYTES
 # The first row holds the keys of the columns.
 _KEYS = 0
 _VARIABLE = "WORKER_TABLE_FD"
+_PROCESS, _BEATS = "process", "beats"
 
 
-def create() -> None:
-    """Create the table of this host, for this process and the workers that it starts."""
-    descriptor = _create_file()
-    os.set_inheritable(descriptor, True)  # noqa: FBT003
-    os.environ[_VARIABLE] = str(descriptor)
+def create() -> int:
+    """Create the table of this host, for this process and all that it starts, unless it has inherited one.
+
+    Returns:
+        The descriptor, which has to be passed on to other programs.
+    """
+    if not os.environ.get(_VARIABLE):
+        descriptor = _create_file()
+        os.set_inheritable(descriptor, True)  # noqa: FBT003
+        os.environ[_VARIABLE] = str(descriptor)
+    return int(os.environ[_VARIABLE])
 
 
-class WorkerTable:
-    """One row of the table, and a view of all. Columns are found by key; rows of workers that have ended do not count."""
+class TableView:
+    """A view of all rows. Columns are found by key."""
 
     def __init__(self) -> None:
-        """Take a free row of the host's table; of a new table if this process has inherited none.
-
-        Raises:
-            OSError: All rows are taken.
-        """
+        """View the host's table; a new one if this process has inherited none."""
         inherited = os.environ.get(_VARIABLE)
-        if inherited is None:
+        if not inherited:
             self._descriptor = _create_file()
         else:
             # Locks belong to an open file, which workers would share if they used the descriptor they have inherited.
@@ -45,6 +48,64 @@ class WorkerTable:
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}
+
+    def column(self, key: str) -> int:
+        """Return the column of a key, the same in all workers. Keys that find no free column share the last one."""
+        if key not in self._columns:
+            self._columns[key] = self._find_column(key)
+        return self._columns[key]
+
+    def beats(self) -> dict[int, int]:
+        """Return how often each living worker has called `WorkerTable.beat`, by process id."""
+        process, beats = self.column(_PROCESS), self.column(_BEATS)
+        rows = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if self._is_locked(row)]
+        return {self._cells[row + process]: self._cells[row + beats] for row in rows}
+
+    def close(self) -> None:
+        """Close it."""
+        self._cells = memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")
+        self._memory.close()
+        os.close(self._descriptor)
+
+    def _find_column(self, key: str) -> int:
+        name = crc32(key.encode()) + 1
+        while not self._lock(_KEYS):  # held for microseconds
+            os.sched_yield()
+        try:
+            for column in range(_COLUMNS):
+                if self._cells[column] in {0, name}:
+                    self._cells[column] = name
+                    return column
+            return _COLUMNS - 1
+        finally:
+            self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
+
+    def _lock(self, row: int) -> bool:
+        with suppress(BlockingIOError):
+            self._control(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, row)
+            return True
+        return False
+
+    def _is_locked(self, row: int) -> bool:
+        """Return whether another open file, which is another worker's, has locked a row."""
+        return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
+
+    def _control(self, command: int, kind: int, row: int) -> int:
+        """Call fcntl with a `struct flock` for one row, and return the type of lock that it answers."""
+        answer = fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, row, 1, 0))
+        return int(struct.unpack_from("h", answer)[0])
+
+
+class WorkerTable(TableView):
+    """One row of the table, and a view of all; rows of workers that have ended do not count."""
+
+    def __init__(self) -> None:
+        """Take a free row of the host's table.
+
+        Raises:
+            OSError: All rows are taken.
+        """
+        super().__init__()
         self._row = next((row for row in range(_KEYS + 1, _ROWS) if self._lock(row)), -1)
         if self._row < 0:
             raise OSError("there are more workers than rows in their table")
@@ -53,11 +114,10 @@ class WorkerTable:
         self._living = [self._own]
         self.refresh()
 
-    def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers. Keys that find no free column share the last one."""
-        if key not in self._columns:
-            self._columns[key] = self._find_column(key)
-        return self._columns[key]
+    def beat(self) -> None:
+        """Show that this worker's event loop runs; to be called about once a second."""
+        self.set(self.column(_PROCESS), os.getpid())
+        self.add(self.column(_BEATS), 1)
 
     def add(self, column: int, value: int) -> None:
         """Add to this worker's cell; from one thread at a time."""
@@ -95,39 +155,9 @@ class WorkerTable:
 
     def close(self) -> None:
         """Give the row back. What is counted after that counts nowhere."""
-        self._cells = memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")
+        super().close()
         self._own = 0
         self._living = [0]
-        self._memory.close()
-        os.close(self._descriptor)
-
-    def _find_column(self, key: str) -> int:
-        name = crc32(key.encode()) + 1
-        while not self._lock(_KEYS):  # held for microseconds
-            os.sched_yield()
-        try:
-            for column in range(_COLUMNS):
-                if self._cells[column] in {0, name}:
-                    self._cells[column] = name
-                    return column
-            return _COLUMNS - 1
-        finally:
-            self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
-
-    def _lock(self, row: int) -> bool:
-        with suppress(BlockingIOError):
-            self._control(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, row)
-            return True
-        return False
-
-    def _is_locked(self, row: int) -> bool:
-        """Return whether another open file, which is another worker's, has locked a row."""
-        return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
-
-    def _control(self, command: int, kind: int, row: int) -> int:
-        """Call fcntl with a `struct flock` for one row, and return the type of lock that it answers."""
-        answer = fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, row, 1, 0))
-        return int(struct.unpack_from("h", answer)[0])
 
 
 def _create_file() -> int:

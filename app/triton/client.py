@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -12,16 +13,18 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.errors import GatewayError
+from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
 from app.model.spec import ModelSpec
+from app.triton import control_key
+from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
-from app.triton.status import from_grpc_error, from_query_error, is_region_in_use
+from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
 # Before this version a cancelled or expired RPC can crash the whole server.
 # Source: triton-inference-server/server pull requests 7840, 8078, 8220.
 _FIRST_CANCEL_SAFE = (2, 59, 1)
-# How much longer than its caller's deadline an RPC may last; only a server that hangs for good needs it.
+# How much longer than its caller's deadline an RPC may last, if Triton survives its end.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
@@ -33,7 +36,11 @@ _CHANNEL_OPTIONS = [
     # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A connection breaks when the other host has confirmed nothing for three seconds, instead of a quarter of an hour. Linux
+    # does that if keep-alive is on; pings more often than each five minutes would make Triton close the connection.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 3000),
     # A proxy in the environment is for the web, not for an inference server.
     ("grpc.enable_http_proxy", 0),
 ]
@@ -53,8 +60,16 @@ class ServerInfo(NamedTuple):
 class TritonClient:
     """Calls one Triton. Belongs to the event loop it was created in."""
 
-    def __init__(self, url: str) -> None:
-        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+    def __init__(self, url: str, control_key_path: Path | None = None, *, credentials: Credentials | None = None) -> None:
+        """Connect to a Triton.
+
+        Args:
+            url: `host:port` of its gRPC endpoint.
+            control_key_path: The file with the key of its restricted protocols, if they are.
+            credentials: For TLS; None sends everything unencrypted.
+        """
+        self._control_key_path = control_key_path
+        self._channel = _open_channel(url, credentials)
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = self._channel.unary_unary(
@@ -63,6 +78,11 @@ class TritonClient:
         self.server: ServerInfo | None = None
         """As read when the channel connected; None while it is not connected."""
         self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def survives_cancel(self) -> bool:
+        """Whether an inference may be cancelled; False while that is not known."""
+        return self.server is not None and self.server.survives_cancel
 
     async def close(self) -> None:
         """Close the channel."""
@@ -81,8 +101,9 @@ class TritonClient:
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready; False also when Triton does not answer."""
-        with suppress(grpc.RpcError):
-            return bool((await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS)).ready)
+        with suppress(GatewayError):
+            answer = await _query(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS))
+            return bool(answer.ready)
         return False
 
     async def list_models(self) -> dict[str, str]:
@@ -91,7 +112,8 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        index = await _query(self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=_QUERY_SECONDS))
+        request = service_pb2.RepositoryIndexRequest()
+        index = await _query(self._stub.RepositoryIndex(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata))
         states: dict[str, str] = {}
         for model in index.models:  # one entry per version
             if states.get(model.name) != "READY":
@@ -115,28 +137,40 @@ class TritonClient:
         """Let Triton map an arena.
 
         Raises:
-            TritonUnavailable: Triton does not answer.
+            TritonUnavailable: Triton does not answer, or has just been started and has no key yet.
             GatewayError: Triton rejected it; most likely it runs on another host.
         """
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.name, key=f"/{arena.name}", byte_size=arena.nbytes)
+        request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
         try:
-            await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS)
+            await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
         except grpc.RpcError as error:
             # Names are never used twice, so it is this arena: another request was faster.
+            if is_restricted(error) and self._control_key_path is not None and not self._control_key_path.exists():
+                raise TritonUnavailable("the key of Triton's controls is not known yet") from error
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise from_query_error(error) from error
 
-    async def unregister(self, name: str) -> None:
-        """Let Triton unmap an arena by its name, whether or not Triton knows it or answers.
+    async def list_regions(self) -> dict[str, str]:
+        """List the regions that Triton has mapped: names, and the names of their files.
 
-        Triton rejects this while an inference still reads the arena, which may be one of a worker that was just killed.
+        Raises:
+            TritonUnavailable: Triton does not answer.
         """
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        request = service_pb2.SystemSharedMemoryStatusRequest()
+        call = self._stub.SystemSharedMemoryStatus(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
+        return {region.name: region.key.removeprefix("/") for region in (await _query(call)).regions.values()}
+
+    async def unregister(self, region: str) -> None:
+        """Let Triton unmap a region, whether or not Triton knows it or answers.
+
+        Triton rejects this while an inference still reads the region, which may be one of a worker that was just killed.
+        """
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region)
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUERY_SECONDS):
                 for _ in range(_UNREGISTER_ATTEMPTS):
                     try:
-                        await self._stub.SystemSharedMemoryUnregister(request)
+                        await self._stub.SystemSharedMemoryUnregister(request, metadata=self._control_metadata)
                         break
                     except grpc.RpcError as error:
                         if not is_region_in_use(error):
@@ -152,6 +186,7 @@ class TritonClient:
         images: int = 1,
         request_id: str = "",
         slot: Slot | None = None,
+        waits_for_connection: bool = False,
     ) -> InferResult:
         """Run one inference to its end, which may be later than `timeout_seconds`. Cancelling it cancels the RPC.
 
@@ -161,20 +196,28 @@ class TritonClient:
             timeout_seconds: How long Triton may keep it in its queue.
             images: How many images there are.
             request_id: Request id, for Triton's log.
-            slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns.
+            slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns; after
+                `Disconnected`, maybe longer.
+            waits_for_connection: Whether to wait until Triton can be reached.
 
         Raises:
             DeadlinePassed: It waited too long in Triton's queue.
-            TritonUnavailable, UnknownRegion, ModelNotReady, UnknownModel: Triton rejected the request.
+            TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or was not reached; `status` tells more.
             InferenceFailed: Triton could not run the model.
             InvalidModelOutput: The response is not consistent.
         """
         request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
         try:
-            answer = await self._model_infer(request, timeout=max(0.0, timeout_seconds) + _BACKSTOP_SECONDS)
+            # The end of its time would cancel it.
+            timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None
+            answer = await self._model_infer(request, timeout=timeout, wait_for_ready=waits_for_connection)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)
+
+    @property
+    def _control_metadata(self) -> tuple[tuple[str, str], ...]:
+        return control_key.metadata(self._control_key_path)
 
     async def _watch(self) -> None:
         """Read the server's version whenever the channel has connected."""
@@ -190,8 +233,18 @@ class TritonClient:
             await self._channel.wait_for_state_change(state)
 
 
+def _open_channel(url: str, credentials: Credentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
+    tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
+    return grpc.aio.secure_channel(url, tls, options=_CHANNEL_OPTIONS)
+
+
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
     try:
-        return await call
+        answer = await call
     except grpc.RpcError as error:
         raise from_query_error(error) from error
+    if answer is None:  # it is no message
+        raise InvalidModelOutput("Triton's answer cannot be read")
+    return answer

@@ -69,7 +69,7 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     if slot is None:
         # Serialized messages can be concatenated. This copies the pixels once; protobuf would do it three times.
         return b"".join((message.SerializeToString(), _RAW_INPUT_TAG, _varint(tensor.nbytes), tensor.data))
-    tensor_message.parameters["shared_memory_region"].string_param = slot.arena.name
+    tensor_message.parameters["shared_memory_region"].string_param = slot.arena.region
     tensor_message.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
     tensor_message.parameters["shared_memory_offset"].int64_param = slot.offset
     return bytes(message.SerializeToString())
@@ -85,12 +85,17 @@ def _varint(number: int) -> bytes:
     return bytes(written)
 
 
-def read_response(message: service_pb2.ModelInferResponse) -> InferResult:
+def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult:
     """View the output tensors of a response; read-only.
 
+    Args:
+        message: None, as gRPC has it, if the response is not a message at all.
+
     Raises:
-        InvalidModelOutput: The bytes of a tensor do not fill its shape, or its type is not a number.
+        InvalidModelOutput: There is no message, the bytes of a tensor do not fill its shape, or its type is not a number.
     """
+    if message is None:
+        raise InvalidModelOutput("Triton's answer cannot be read")
     outputs = {}
     for output, content in zip(message.outputs, message.raw_output_contents, strict=False):
         try:

@@ -1,7 +1,9 @@
-"""Read the specs of a Triton's models, and keep them for a minute."""
+"""Read the specs of a Triton's models, and keep them."""
 
+import asyncio
 from time import monotonic
 
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.spec import ModelSpec, from_triton_config
 from app.resilience.single_flight import SingleFlight
 from app.triton.client import TritonClient
@@ -10,24 +12,36 @@ _KEEP_SECONDS = 60.0
 
 
 class SpecCache:
-    """Specs by model. They are read again after a minute, because a restart of Triton may change a model unnoticed."""
+    """Specs by model. They are read again after a minute, because a restart of Triton may change a model unnoticed.
+
+    No request waits for that, and while Triton is not available what is known stays in use.
+    """
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
         self._specs: dict[str, tuple[ModelSpec, float]] = {}
         """Spec of each model, and when to read it again."""
+        self._had: set[str] = set()
+        """Models that Triton had once."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
+        self._refreshing: set[asyncio.Task[None]] = set()
 
     def cached(self, model: str) -> ModelSpec | None:
-        """Return the spec of a model, if it was read within the last minute."""
+        """Return the spec of a model, if it is known."""
         spec, until = self._specs.get(model, (None, 0.0))
-        return spec if monotonic() < until else None
+        if spec is not None and monotonic() > until:
+            self._specs[model] = spec, monotonic() + _KEEP_SECONDS
+            task = asyncio.create_task(self._refresh(model))
+            self._refreshing.add(task)
+            task.add_done_callback(self._refreshing.discard)
+        return spec
 
     async def get(self, model: str) -> ModelSpec:
-        """Return the spec of a model; read it if necessary.
+        """Return the spec of a model; read it if it is not known.
 
         Raises:
-            UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says.
+            UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had is not
+                unknown: it was unloaded, or Triton is being stopped.
             UnsupportedModel: No adapter fits the model.
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
@@ -36,7 +50,21 @@ class SpecCache:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""
         self._specs.pop(model, None)
 
+    async def _refresh(self, model: str) -> None:
+        try:
+            await self._reading.run(model, lambda: self._read(model))
+        except TritonUnavailable:
+            pass
+        except GatewayError:  # for the next request to find out
+            self.forget(model)
+
     async def _read(self, model: str) -> ModelSpec:
-        spec = from_triton_config(*await self._client.read_config(model))
+        try:
+            spec = from_triton_config(*await self._client.read_config(model))
+        except UnknownModel as error:
+            if model in self._had:
+                raise ModelNotReady("the model is not loaded any more") from error
+            raise
+        self._had.add(model)
         self._specs[model] = spec, monotonic() + _KEEP_SECONDS
         return spec

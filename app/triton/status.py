@@ -5,20 +5,47 @@ import grpc
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 
 
+class Overloaded(TritonUnavailable):
+    """Triton works, but has no room for the request now."""
+
+
+class Unreachable(TritonUnavailable):
+    """There is no connection to Triton: the request was not sent."""
+
+
+class Disconnected(TritonUnavailable):
+    """The connection broke: Triton may still work on the request, and read its shared memory."""
+
+
+class Unanswered(DeadlinePassed):
+    """Triton did not answer for so long that the call was ended: it may still work on the request."""
+
+
+class Draining(TritonUnavailable):
+    """Triton is being stopped, and takes no more requests."""
+
+
 class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 
 
+_RESTRICTED = "protocol is restricted"
 # By status and, because the status alone is ambiguous, a part of the message. The first match wins.
-# Source: measured on Triton 2.51.
+# Source: measured on Triton 2.51 and grpcio 1.85.
 _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", "Request timeout expired", DeadlinePassed, "the request waited too long in the model's queue"),
-    ("UNAVAILABLE", "maximum queue size", TritonUnavailable, "the model's queue is full"),
+    ("UNAVAILABLE", "maximum queue size", Overloaded, "the model's queue is full"),
     ("UNAVAILABLE", "Request for unknown model", ModelNotReady, "the model is not loaded"),
-    ("UNAVAILABLE", "", TritonUnavailable, "Triton does not answer"),
+    ("UNAVAILABLE", "Server is stopping", Draining, "Triton is being stopped"),
+    ("UNAVAILABLE", _RESTRICTED, InferenceFailed, "Triton does not allow the gateway to do this"),
+    ("UNAVAILABLE", "failed to connect", Unreachable, "Triton does not answer"),
+    ("UNAVAILABLE", "DNS resolution failed", Unreachable, "Triton does not answer"),
+    ("UNAVAILABLE", "", Disconnected, "Triton does not answer"),
+    ("RESOURCE_EXHAUSTED", "", Overloaded, "Triton has no memory left for the request"),
+    ("INTERNAL", "shared memory pool", Overloaded, "Triton has no memory left for the request"),
     ("NOT_FOUND", "Unable to find shared memory region", UnknownRegion, "Triton was restarted; retry the request"),
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
-    ("DEADLINE_EXCEEDED", "", DeadlinePassed, "Triton did not answer in time"),
+    ("DEADLINE_EXCEEDED", "", Unanswered, "Triton did not answer in time"),
     ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
@@ -38,6 +65,11 @@ def from_query_error(error: grpc.RpcError) -> GatewayError:
     """Translate the error of any other call, where a time-out is not a missed deadline of the caller."""
     translated = from_grpc_error(error)
     return TritonUnavailable("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
+
+
+def is_restricted(error: grpc.RpcError) -> bool:
+    """Return whether Triton asks for a key."""
+    return _RESTRICTED in (error.details() or "")
 
 
 def is_region_in_use(error: grpc.RpcError) -> bool:

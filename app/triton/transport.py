@@ -1,6 +1,7 @@
 """Choose how tensors reach Triton: through shared memory if available, else inline in the request."""
 
 import asyncio
+from contextlib import suppress
 from time import monotonic
 from typing import Literal
 
@@ -40,9 +41,12 @@ class Transport:
         self._nbytes = 0
         """Of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
+        self._removing: set[asyncio.Task[None]] = set()
         self._unavailable_until = 0.0
         self._no_room_until: dict[int, float] = {}
-        """By size of slots: until when the arenas of other sizes are known to leave no room."""
+        """By size of slots: until when there is known to be no room for an arena of this size."""
+        self._is_swept = False
+        """Whether Triton has been told to unmap what killed workers have left."""
 
     @property
     def active_mode(self) -> Literal["shm", "inline"]:
@@ -50,17 +54,16 @@ class Transport:
         return "shm" if self._registered else "inline"
 
     async def sweep(self) -> None:
-        """Remove what killed workers have left, here and in this Triton."""
+        """Remove what killed workers have left on this host; Triton is told once it has mapped an arena of this worker."""
         swept = await asyncio.to_thread(shared_memory.sweep)
         if swept:
             LOG.info("removed arenas of killed workers", arenas=swept)
-        await asyncio.gather(*map(self._client.unregister, swept))
 
     def is_prepared(self, slot_bytes: int) -> bool:
         """Return whether `prepare` has nothing to do for this size."""
         arena = self._arenas.get(slot_bytes)
         if arena is not None:
-            return arena.name in self._registered
+            return arena.region in self._registered
         if self._mode == "inline" or not _count_slots(slot_bytes):
             return True
         return monotonic() < max(self._unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
@@ -68,7 +71,7 @@ class Transport:
     async def prepare(self, slot_bytes: int) -> None:
         """Create slots for tensors of up to this size, if shared memory is available and within its budget."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and arena.name not in self._registered:
+        if arena is not None and arena.region not in self._registered:
             del self._arenas[slot_bytes]
             self._note_unavailable("Triton was restarted and rejected it then")
             await self._remove(arena)
@@ -82,7 +85,7 @@ class Transport:
             TritonUnavailable: The mode is `shm`, but no slot is available.
         """
         arena = self._arenas.get(slot_bytes)
-        slot = arena.take() if arena is not None and arena.name in self._registered else None
+        slot = arena.take() if arena is not None and arena.region in self._registered else None
         if slot is None and self._mode == "shm":
             raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
         return slot
@@ -101,9 +104,19 @@ class Transport:
         except TritonUnavailable:
             raise
         except GatewayError:
-            self._registered.discard(arena.name)
+            self._registered.discard(arena.region)
             return False
         return True
+
+    def abandon(self, arena: Arena) -> None:
+        """Lend no more slots of an arena: a connection broke, and Triton may still read those that were in use."""
+        for slot_bytes, known in self._arenas.items():
+            if known is arena:
+                del self._arenas[slot_bytes]
+                task = asyncio.create_task(self._remove(arena))
+                self._removing.add(task)
+                task.add_done_callback(self._removing.discard)
+                return
 
     async def retire_idle(self) -> None:
         """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly."""
@@ -113,7 +126,7 @@ class Transport:
     async def close(self) -> None:
         """Remove the arenas, here and in Triton."""
         await self._creating.wait()
-        await asyncio.gather(*map(self._remove, self._arenas.values()))
+        await asyncio.gather(*self._removing, *map(self._remove, self._arenas.values()))
         self._arenas.clear()
 
     async def _create(self, slot_bytes: int) -> None:
@@ -131,7 +144,8 @@ class Transport:
             arena = await asyncio.to_thread(Arena, slot_bytes, slots)
         except OSError as error:
             self._nbytes -= nbytes
-            self._note_unavailable(str(error))
+            LOG.warning("no shared memory for tensors of this size; sending them inline", nbytes=slot_bytes, reason=str(error))
+            self._no_room_until[slot_bytes] = monotonic() + _RETRY_SECONDS
             return
         try:
             await self._client.register(arena)
@@ -141,7 +155,22 @@ class Transport:
                 self._note_unavailable(str(error.__cause__ or error))
         else:
             self._arenas[slot_bytes] = arena
-            self._registered.add(arena.name)
+            self._registered.add(arena.region)
+            if not self._is_swept:
+                self._is_swept = True
+                await self._unregister_leftovers()
+
+    async def _unregister_leftovers(self) -> None:
+        """Let Triton unmap arenas whose files are gone: their workers were killed, or could not reach Triton when they ended.
+
+        Only after it has mapped one of ours: it has this host's /dev/shm then, and not that of another gateway's host.
+        """
+        with suppress(GatewayError):
+            regions = await self._client.list_regions()
+            left = [region for region, file in regions.items() if shared_memory.is_removed(file)]
+            if left:
+                LOG.info("let Triton unmap arenas of killed workers", arenas=len(left))
+            await asyncio.gather(*map(self._client.unregister, left))
 
     def _by_last_use(self) -> list[int]:
         """Return the sizes of the arenas, that of the least recently used one first."""
@@ -155,9 +184,9 @@ class Transport:
             await self._remove(arena)
 
     async def _remove(self, arena: Arena) -> None:
-        self._registered.discard(arena.name)
+        self._registered.discard(arena.region)
         try:
-            await self._client.unregister(arena.name)
+            await self._client.unregister(arena.region)
         finally:  # last, so that after a crash in between a sweep still finds it
             arena.close()
             self._nbytes -= arena.nbytes

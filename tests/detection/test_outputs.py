@@ -29,7 +29,10 @@ CLASSES = np.array([2, 0, 1], np.int32)
 
 
 def spec_of(output_format: OutputFormat, **changes: Any) -> ModelSpec:  # noqa: ANN401
-    return msgspec.structs.replace(BASE, output_format=output_format, output_names=tuple(ANSWERS[output_format]), **changes)
+    """Return the spec of a model with that format, whose outputs may have any type."""
+    names = tuple(ANSWERS[output_format])
+    parts = {"output_format": output_format, "output_names": names, "output_dtypes": (None,) * len(names)}
+    return msgspec.structs.replace(BASE, **(parts | changes))
 
 
 def decode(spec: ModelSpec, outputs: Outputs) -> Candidates:
@@ -366,3 +369,12 @@ def test_yolox_size_that_overflows_is_rejected() -> None:
 
     with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
         decode(spec_of(OutputFormat.YOLOX_HEAD), {"o": head[None]})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
+def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
+    """Whatever the values are, the model is not what its config says."""
+    outputs = {"o": np.zeros((1, 300, 6), dtype)}
+
+    with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):
+        decode_outputs(BASE, outputs, images=1)

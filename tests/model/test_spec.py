@@ -58,6 +58,7 @@ def test_spec_of_a_plain_model() -> None:
         has_batch_dimension=True,
         input_size=(640, 640),
         output_names=("output0",),
+        output_dtypes=(np.dtype("float32"),),
         output_format=OutputFormat.SIX_COLUMNS,
         placement="center",
         enlarge=True,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import (
+    CircuitOpen,
     DeadlinePassed,
     GatewayFull,
     InvalidImage,
@@ -457,6 +458,28 @@ async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
     assert len(fake.requests) == 1
 
 
+async def test_a_model_that_fails_repeatedly_is_not_asked_again(fake_triton: Fake, detector: Detector) -> None:
+    """Not even an image that cannot be decoded is looked at, nor does it use memory; other models go on."""
+    fake, _ = fake_triton
+    fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+    for _ in range(5):
+        with pytest.raises(TritonUnavailable):
+            await detect(detector)
+    assert not detector.is_circuit_closed("tiny")
+    for options in (OPTIONS, OPTIONS._replace(model="tiny")):
+        with pytest.raises(CircuitOpen):
+            await detect(detector, b"not an image", options=options)
+    with pytest.raises(CircuitOpen):
+        detector.check_circuit("tiny")
+    assert detector.admission.memory.used_bytes == 0
+    detector.check_circuit("other")
+    fake.refusal = None
+    assert len((await detect(detector, options=OPTIONS._replace(model="other"))).scores) == 2
+
+    assert await eventually(lambda: detector.is_circuit_closed("tiny"))
+    assert len((await detect(detector)).scores) == 2
+
+
 async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) -> None:
     """An image whose pixels do not fit the memory that is left is rejected before they are decoded; a smaller one is not."""
     fake, client = fake_triton
@@ -589,7 +612,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
 ) -> None:
     """A decoder cannot be stopped, so another image does not get the slot it writes to. With a real Triton."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_url)
+    client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport(client, "auto")
     with open_admission() as admission:
         detector = Detector(client, transport, admission, "six_columns", frozenset(), LIMITS)

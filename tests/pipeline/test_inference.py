@@ -4,7 +4,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -22,9 +23,10 @@ from app.errors import (
     InvalidModelOutput,
     ModelNotReady,
     TritonUnavailable,
-    UnknownModel,
 )
 from app.main import create_app
+from app.model.spec import ModelSpec
+from app.pipeline import inference
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.inference import InferenceRunner
 from app.resilience.deadline import Deadline
@@ -32,10 +34,11 @@ from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.messages import InferResult
-from app.triton.shared_memory import Arena, Slot
+from app.triton.shared_memory import SHM, Arena, Slot
 from app.triton.specs import SpecCache
+from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
 from app.triton.transport import Transport
-from tests.fakes.triton import SPEC, FakeTriton, infer_response
+from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
 from tests.support import SCENE, eventually, finds, json, started
 
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
@@ -50,20 +53,22 @@ class Setup:
         self.specs = SpecCache(client)
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
-        self.inferences = InferenceRunner(client, self.shared, self.specs)
+        self.inferences = InferenceRunner(client, self.shared, self.specs, hang_seconds=0.4)
         self.table = WorkerTable()
         self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
         """Of the last inference."""
 
-    async def infer(self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id") -> InferResult:
+    async def infer(
+        self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id", spec: ModelSpec = SPEC
+    ) -> InferResult:
         """Run one inference as a request does."""
         with await self.admit() as permit:
             buffer = InputBuffer(self.shared if is_shared else self.inline, permit)
             buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)[:] = IMAGE
             self.slot = buffer.slot
             assert (self.slot is not None) is is_shared
-            return await self.inferences.run(SPEC, buffer, Deadline.after(seconds), request_id, permit)
+            return await self.inferences.run(spec, buffer, Deadline.after(seconds), request_id, permit)
 
     async def admit(self) -> Permit:
         """Admit a request."""
@@ -85,7 +90,7 @@ async def inferring(fake: FakeTriton) -> AsyncIterator[Setup]:
         yield made
     finally:
         fake.may_answer.set()
-        await made.inferences.drain()
+        await made.inferences.close(10)
         await made.shared.close()
         await client.close()
         made.table.close()
@@ -173,7 +178,7 @@ async def test_an_inference_is_cancelled_only_if_that_is_safe(
         await asyncio.sleep(0.1)
         assert not (is_shared and setup.is_slot_free())
         fake.may_answer.set()
-        await setup.inferences.drain()
+        await setup.inferences.close(10)
         await asyncio.sleep(0)
 
         assert not is_shared or setup.is_slot_free()
@@ -190,7 +195,7 @@ async def test_nothing_is_cancelled_while_the_version_is_unknown(setup: Setup) -
 
     assert setup.fake.cancelled == 0
     setup.fake.may_answer.set()
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
@@ -216,7 +221,7 @@ async def test_draining_waits_for_abandoned_inferences(setup: Setup) -> None:
     setup.fake.may_answer.clear()
     with pytest.raises(DeadlinePassed):
         await setup.infer(0.1, is_shared=True)
-    draining = asyncio.ensure_future(setup.inferences.drain())
+    draining = asyncio.ensure_future(setup.inferences.close(10))
     await asyncio.sleep(0.2)
     assert not draining.done()
     assert not setup.is_slot_free()
@@ -230,7 +235,7 @@ async def test_draining_waits_for_abandoned_inferences(setup: Setup) -> None:
 async def test_draining_nothing_returns_at_once(setup: Setup) -> None:
     """Nothing was abandoned, so there is nothing to wait for."""
     await setup.infer()
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
 
 
 async def test_an_abandoned_inference_that_fails_is_not_reported(setup: Setup, unretrieved: list[dict[str, Any]]) -> None:
@@ -240,7 +245,7 @@ async def test_an_abandoned_inference_that_fails_is_not_reported(setup: Setup, u
     with pytest.raises(DeadlinePassed):
         await setup.infer(0.1)
     setup.fake.may_answer.set()
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
     await asyncio.sleep(0)
     gc.collect()
 
@@ -257,7 +262,7 @@ async def test_a_late_answer_is_measured(setup: Setup, refusal: tuple[grpc.Statu
         await setup.infer(0.1, is_shared=True)
     assert setup.queue.limit == before
     setup.fake.may_answer.set()
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
     await asyncio.sleep(0)
 
     assert setup.queue.limit > before  # the target is a million seconds
@@ -307,7 +312,7 @@ async def test_a_late_answer_about_a_forgotten_region_starts_nothing(setup: Setu
     with pytest.raises(DeadlinePassed):
         await setup.infer(0.1, is_shared=True)
     setup.fake.may_answer.set()
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
 
     assert len(setup.fake.requests) == 1
     assert len(setup.fake.registrations) == registrations
@@ -326,7 +331,7 @@ async def test_a_slow_registration_starts_no_second_inference(setup: Setup, monk
     setup.fake.regions.clear()
     with pytest.raises(DeadlinePassed):
         await setup.infer(0.1, is_shared=True)
-    await setup.inferences.drain()
+    await setup.inferences.close(10)
 
     assert len(setup.fake.requests) == 1
     assert len(setup.fake.regions) == 1
@@ -356,7 +361,7 @@ async def test_the_refusal_of_one_registration_does_not_stop_another(setup: Setu
         assert await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id", permit)
 
     assert "shared_memory_region" in setup.fake.requests[1].inputs[0].parameters
-    assert setup.fake.regions == {buffer.slot.arena.name}
+    assert setup.fake.regions == {buffer.slot.arena.region}
 
 
 class ForgetfulSet(set[str]):
@@ -394,7 +399,7 @@ async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavaila
         ((grpc.StatusCode.UNAVAILABLE, "Request timeout expired"), DeadlinePassed, True),
         ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), InferenceFailed, False),
         ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady, False),
-        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), UnknownModel, False),
+        ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), ModelNotReady, False),
     ],
 )
 async def test_a_failed_inference_lets_the_spec_be_read_again(
@@ -447,6 +452,427 @@ async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> Non
         gc.enable()
 
     assert len(alive) <= 1  # of the buffer that is still a name here
+
+
+STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
+REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused"
+BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
+SICK = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+LOST = ((STOPPING, Draining), (REFUSED, Unreachable), (BROKEN, Disconnected))
+"""Refusals after which a request is tried again."""
+ANSWERS: tuple[tuple[tuple[grpc.StatusCode, str], type[GatewayError]], ...] = (
+    ((grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"), Overloaded),
+    ((grpc.StatusCode.RESOURCE_EXHAUSTED, "not enough memory"), Overloaded),
+    ((grpc.StatusCode.INTERNAL, "Failed to increase the shared memory pool size"), Overloaded),
+    ((grpc.StatusCode.UNAVAILABLE, "Request timeout expired"), DeadlinePassed),
+    ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), InferenceFailed),
+    ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady),
+    ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), ModelNotReady),
+)
+"""Refusals by a Triton that works."""
+
+
+def has_slot(request: Any) -> bool:  # noqa: ANN401
+    """Return whether a request refers to shared memory."""
+    return "shared_memory_region" in request.inputs[0].parameters
+
+
+def delaying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a request wait so long before it is tried again."""
+    monkeypatch.setattr(inference, "random", SimpleNamespace(uniform=lambda *_: seconds))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN])
+async def test_a_request_that_was_lost_is_tried_once_more(
+    setup: Setup,
+    refusal: tuple[grpc.StatusCode, str],
+    is_shared: bool,  # noqa: FBT001
+) -> None:
+    """Inline, because what Triton has mapped, and what it still reads, is not known then."""
+    setup.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    setup.fake.next_refusals = [refusal]
+    answer = await setup.infer(is_shared=is_shared)
+
+    assert answer.outputs["output0"].sum() == 12
+    first, second = setup.fake.requests
+    assert has_slot(first) is is_shared
+    assert not has_slot(second)
+    assert list(second.raw_input_contents) == [IMAGE.tobytes()]
+    assert first.id == second.id == "id"
+
+
+@pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS, (SICK, TritonUnavailable)])
+async def test_no_request_is_tried_more_than_twice(
+    setup: Setup, second: tuple[grpc.StatusCode, str], expected: type[GatewayError]
+) -> None:
+    """The second answer is final, whatever it is."""
+    for first in (STOPPING, BROKEN):
+        setup.fake.requests.clear()
+        setup.fake.next_refusals = [first, second]
+        with pytest.raises(expected) as caught:
+            await setup.infer()
+        assert type(caught.value) is expected
+        assert len(setup.fake.requests) == 2
+
+
+async def test_a_forgotten_region_is_the_only_reason_to_try_again(setup: Setup) -> None:
+    """A request that was lost after that has been tried twice."""
+    setup.fake.regions.clear()
+    setup.fake.next_refusals = [None, STOPPING]
+    with pytest.raises(Draining):
+        await setup.infer(is_shared=True)
+
+    assert len(setup.fake.requests) == 2
+
+
+@pytest.mark.parametrize(("refusal", "expected"), [*ANSWERS, (SICK, TritonUnavailable)])
+async def test_an_answer_is_no_reason_to_try_again(
+    setup: Setup, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
+) -> None:
+    """Least of all that of a Triton that has too much to do; nor is a process that has died back at once."""
+    setup.fake.next_refusals = [refusal]
+    with pytest.raises(expected) as caught:
+        await setup.infer(is_shared=True)
+
+    assert type(caught.value) is expected
+    assert len(setup.fake.requests) == 1
+    assert setup.is_slot_free()
+
+
+async def test_few_requests_are_tried_again(setup: Setup) -> None:
+    """If all are lost, three of them are at first; requests that are answered earn more."""
+    attempts = []
+    setup.fake.refusal = STOPPING
+    for _ in range(5):
+        setup.fake.requests.clear()
+        with pytest.raises(Draining):
+            await setup.infer()
+        attempts.append(len([request for request in setup.fake.requests if request.id == "id"]))
+
+    assert attempts == [2, 2, 2, 1, 1]
+    setup.fake.refusal = None
+    for _ in range(10):
+        await setup.infer()
+    setup.fake.next_refusals = [STOPPING]
+    assert await setup.infer()
+
+
+async def test_a_request_is_not_tried_again_shortly_before_its_deadline(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears why it failed, and takes none of the retries of others."""
+    setup.fake.next_refusals = [STOPPING] * 5
+    delaying(monkeypatch, 3)
+    for _ in range(5):
+        with pytest.raises(Draining):
+            await setup.infer(2)
+    assert len(setup.fake.requests) == 5
+    delaying(monkeypatch, 0)
+    for _ in range(3):
+        setup.fake.next_refusals = [STOPPING]
+        await setup.infer(2)
+
+    assert len(setup.fake.requests) == 11
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:  # noqa: FBT001
+    """Of a real server that is stopped during the inference, or before it, the caller notices nothing."""
+    delaying(monkeypatch, 1)
+    fake = FakeTriton()
+    async with AsyncExitStack() as stack:
+        async with serving(fake) as port:
+            setup = await stack.enter_async_context(inferring(fake))
+            fake.may_answer.clear()
+            asking = asyncio.ensure_future(setup.infer(is_shared=is_shared))
+            assert await eventually(lambda: len(fake.requests) == 1)
+        assert await eventually(lambda: fake.cancelled == 1)
+        fake.may_answer.set()
+        late = asyncio.ensure_future(setup.infer())
+        await asyncio.sleep(0.1)
+        async with serving(fake, port):
+            assert (await asking).version == (await late).version == "1"
+            assert [has_slot(request) for request in fake.requests] == [is_shared, False, False]
+            assert setup.inferences.is_circuit_closed("tiny")
+            await stack.aclose()
+
+
+async def test_slots_of_a_broken_connection_are_not_used_again(setup: Setup) -> None:
+    """Triton may still read them; the arena is removed, and the next request gets a new one."""
+    setup.fake.may_answer.clear()
+    setup.fake.next_refusals = [BROKEN]
+    asking = [asyncio.ensure_future(setup.infer(is_shared=True)) for _ in range(8)]
+    assert await eventually(lambda: len(setup.fake.requests) == 8)
+    assert setup.slot is not None
+    arena = setup.slot.arena
+    setup.fake.may_answer.set()
+    await asyncio.gather(*asking)
+
+    assert len(setup.fake.requests) == 9
+    assert setup.shared.take(SPEC.image_bytes) is None
+    assert await eventually(lambda: arena.region not in setup.fake.regions and not (SHM / arena.name).exists())
+    await setup.shared.prepare(SPEC.image_bytes)
+    await setup.infer(is_shared=True)
+    assert setup.slot.arena is not arena
+    assert has_slot(setup.fake.requests[-1])
+
+
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, SICK])
+async def test_slots_that_triton_does_not_read_stay_in_use(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """It has not seen the request, or has ended it."""
+    setup.fake.next_refusals = [refusal]
+    with suppress(TritonUnavailable):
+        await setup.infer(is_shared=True)
+    assert setup.slot is not None
+    arena = setup.slot.arena
+    await setup.infer(is_shared=True)
+
+    assert setup.slot.arena is arena
+
+
+async def fail(setup: Setup, times: int, refusal: tuple[grpc.StatusCode, str] = SICK, spec: ModelSpec = SPEC) -> None:
+    """Let inferences fail, one after the other."""
+    for _ in range(times):
+        before, setup.fake.refusal = setup.fake.refusal, refusal
+        with pytest.raises(GatewayError):
+            await setup.infer(spec=spec)
+        setup.fake.refusal = before
+
+
+def is_closed(setup: Setup, model: str = "tiny") -> bool:
+    return setup.inferences.is_circuit_closed(model)
+
+
+@pytest.mark.parametrize(
+    "refusal", [STOPPING, REFUSED, BROKEN, SICK, (grpc.StatusCode.CANCELLED, ""), (grpc.StatusCode.UNAVAILABLE, "GOAWAY received")]
+)
+async def test_failures_open_the_circuit_of_their_model(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """Five of them; only that of this one."""
+    await fail(setup, 4, refusal)
+    assert is_closed(setup)
+    await fail(setup, 1, refusal)
+
+    assert not is_closed(setup)
+    assert is_closed(setup, "other")
+
+
+async def test_each_model_has_its_own_circuit(setup: Setup) -> None:
+    """And is probed by itself."""
+    other = msgspec.structs.replace(SPEC, name="other")
+    setup.fake.refusal = SICK
+    await fail(setup, 5)
+    await fail(setup, 4, spec=other)
+    assert [is_closed(setup, model) for model in ("tiny", "other")] == [False, True]
+    await fail(setup, 1, spec=other)
+    assert [is_closed(setup, model) for model in ("tiny", "other")] == [False, False]
+    setup.fake.requests.clear()
+    setup.fake.refusal = None
+
+    assert await eventually(lambda: is_closed(setup) and is_closed(setup, "other"))
+    assert {request.model_name for request in setup.fake.requests} == {"tiny", "other"}
+
+
+async def test_an_answer_to_the_probe_closes_the_circuit(setup: Setup) -> None:
+    """Without any request of a caller."""
+    setup.fake.refusal = SICK
+    await fail(setup, 5)
+    assert not is_closed(setup)
+    asked = len(setup.fake.requests)
+    assert await eventually(lambda: len(setup.fake.requests) > asked + 1)
+    assert not is_closed(setup)
+    setup.fake.refusal = None
+
+    assert await eventually(lambda: is_closed(setup))
+    assert {request.id for request in setup.fake.requests[asked:]} == {"probe"}
+    assert not any(map(has_slot, setup.fake.requests[asked:]))
+
+
+@pytest.mark.parametrize("refusal", [refusal for refusal, _ in ANSWERS])
+async def test_an_answer_never_counts_as_a_failure(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """However many of them there are; it shows that Triton works."""
+    await fail(setup, 30, refusal)
+    assert is_closed(setup)
+    await fail(setup, 4)
+    await fail(setup, 1, refusal)
+    await fail(setup, 4)
+
+    assert is_closed(setup)
+    await fail(setup, 1)
+    assert not is_closed(setup)
+
+
+async def test_an_answer_that_makes_no_sense_never_counts_as_a_failure(setup: Setup) -> None:
+    """It is the model that fails, and not Triton."""
+    setup.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    setup.fake.answer.raw_output_contents[0] = b""
+    for failures in (0, 4, 4):
+        await fail(setup, failures)
+        for _ in range(10):
+            with pytest.raises(InvalidModelOutput):
+                await setup.infer()
+
+    assert is_closed(setup)
+
+
+async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
+    """It is not tried again, does not count as a failure, and says nothing about the spec."""
+    fake = FakeTriton()
+    async with serving_bytes(b"\xff\xff\xff") as fake.url, inferring(fake) as setup:
+        for _ in range(10):
+            with pytest.raises(InvalidModelOutput, match="cannot be read") as caught:
+                await setup.infer()
+            assert caught.value.status == 502
+
+        assert is_closed(setup)
+
+
+async def test_a_request_that_succeeds_at_second_try_is_no_failure(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller has got an answer."""
+    delaying(monkeypatch, 0)
+    for _ in range(2):
+        await fail(setup, 4)
+        setup.fake.next_refusals = [BROKEN]
+        await setup.infer()
+
+    assert is_closed(setup)
+
+
+@pytest.fixture
+async def five_hang(setup: Setup) -> AsyncIterator[Setup]:
+    """Five inferences have no answer, and nobody waits for them any more."""
+    setup.fake.may_answer.clear()
+    await give_up(setup)
+    assert is_closed(setup)
+    yield setup
+    setup.fake.may_answer.set()
+
+
+async def give_up(setup: Setup, seconds: float = 0.1, *, is_shared: bool = False, times: int = 5) -> None:
+    """Start inferences, and wait for them until their deadline."""
+    asking = [setup.infer(seconds, is_shared=is_shared) for _ in range(times)]
+    assert [type(failed) for failed in await asyncio.gather(*asking, return_exceptions=True)] == [DeadlinePassed] * times
+
+
+async def test_inferences_that_hang_open_the_circuit(five_hang: Setup) -> None:
+    """Although their RPCs go on; as soon as Triton answers again, it is closed."""
+    setup = five_hang
+    assert await eventually(lambda: not is_closed(setup))
+    assert setup.fake.cancelled == 0
+    setup.fake.may_answer.set()
+
+    assert await eventually(lambda: is_closed(setup))
+
+
+async def test_inferences_that_are_answered_late_do_not_hang(five_hang: Setup) -> None:
+    """Their callers had little time; Triton took less than counts as a failure."""
+    five_hang.fake.may_answer.set()
+    assert await eventually(lambda: five_hang.fake.running == 0)
+    await asyncio.sleep(0.6)
+
+    assert is_closed(five_hang)
+
+
+async def test_an_inference_that_fails_late_counts_once(setup: Setup) -> None:
+    """And not once more when it would have hung."""
+    setup.fake.may_answer.clear()
+    setup.fake.refusal = SICK
+    await give_up(setup, times=4)
+    setup.fake.may_answer.set()
+    assert await eventually(lambda: setup.fake.running == 0)
+    await asyncio.sleep(0.6)
+    assert is_closed(setup)
+
+    await fail(setup, 1)
+    assert not is_closed(setup)
+
+
+async def test_a_caller_who_leaves_does_not_hide_a_hang(setup: Setup) -> None:
+    """It is noted as soon as there has been no answer for long, whoever waits."""
+    setup.fake.may_answer.clear()
+    asking = [asyncio.ensure_future(setup.infer(30)) for _ in range(5)]
+    assert await eventually(lambda: setup.fake.running == 5)
+    for one in asking:
+        one.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+    assert await eventually(lambda: not is_closed(setup))
+
+
+class HangingTriton(FakeTriton):
+    """Answers no probe, and no inference whose id is `hang`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Answer, if it must not hang."""
+        if request.id in {"hang", "probe"}:
+            await self.may_end.wait()
+        return await super().ModelInfer(request, context)
+
+
+@pytest.mark.parametrize(("model", "is_busy"), [("tiny", True), ("other", False)])
+async def test_a_busy_triton_does_not_hang(model: str, is_busy: bool) -> None:  # noqa: FBT001
+    """An inference may wait for long while others of its model are answered; those of other models do not count."""
+    fake = HangingTriton()
+    async with serving(fake), inferring(fake) as setup:
+        hanging = [setup.infer(0.1, request_id="hang") for _ in range(5)]
+        await asyncio.gather(*hanging, return_exceptions=True)
+        await setup.infer(spec=msgspec.structs.replace(SPEC, name=model))
+        await asyncio.sleep(0.6)
+        closed = is_closed(setup)
+        fake.may_end.set()
+
+        assert closed is is_busy
+
+
+async def test_an_answer_before_an_inference_says_nothing_about_its_hang(setup: Setup) -> None:
+    """Triton worked then."""
+    await setup.infer()
+    setup.fake.may_answer.clear()
+    await give_up(setup)
+
+    assert await eventually(lambda: not is_closed(setup))
+
+
+@pytest.mark.parametrize(("seconds", "is_shared", "opens"), [(0.3, False, True), (0.1, False, False), (0.1, True, True)])
+async def test_an_inference_that_is_cancelled_counts_if_it_was_given_time(
+    seconds: float,
+    is_shared: bool,  # noqa: FBT001
+    opens: bool,  # noqa: FBT001
+) -> None:
+    """Half of what counts as a hang is enough; what Triton would have done in the rest is not known. One with a slot goes on."""
+    fake = FakeTriton()
+    fake.version = "2.59.1"
+    async with serving(fake), inferring(fake) as setup:
+        assert await eventually(lambda: setup.client.survives_cancel)
+        fake.may_answer.clear()
+        await give_up(setup, seconds, is_shared=is_shared)
+        await asyncio.sleep(0.6)
+
+        assert is_closed(setup) is not opens
+        assert fake.cancelled == (0 if is_shared else 5)
+
+
+@pytest.mark.parametrize("refusal", [ANSWERS[1][0], ANSWERS[2][0]])
+async def test_a_triton_without_memory_is_overloaded(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """The caller is told to come back, which is no fault of the model."""
+    setup.fake.refusal = refusal
+    with pytest.raises(Overloaded, match="no memory left") as caught:
+        await setup.infer()
+
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "triton_unavailable", 1)
+
+
+async def test_the_end_does_not_wait_for_inferences_that_hang(five_hang: Setup) -> None:
+    """While the circuit of their model is open, they may never end; nothing probes any more then."""
+    assert await eventually(lambda: not is_closed(five_hang))
+    await asyncio.wait_for(five_hang.inferences.close(3600), 30)
+    asked = len(five_hang.fake.requests)
+    assert not [task for task in asyncio.all_tasks() if "CircuitBreaker" in repr(task)]
+    await asyncio.sleep(0.3)
+
+    assert len(five_hang.fake.requests) == asked
 
 
 async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(

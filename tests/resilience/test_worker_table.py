@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.resilience.worker_table import WorkerTable
+from app.resilience import worker_table
+from app.resilience.worker_table import TableView, WorkerTable
 from tests.resilience.conftest import VARIABLE, OpenTable
 from tests.support import ROOT
 
@@ -20,6 +21,27 @@ table = WorkerTable()
 table.add(table.column("requests"), 5)
 print("counted", flush=True)
 sys.stdin.read()
+"""
+
+# A worker whose event loop has run three times.
+BEATING_WORKER = """
+import sys
+from app.resilience.worker_table import WorkerTable
+table = WorkerTable()
+for _ in range(3):
+    table.beat()
+print("beating", flush=True)
+sys.stdin.read()
+"""
+
+# A program that creates the table, and starts another one that creates it, too.
+HEIR = """
+import os, subprocess, sys
+from app.resilience import worker_table
+heir = "from app.resilience import worker_table; import os; print(os.fstat(worker_table.create()).st_ino)"
+descriptor = worker_table.create()
+print(os.fstat(descriptor).st_ino, flush=True)
+subprocess.run([sys.executable, "-c", heir], pass_fds=[descriptor], check=True)
 """
 
 # A parent that starts workers by fork, as Granian does, and prints what the last of them sees.
@@ -65,13 +87,13 @@ except OSError as error:
 
 
 @contextmanager
-def running_worker() -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a worker that has counted five requests."""
+def running_worker(script: str = WORKER) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a worker that has done its work, which is to count five requests unless another script is given."""
     descriptor = int(os.environ[VARIABLE])
-    command = [sys.executable, "-c", WORKER]
+    command = [sys.executable, "-c", script]
     with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
-        assert worker.stdout.readline() == b"counted\n"
+        assert worker.stdout.readline() in {b"counted\n", b"beating\n"}
         yield worker
         worker.kill()
 
@@ -210,3 +232,75 @@ def test_the_descriptor_is_not_passed_on_to_other_programs(open_table: OpenTable
         program.kill()
 
     assert own.workers == 1
+
+
+def test_the_table_is_created_once(open_table: OpenTable) -> None:
+    """Whoever creates it again gets the descriptor of the same one, and what is counted in it stays."""
+    own = open_table()
+    own.add(own.column("requests"), 5)
+
+    assert worker_table.create() == int(os.environ[VARIABLE])
+    assert open_table().total(own.column("requests")) == 5
+
+
+def test_other_programs_inherit_the_table() -> None:
+    """If they are given its descriptor."""
+    first, second = output(HEIR)
+
+    assert first == second
+
+
+@pytest.fixture
+def view(open_table: OpenTable) -> Iterator[TableView]:  # noqa: ARG001 - it creates the table
+    """A view of a host's table, in which there is no worker yet."""
+    view = TableView()
+    yield view
+    view.close()
+
+
+def test_beats_are_those_of_living_workers(view: TableView) -> None:
+    """They are counted by process; those of a worker that was killed are forgotten at once."""
+    assert view.beats() == {}
+    with running_worker(BEATING_WORKER) as first, running_worker(BEATING_WORKER) as second:
+        assert view.beats() == {first.pid: 3, second.pid: 3}
+        first.kill()
+        first.wait()
+
+        assert view.beats() == {second.pid: 3}
+
+
+def test_beats_go_on(view: TableView, open_table: OpenTable) -> None:
+    """Each look sees the latest."""
+    own = open_table()
+    for count in (1, 2, 3):
+        own.beat()
+        assert view.beats() == {os.getpid(): count}
+
+
+def test_the_next_worker_starts_without_beats(view: TableView, open_table: OpenTable) -> None:
+    """It takes the row of one that was killed, but not its beats nor its process id."""
+    with running_worker(BEATING_WORKER):
+        pass
+    own = open_table()
+    assert os.getpid() not in view.beats()
+    own.beat()
+
+    assert view.beats() == {os.getpid(): 1}
+
+
+def test_a_view_is_no_worker(view: TableView, open_table: OpenTable) -> None:
+    """It takes no row, so that the parent of the workers is not counted."""
+    own = open_table()
+    own.beat()
+
+    assert own.workers == 1
+    assert len(view.beats()) == 1
+
+
+def test_a_view_without_a_table_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has inherited no table has no workers."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    view = TableView()
+
+    assert view.beats() == {}
+    view.close()

@@ -12,9 +12,11 @@ from tritonclient.grpc import service_pb2 as messages
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.triton import client as client_module
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.shared_memory import Arena
-from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving
+from app.triton.status import Disconnected, Unreachable
+from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
 from tests.support import eventually, free_port
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
@@ -115,7 +117,7 @@ async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) 
 async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
     """The embedded one says of itself what its packages say."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_url)
+    client = TritonClient(settings.triton_url, settings.control_key_path)
 
     assert await eventually(lambda: client.server is not None)
     assert client.server == await client.read_server()
@@ -138,10 +140,11 @@ async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, ar
     for question in (alone.read_server(), alone.list_models(), alone.read_config("tiny"), alone.register(arena)):
         with pytest.raises(TritonUnavailable):
             await question
-    with pytest.raises(TritonUnavailable):
-        await alone.infer(SPEC, IMAGE, timeout_seconds=5)
+    for _ in range(3):  # the first one before a connection is attempted, later ones maybe after that
+        with pytest.raises(Unreachable):
+            await alone.infer(SPEC, IMAGE, timeout_seconds=5)
     assert not await alone.is_ready("tiny")
-    await alone.unregister(arena.name)
+    await alone.unregister(arena.region)
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -191,13 +194,13 @@ async def test_a_config_that_cannot_be_read_says_why(
 
 
 async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena: Arena) -> None:
-    """The region has the name of the file in /dev/shm, and all of it is mapped."""
+    """All of the file in /dev/shm is mapped; the name of the region is another one, which the file does not tell."""
     fake, client = fake_triton
     await client.register(arena)
 
     (request,) = fake.registrations
-    assert (request.name, request.key, request.offset, request.byte_size) == (arena.name, f"/{arena.name}", 0, 2 * IMAGE.nbytes)
-    assert fake.regions == {arena.name}
+    assert (request.name, request.key, request.offset, request.byte_size) == (arena.region, f"/{arena.name}", 0, 2 * IMAGE.nbytes)
+    assert fake.regions == {arena.region} != {arena.name}
 
 
 async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fake, arena: Arena) -> None:
@@ -275,7 +278,7 @@ async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) 
     await client.infer(SPEC, slot.array(SPEC.image_shape, np.uint8), timeout_seconds=5, slot=slot)
     (request,) = fake.requests
 
-    assert request.inputs[0].parameters["shared_memory_region"].string_param == arena.name
+    assert request.inputs[0].parameters["shared_memory_region"].string_param == arena.region
     assert not request.raw_input_contents
     assert slot.offset not in arena.free_offsets
 
@@ -363,6 +366,71 @@ async def test_a_lost_connection_ends_inferences() -> None:
         client = TritonClient(f"127.0.0.1:{port}")
         asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=600))
         assert await eventually(lambda: bool(fake.requests))
-    with pytest.raises(TritonUnavailable):
+    with pytest.raises(Disconnected):
         await asyncio.wait_for(asking, 60)
     await client.close()
+
+
+async def test_an_inference_may_wait_for_a_connection() -> None:
+    """If it is told to; it is then sent as soon as there is one."""
+    fake, port = FakeTriton(), free_port()
+    client = TritonClient(f"127.0.0.1:{port}")
+    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=5, waits_for_connection=True))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    async with serving(fake, port):
+        assert (await asyncio.wait_for(asking, 30)).version == "1"
+        await client.close()
+
+
+@pytest.mark.parametrize(("version", "ends"), [("2.51.0", False), ("2.59.1", True)])
+async def test_an_inference_ends_sometime_if_triton_survives_that(
+    fake_triton: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    ends: bool,  # noqa: FBT001
+) -> None:
+    """A minute after its time; an older Triton may crash then, so that it is waited for."""
+    fake, client = fake_triton
+    fake.version = version
+    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
+    assert await eventually(lambda: client.server == ServerInfo(version))
+    fake.may_answer.clear()
+    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=0.1))
+    await asyncio.sleep(0.6)
+    assert asking.done() is ends
+    assert fake.cancelled == ends
+    fake.may_answer.set()
+
+    if ends:
+        with pytest.raises(DeadlinePassed, match="did not answer in time"):
+            await asking
+    else:
+        assert (await asking).version == "1"
+
+
+async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
+    """Whatever was asked: a program of another kind listens there. It is not taken for a Triton whose version is known."""
+    async with serving_bytes(b"\xff\xff\xff") as url:
+        client = TritonClient(url)
+        for question in (
+            client.infer(SPEC, IMAGE, timeout_seconds=5),
+            client.read_server(),
+            client.list_models(),
+            client.list_regions(),
+            client.read_config("tiny"),
+        ):
+            with pytest.raises(InvalidModelOutput, match="cannot be read"):
+                await question
+        assert not await client.is_ready("tiny")
+        assert client.server is None
+        await client.close()
+
+
+async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Arena) -> None:
+    """Those of others, too."""
+    fake, client = fake_triton
+    fake.regions, fake.keys = {"theirs"}, {"theirs": "/file"}
+    await client.register(arena)
+
+    assert await client.list_regions() == {arena.region: arena.name, "theirs": "file"}

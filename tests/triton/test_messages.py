@@ -69,7 +69,7 @@ def test_a_tensor_in_shared_memory_is_referred_to() -> None:
     arena.close()
 
     parameters = request.inputs[0].parameters
-    assert parameters["shared_memory_region"].string_param == arena.name
+    assert parameters["shared_memory_region"].string_param == arena.region
     assert parameters["shared_memory_offset"].int64_param == second.offset == 5000
     assert parameters["shared_memory_byte_size"].int64_param == 32 * 32 * 3
     assert not request.raw_input_contents
@@ -145,6 +145,12 @@ def test_the_outputs_of_an_answer_are_arrays() -> None:
     }
     assert read.outputs["boxes"].ravel().tolist() == list(range(8))
     assert not read.outputs["boxes"].flags.writeable
+
+
+def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
+    """It arrives as None from gRPC; the caller is not told what came."""
+    with pytest.raises(InvalidModelOutput, match="cannot be read"):
+        read_response(None)
 
 
 def test_an_answer_without_outputs_has_none() -> None:

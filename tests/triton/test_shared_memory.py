@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,37 @@ def test_slots_are_contiguous_and_do_not_overlap(slot_bytes: int) -> None:
     assert [array.min() for array in arrays] == [array.max() for array in arrays] == [0, 1, 2]
     assert [slot.offset for slot in slots if slot] == [0, slot_bytes, 2 * slot_bytes]
     assert made.nbytes == 3 * slot_bytes
+
+
+def test_the_name_of_a_region_is_a_secret() -> None:
+    """It cannot be guessed from the file, which every user of the host sees, nor from another region."""
+    arenas = [Arena(10, 1) for _ in range(3)]
+    suffixes = {arena.region.removeprefix(f"{arena.name}-") for arena in arenas}
+    files = " ".join(path.name for path in SHM.iterdir())
+    for arena in arenas:
+        arena.close()
+
+    assert len(suffixes) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", suffix) for suffix in suffixes)
+    assert not [suffix for suffix in suffixes if suffix in files]
+
+
+@pytest.mark.parametrize("name", ["nereid-1-0123abcd", "nereid-4194304-0123abcd"])
+def test_a_file_that_is_gone_is_removed(name: str) -> None:
+    """As long as it exists, it is not, whoever it belongs to."""
+    assert shared_memory.is_removed(name)
+    (SHM / name).touch()
+    try:
+        assert not shared_memory.is_removed(name)
+    finally:
+        (SHM / name).unlink()
+    assert shared_memory.is_removed(name)
+
+
+@pytest.mark.parametrize("name", ["", "other", "nereid-1-0123", "nereid-x-0123abcd", "../nereid-1-0123abcd", "nereid-1-0123abcd-1"])
+def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
+    """Whether or not it exists."""
+    assert not shared_memory.is_removed(name)
 
 
 def test_a_slot_is_lent_to_one_request_at_a_time() -> None:

@@ -1,15 +1,19 @@
-"""Specs are read from Triton once a minute, however many requests ask for them."""
+"""Specs are read from Triton once a minute, however many requests ask for them, and no request waits for that."""
 
 import asyncio
+import gc
+from typing import Any
 
 import grpc
 import pytest
 
-from app.errors import TritonUnavailable, UnknownModel, UnsupportedModel
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnsupportedModel
 from app.triton import specs
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
-from tests.fakes.triton import CONFIG, FakeTriton
+from app.triton.status import Unreachable
+from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.support import eventually
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -76,14 +80,159 @@ async def test_a_spec_is_read_again_after_a_minute(fake_triton: Fake, clock: Clo
     fake, client = fake_triton
     cache = SpecCache(client)
     await cache.get("tiny")
-    clock.now += 59
-    assert (await cache.get("tiny")).version == "1"
     fake.model_versions = ["2"]
+    clock.now += 60
+    assert (await cache.get("tiny")).version == "1"
+    assert not refreshing()
     clock.now += 1
-    assert cache.cached("tiny") is None
+    assert (await cache.get("tiny")).version == "1"
 
-    assert (await cache.get("tiny")).version == "2"
+    assert await eventually(lambda: version_of(cache) == "2")
     assert fake.config_reads == 2
+    clock.now += 60
+    assert version_of(cache) == "2"
+    assert not refreshing()
+
+
+def version_of(cache: SpecCache) -> str | None:
+    """Return the version of the spec that is known, if one is."""
+    spec = cache.cached("tiny")
+    return None if spec is None else spec.version
+
+
+def refreshing() -> list[str]:
+    """List the tasks that read a spec again."""
+    return [repr(task) for task in asyncio.all_tasks() if "SpecCache._refresh" in repr(task)]
+
+
+async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> None:
+    """However slow Triton is and however many requests come meanwhile; it is asked once."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    first = await cache.get("tiny")
+    clock.now += 61
+    fake.may_tell.clear()
+    assert all([await cache.get("tiny") is first for _ in range(20)])
+    assert await eventually(lambda: fake.config_reads == 2)
+    assert all([await cache.get("tiny") is first for _ in range(20)])
+    assert len(refreshing()) == 1
+    fake.model_versions = ["2"]
+    fake.may_tell.set()
+
+    assert await eventually(lambda: version_of(cache) == "2")
+    assert fake.config_reads == 2
+    assert await eventually(lambda: not refreshing())
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect"),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+        (grpc.StatusCode.UNAVAILABLE, "Server is stopping"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+    ],
+)
+async def test_a_spec_stays_in_use_while_triton_is_not_available(
+    fake_triton: Fake, clock: Clock, refusal: tuple[grpc.StatusCode, str]
+) -> None:
+    """No request fails for that; Triton is asked again a minute later."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    first = await cache.get("tiny")
+    fake.query_refusal, fake.model_versions = refusal, ["2"]
+    for reads in (2, 3):
+        clock.now += 61
+        assert await cache.get("tiny") is first
+        assert await eventually(lambda reads=reads: fake.config_reads == reads and not refreshing())  # type: ignore[misc]
+        assert await cache.get("tiny") is first
+    assert fake.config_reads == 3
+    fake.query_refusal = None
+    clock.now += 61
+
+    assert await cache.get("tiny") is first
+    assert await eventually(lambda: version_of(cache) == "2")
+
+
+async def test_a_triton_that_is_not_there_delays_nobody(clock: Clock) -> None:
+    """The connection is lost, and cannot be made again."""
+    fake = FakeTriton()
+    async with serving(fake):
+        client = TritonClient(fake.url)
+        cache = SpecCache(client)
+        first = await cache.get("tiny")
+    clock.now += 61
+    assert all([await cache.get("tiny") is first for _ in range(20)])
+    assert await eventually(lambda: not refreshing())
+
+    assert cache.cached("tiny") is first
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "refusal", "expected"),
+    [
+        (CONFIG, (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), ModelNotReady),
+        (CONFIG, (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady),
+        ({**CONFIG, "output": []}, None, UnsupportedModel),
+    ],
+)
+async def test_a_model_that_has_gone_is_forgotten_by_the_refresh(
+    fake_triton: Fake,
+    clock: Clock,
+    config: dict[str, Any],
+    refusal: tuple[grpc.StatusCode, str] | None,
+    expected: type[GatewayError],
+) -> None:
+    """The request that comes first still gets the old spec; those after the refresh ask, and hear why. It may come back."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    first = await cache.get("tiny")
+    fake.config, fake.query_refusal = config, refusal
+    clock.now += 61
+    assert await cache.get("tiny") is first
+
+    assert await eventually(lambda: cache.cached("tiny") is None)
+    for _ in range(2):
+        with pytest.raises(expected):
+            await cache.get("tiny")
+    assert fake.config_reads == 4
+    fake.config, fake.query_refusal = CONFIG, None
+    assert (await cache.get("tiny")).name == "tiny"
+
+
+async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> None:
+    """However often it is asked for; one that it had is not ready, because it was unloaded, or Triton is being stopped."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    await cache.get("a")
+    cache.forget("a")
+    fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+    for _ in range(2):
+        with pytest.raises(UnknownModel):
+            await cache.get("b")
+        with pytest.raises(ModelNotReady, match="not loaded any more"):
+            await cache.get("a")
+
+
+async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock) -> None:
+    """The event loop has nothing to say about it."""
+    fake, client = fake_triton
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    cache = SpecCache(client)
+    for status, text in ((grpc.StatusCode.UNAVAILABLE, "failed to connect"), (grpc.StatusCode.NOT_FOUND, "is not found")):
+        fake.query_refusal = None
+        await cache.get("tiny")
+        fake.query_refusal = status, text
+        clock.now += 61
+        assert cache.cached("tiny")
+        assert await eventually(lambda: not refreshing())
+    gc.collect()
+    asyncio.get_running_loop().set_exception_handler(None)
+
+    assert cache.cached("tiny") is None
+    assert reports == []
 
 
 async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
@@ -123,7 +272,7 @@ async def test_all_who_wait_for_a_spec_hear_of_the_failure(fake_triton: Fake) ->
     cache = SpecCache(client)
     failures = await asyncio.gather(*(cache.get("tiny") for _ in range(20)), return_exceptions=True)
 
-    assert {type(failure) for failure in failures} == {TritonUnavailable}
+    assert {type(failure) for failure in failures} == {Unreachable}
     assert fake.config_reads == 1
 
 

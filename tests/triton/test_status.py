@@ -6,7 +6,17 @@ import pytest
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.triton.client import TritonClient
-from app.triton.status import UnknownRegion, from_grpc_error, from_query_error, is_region_in_use
+from app.triton.status import (
+    Disconnected,
+    Draining,
+    Overloaded,
+    Unanswered,
+    UnknownRegion,
+    Unreachable,
+    from_grpc_error,
+    from_query_error,
+    is_region_in_use,
+)
 from tests.fakes.triton import SPEC, FakeTriton
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
@@ -21,12 +31,19 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
     ("status", "text", "expected"),
     [
         (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", DeadlinePassed),
-        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", TritonUnavailable),
-        (grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped", TritonUnavailable),
+        (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", Overloaded),
+        (grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped", Draining),
         (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions", ModelNotReady),
+        (grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'nereid'", InferenceFailed),
+        (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: connection refused", Unreachable),
+        (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for triton:8001", Unreachable),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", Disconnected),
+        (grpc.StatusCode.UNAVAILABLE, "", Disconnected),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "not enough memory", Overloaded),
+        (grpc.StatusCode.INTERNAL, "Failed to increase the shared memory pool size for key 'nereid'", Overloaded),
         (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found", UnknownModel),
         (grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid-1-0'", UnknownRegion),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", DeadlinePassed),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Unanswered),
         (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
         (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", TritonUnavailable),
         (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InferenceFailed),
@@ -56,18 +73,18 @@ def test_every_status_has_an_error(status: grpc.StatusCode, details: str | None)
     assert isinstance(from_query_error(rpc_error(status, details)), GatewayError)
 
 
-def test_an_unknown_region_is_an_unavailable_triton() -> None:
-    """A caller for whom the repetition fails as well is told to come back."""
-    assert issubclass(UnknownRegion, TritonUnavailable)
-    assert UnknownRegion.status == 503
-    assert UnknownRegion.code == "triton_unavailable"
+@pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded])
+def test_every_way_to_be_unavailable_is_the_same_for_a_caller(kind: type[TritonUnavailable]) -> None:
+    """Who is not answered is told to come back, whether or not the gateway has tried again."""
+    assert issubclass(kind, TritonUnavailable)
+    assert (kind.status, kind.code, kind.retry_after_seconds) == (503, "triton_unavailable", 1)
 
 
 def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
     """Only an inference has a deadline of the caller that can be missed."""
     error = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    assert type(from_grpc_error(error)) is DeadlinePassed
+    assert type(from_grpc_error(error)) is Unanswered
     assert type(from_query_error(error)) is TritonUnavailable
 
 

@@ -26,18 +26,25 @@ from app.triton.shared_memory import SHM, Arena, Slot
 from app.triton.transport import MAX_ARENA_BYTES, SLOTS, Transport
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
-from tests.support import NEEDS_BYTES, ROOT, SCENE, captured_log, finds, json, own_arenas, regions, started, until_ready
+from tests.support import (
+    NEEDS_BYTES,
+    ROOT,
+    SCENE,
+    captured_log,
+    eventually,
+    finds,
+    json,
+    own_arenas,
+    regions,
+    started,
+    transport_in_use,
+    until_ready,
+)
 
 Fake = tuple[FakeTriton, TritonClient]
 
 NBYTES = 4096
 OUT_OF_SPACE = OSError(28, "No space left on device")
-
-
-async def transport_in_use(client: httpx.AsyncClient) -> str:
-    """Read from /health how tensors travel."""
-    report: dict[str, Any] = (await client.get("/health")).json()
-    return str(report["performance"]["optimizations"]["transport"])
 
 
 async def taken(transport: Transport) -> Slot | None:
@@ -63,7 +70,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
     """A transport of its own to the real Triton."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_url)
+    client = TritonClient(settings.triton_url, settings.control_key_path)
     made = Transport(client, "auto")
     yield made
     await made.close()
@@ -84,7 +91,7 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
 
     assert slot
     assert (SHM / slot.arena.name).stat().st_size == SLOTS * NBYTES
-    assert fake.regions == {slot.arena.name}
+    assert fake.regions == {slot.arena.region}
     assert transport.is_prepared(NBYTES)
     assert transport.active_mode == "shm"
 
@@ -108,7 +115,7 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
     assert small
     assert large
-    assert {small.arena.name, large.arena.name} == fake.regions
+    assert {small.arena.region, large.arena.region} == fake.regions
     assert large.arena.nbytes == 2 * small.arena.nbytes
 
 
@@ -135,7 +142,7 @@ async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Trans
     assert transport.is_prepared(MAX_ARENA_BYTES + 1)
     await transport.prepare(MAX_ARENA_BYTES + 1)
     assert transport.take(MAX_ARENA_BYTES + 1) is None
-    assert fake.regions == {slot.arena.name}
+    assert fake.regions == {slot.arena.region}
 
 
 @pytest.fixture
@@ -161,11 +168,11 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
     recent, old = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2, 20)
     new = await prepared(transport, NBYTES - 3)
 
-    assert fake.regions == {recent.name, new.name}
+    assert fake.regions == {recent.region, new.region}
     assert not (SHM / old.name).exists()
     assert not transport.is_prepared(NBYTES - 2)
     again = await prepared(transport, NBYTES - 2)
-    assert fake.regions == {new.name, again.name}
+    assert fake.regions == {new.region, again.region}
     assert set(own_arenas()) >= {SHM / new.name, SHM / again.name}
 
 
@@ -177,7 +184,7 @@ async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, trans
         await prepared(transport, nbytes, 10)
     large = await prepared(transport, 2 * NBYTES)
 
-    assert fake.regions == {large.name}
+    assert fake.regions == {large.region}
 
 
 @pytest.mark.usefixtures("_room_for_two")
@@ -227,7 +234,31 @@ async def test_what_could_not_be_created_takes_no_room(
     monkeypatch.setattr(transport_module, "monotonic", lambda: now)
 
     made = [await prepared(transport, NBYTES - less) for less in range(2)]
-    assert fake.regions == {arena.name for arena in made}
+    assert fake.regions == {arena.region for arena in made}
+
+
+async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller tensors may fit; the larger ones are tried again after a while."""
+    now = monotonic()
+    monkeypatch.setattr(transport_module, "monotonic", lambda: now)
+
+    def create(slot_bytes: int, slots: int) -> Arena:
+        if slot_bytes > NBYTES:
+            raise OUT_OF_SPACE
+        return Arena(slot_bytes, slots)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transport_module, "Arena", create)
+        await transport.prepare(2 * NBYTES)
+        assert transport.is_prepared(2 * NBYTES)
+        assert transport.take(2 * NBYTES) is None
+        assert not transport.is_prepared(NBYTES)
+        assert await taken(transport)
+    now += 30
+    assert not transport.is_prepared(2 * NBYTES)
+    await transport.prepare(2 * NBYTES)
+
+    assert transport.take(2 * NBYTES)
 
 
 async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport: Transport) -> None:
@@ -240,13 +271,13 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
     old, recent, last = [await prepared(transport, NBYTES - 2 - at, idle) for at, idle in enumerate((70, 50, 40))]
     await transport.retire_idle()
 
-    assert fake.regions == {lent.name, recent.name, last.name}
+    assert fake.regions == {lent.region, recent.region, last.region}
     assert not (SHM / old.name).exists()
     slot.free()
     recent.used_at -= 300
     last.used_at -= 200
     await transport.retire_idle()
-    assert fake.regions == {last.name}
+    assert fake.regions == {last.region}
     assert [path.name for path in own_arenas() if path.name in {lent.name, recent.name, last.name}] == [last.name]
 
 
@@ -268,13 +299,13 @@ async def test_triton_forgets_an_arena_before_its_file_is_removed(
     await prepared(transport, NBYTES)
     existed = []
 
-    async def unregister(name: str) -> None:
-        existed.append((SHM / name).exists())
+    async def unregister(region: str) -> None:
+        existed.append((region, (SHM / old.name).exists()))
 
     monkeypatch.setattr(client, "unregister", unregister)
     await transport.retire_idle()
 
-    assert existed == [True]
+    assert existed == [(old.region, True)]
     assert not (SHM / old.name).exists()
 
 
@@ -338,7 +369,7 @@ async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake
     fake.regions.clear()
 
     assert await transport.register_again(slot.arena)
-    assert fake.regions == {slot.arena.name}
+    assert fake.regions == {slot.arena.region}
     assert transport.active_mode == "shm"
     assert await taken(transport)
 
@@ -438,19 +469,58 @@ async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fa
     await transport.close()
 
 
-async def test_the_sweep_is_logged_if_it_found_something(
-    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton is told of every arena that is gone."""
-    fake, _ = fake_triton
+async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arena of a killed worker is worth a line."""
     log = captured_log(monkeypatch, transport_module)
-    fake.regions = {"nereid-1-0", "nereid-1-1", "nereid-2-0"}
     for found in (["nereid-1-0", "nereid-1-1"], []):
         monkeypatch.setattr("app.triton.shared_memory.sweep", lambda found=found: found)
         await transport.sweep()
 
-    assert fake.regions == {"nereid-2-0"}
     assert [call.kwargs for call in log] == [{"arenas": ["nereid-1-0", "nereid-1-1"]}]
+
+
+async def test_triton_forgets_arenas_whose_files_are_gone(fake_triton: Fake, transport: Transport) -> None:
+    """Their worker could not unregister them. Those of living workers, and what belongs to others, stay."""
+    fake, client = fake_triton
+    living = Transport(client, "auto")
+    slot = await taken(living)
+    assert slot is not None
+    for name, key in (("a", "/nereid-1-0123abcd"), ("b", "/nereid-99-0123abcd"), ("c", "/theirs"), ("d", "theirs")):
+        fake.regions.add(name)
+        fake.keys[name] = key
+    assert await taken(transport)
+
+    assert fake.regions >= {slot.arena.region, "c", "d"}
+    assert not fake.regions & {"a", "b"}
+    assert len(fake.regions) == 4
+    await living.close()
+
+
+async def test_a_triton_of_another_host_keeps_what_it_has_mapped(fake_triton: Fake, transport: Transport) -> None:
+    """The files of a gateway on that host are not to be seen from here."""
+    fake, _ = fake_triton
+    fake.regions, fake.keys = {"a"}, {"a": "/nereid-1-0123abcd"}
+    fake.accepts_regions = False
+    assert await taken(transport) is None
+
+    assert fake.regions == {"a"}
+
+
+async def test_the_slots_of_an_abandoned_arena_are_not_used_again(fake_triton: Fake, transport: Transport) -> None:
+    """A new one takes its place, and it is unmapped and removed once Triton has ended reading it."""
+    fake, _ = fake_triton
+    slot = await taken(transport)
+    assert slot is not None
+    transport.abandon(slot.arena)
+    transport.abandon(slot.arena)
+    slot.free()
+    assert transport.take(NBYTES) is None
+    other = await taken(transport)
+
+    assert other is not None
+    assert other.arena is not slot.arena
+    assert await eventually(lambda: fake.regions == {other.arena.region})
+    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
 
 
 @pytest.mark.parametrize(("mode", "in_use"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
@@ -504,6 +574,7 @@ class ArenaElsewhere:
 
     def __init__(self, arena: Arena) -> None:
         self.name = f"{arena.name}-of-another-host"
+        self.region = arena.region
         self.nbytes = arena.nbytes
 
 
@@ -518,7 +589,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
     """Once it runs, shared memory is used at once, also where it is required."""
     settings, server = own_triton
     server.stop()
-    client = TritonClient(settings.triton_url)
+    client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
@@ -624,7 +695,7 @@ async def test_an_arena_that_is_created_while_the_worker_ends_is_removed(
         await REGISTER(client, arena)
 
     monkeypatch.setattr(TritonClient, "register", register_slowly)
-    client = TritonClient(settings.triton_url)
+    client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport(client, "auto")
     waiting = asyncio.ensure_future(transport.prepare(NBYTES))
     await asyncio.sleep(0.2)
@@ -641,22 +712,24 @@ async def test_a_killed_worker_leaves_nothing(real_transport: Transport, setting
     """When the next worker starts, the file is removed here, and Triton forgets the region."""
     script = """
 import asyncio, os, sys
+from pathlib import Path
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 async def main():
-    transport = Transport(TritonClient(sys.argv[1]), "shm")
+    transport = Transport(TritonClient(sys.argv[1], Path(sys.argv[2])), "shm")
     await transport.prepare(4096)
     slot = transport.take(4096)
     print(slot.arena.name, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", script, settings.triton_url]
+    command = [sys.executable, "-c", script, settings.triton_url, str(settings.control_key_path)]
     worker = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
     name = worker.stdout.strip()
     assert (SHM / name).exists()
     assert name in await regions(settings)
     await real_transport.sweep()
+    assert await taken(real_transport)
 
     assert not (SHM / name).exists()
     assert name not in await regions(settings)

@@ -1,0 +1,42 @@
+"""An inference on nothing, to find out whether Triton runs a model."""
+
+import asyncio
+from contextlib import suppress
+
+import numpy as np
+
+from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
+from app.model.spec import ModelSpec
+from app.triton.client import TritonClient
+from app.triton.messages import bytes_element_size, write_bytes_element
+
+# A PNG of one pixel.
+BLANK_IMAGE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
+)
+_QUEUE_SECONDS = 5.0
+_ASK_SECONDS = 1.0
+
+
+async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
+    """Run one inference with a blank image, as soon as Triton can be reached. Its answer is of no interest, but for its coming.
+
+    Raises:
+        TritonUnavailable, DeadlinePassed: Triton does not run the model.
+    """
+    if spec.dtype is None:
+        tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
+        write_bytes_element(BLANK_IMAGE, tensor)
+    else:
+        tensor = np.zeros(spec.image_shape, spec.dtype)
+    call = client.infer(spec, tensor, timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
+    task = asyncio.ensure_future(call)
+    try:
+        # A connection on which nothing is sent is not known to be lost.
+        while not (await asyncio.wait({task}, timeout=_ASK_SECONDS))[0]:
+            await client.is_ready(spec.name)
+        with suppress(InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):  # which are answers
+            task.result()
+    finally:
+        task.cancel()

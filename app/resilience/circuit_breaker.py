@@ -1,0 +1,101 @@
+"""Reject requests at once while what they need is known to fail, and find out when it works again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Literal
+
+import structlog
+
+from app.errors import GatewayError
+
+_CONSECUTIVE_FAILURES = 5
+_WINDOW_SECONDS = 10
+_MIN_CALLS = 20
+_FAILURE_RATE = 0.5
+_FIRST_PROBE_SECONDS = 0.1
+_MAX_PROBE_SECONDS = 1.0
+
+LOG = structlog.get_logger()
+
+State = Literal["closed", "open", "half_open"]
+
+
+class CircuitBreaker:
+    """Opens after failures in succession, or when half of the calls of the last seconds failed; a probe closes it again.
+
+    No request is risked for that: while the circuit is open, a task of its own repeats the probe, one at a time, until it
+    succeeds.
+    """
+
+    def __init__(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
+        """Start closed.
+
+        Args:
+            name: For the log.
+            probe: Tries what the requests need; raises a `GatewayError` while it fails. It may take long.
+        """
+        self.state: State = "closed"
+        self._name = name
+        self._probe = probe
+        self._probing: asyncio.Task[None] | None = None
+        self._restart()
+
+    def note_success(self) -> None:
+        """Count a call that was answered."""
+        self._consecutive = 0
+        self._bucket()[0] += 1
+
+    def note_failure(self) -> None:
+        """Count a call that failed; open the circuit if it was one too many."""
+        self._consecutive += 1
+        self._bucket()[1] += 1
+        if self.state == "closed" and (self._consecutive >= _CONSECUTIVE_FAILURES or self._fails_often()):
+            LOG.warning("circuit opened", model=self._name)
+            self.state = "open"
+            self._probing = asyncio.create_task(self._recover())
+
+    async def close(self) -> None:
+        """Stop probing."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+
+    async def _recover(self) -> None:
+        opened_at = monotonic()
+        wait = _FIRST_PROBE_SECONDS
+        while self.state != "closed":
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MAX_PROBE_SECONDS)
+            self.state = "half_open"
+            try:
+                await self._probe()
+                self.state = "closed"
+            except GatewayError:
+                self.state = "open"
+            except Exception:
+                self.state = "open"
+                LOG.exception("probe failed unexpectedly", model=self._name)
+        self._restart()
+        LOG.warning("circuit closed", model=self._name, open_seconds=round(monotonic() - opened_at, 2))
+
+    def _fails_often(self) -> bool:
+        now = int(monotonic())
+        recent = [bucket for bucket, second in zip(self._buckets, self._seconds, strict=True) if now - second < _WINDOW_SECONDS]
+        failures = sum(failed for _, failed in recent)
+        calls = failures + sum(succeeded for succeeded, _ in recent)
+        return calls >= _MIN_CALLS and failures >= _FAILURE_RATE * calls
+
+    def _bucket(self) -> list[int]:
+        """Return the number of successes and failures in this second, to be increased."""
+        second = int(monotonic())
+        index = second % _WINDOW_SECONDS
+        if self._seconds[index] != second:
+            self._seconds[index] = second
+            self._buckets[index] = [0, 0]
+        return self._buckets[index]
+
+    def _restart(self) -> None:
+        self._consecutive = 0
+        self._seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS
+        self._buckets = [[0, 0] for _ in range(_WINDOW_SECONDS)]

@@ -1,0 +1,181 @@
+"""The probe: an inference whose answer is of no interest, but for its coming."""
+
+import asyncio
+import json
+import struct
+from io import BytesIO
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
+from app.host.processes import LOOPBACK
+from app.model.spec import from_triton_config
+from app.pipeline.probe import run_probe
+from app.triton.client import TritonClient
+from app.triton.status import Disconnected, Draining, Unreachable
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving, serving_bytes
+from tests.support import NEEDS_BYTES, eventually, free_port
+
+Fake = tuple[FakeTriton, TritonClient]
+
+
+def config_with(data_type: str, dims: list[int], **others: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Make the config of a model with this input."""
+    return {**CONFIG, "input": [{"name": "image", "data_type": data_type, "dims": dims}], **others}
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "nbytes"),
+    [
+        (CONFIG, [32, 32, 3], 32 * 32 * 3),
+        (config_with("TYPE_FP32", [3, 32, 64]), [3, 32, 64], 4 * 3 * 32 * 64),
+        (config_with("TYPE_FP16", [3, 32, 64], max_batch_size=8), [1, 3, 32, 64], 2 * 3 * 32 * 64),
+    ],
+)
+async def test_a_model_of_tensors_gets_a_black_image(
+    fake_triton: Fake, config: dict[str, Any], shape: list[int], nbytes: int
+) -> None:
+    """Of its type and shape, inline, because Triton may not have mapped anything yet."""
+    fake, client = fake_triton
+    await run_probe(client, from_triton_config(config, "1"))
+
+    (request,) = fake.requests
+    assert (request.id, request.model_name) == ("probe", "tiny")
+    assert list(request.inputs[0].shape) == shape
+    assert not request.inputs[0].parameters
+    assert list(request.raw_input_contents) == [bytes(nbytes)]
+    assert request.parameters["timeout"].int64_param == 5_000_000
+
+
+async def test_a_model_of_files_gets_a_file(fake_triton: Fake) -> None:
+    """An image that can be decoded, as the one element of its tensor."""
+    fake, client = fake_triton
+    config = config_with("TYPE_STRING", [1], parameters={"square": {"string_value": "32"}})
+    spec = from_triton_config(config, "1")
+    assert spec.dtype is None
+    await run_probe(client, spec)
+
+    (request,) = fake.requests
+    assert (request.inputs[0].datatype, list(request.inputs[0].shape)) == ("BYTES", [1])
+    (content,) = request.raw_input_contents
+    (length,) = struct.unpack("<I", content[:4])
+    assert length == len(content) - 4
+    with Image.open(BytesIO(content[4:])) as image:
+        image.load()
+        assert (image.format, image.size) == ("PNG", (1, 1))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (grpc.StatusCode.INTERNAL, "onnx runtime error 1"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input 'image'"),
+        (grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"),
+    ],
+)
+async def test_a_refusal_of_the_model_is_an_answer(fake_triton: Fake, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """Triton works; requests are to hear the same from it, and not from the circuit."""
+    fake, client = fake_triton
+    fake.refusal = refusal
+    await run_probe(client, SPEC)
+
+    assert len(fake.requests) == 1
+
+
+async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:
+    """Outputs that do not fit their shape, and bytes that are no message at all."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    fake.answer.raw_output_contents[0] = b""
+    await run_probe(client, SPEC)
+    async with serving_bytes(b"\xff\xff\xff") as url:
+        garbled = TritonClient(url)
+        await run_probe(garbled, SPEC)
+        await garbled.close()
+
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        ((grpc.StatusCode.UNAVAILABLE, "Server is stopping"), Draining),
+        ((grpc.StatusCode.UNAVAILABLE, "failed to connect"), Unreachable),
+        ((grpc.StatusCode.UNAVAILABLE, "Socket closed"), Disconnected),
+        ((grpc.StatusCode.UNAVAILABLE, "Request timeout expired"), DeadlinePassed),
+        ((grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."), TritonUnavailable),
+        ((grpc.StatusCode.CANCELLED, ""), TritonUnavailable),
+    ],
+)
+async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
+    fake_triton: Fake, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
+) -> None:
+    """It is not tried again here."""
+    fake, client = fake_triton
+    fake.refusal = refusal
+    with pytest.raises(expected):
+        await run_probe(client, SPEC)
+
+    assert len(fake.requests) == 1
+
+
+async def test_a_probe_waits_until_triton_can_be_reached() -> None:
+    """So that the circuit closes as soon as it is back."""
+    fake, port = FakeTriton(), free_port()
+    client = TritonClient(f"127.0.0.1:{port}")
+    probing = asyncio.create_task(run_probe(client, SPEC))
+    await asyncio.sleep(0.3)
+    assert not probing.done()
+    async with serving(fake, port):
+        await asyncio.wait_for(probing, 30)
+
+        assert [request.id for request in fake.requests] == ["probe"]
+        await client.close()
+
+
+async def test_a_probe_waits_for_its_answer(fake_triton: Fake) -> None:
+    """One that hangs is not repeated, because Triton may hang for the same reason as before."""
+    fake, client = fake_triton
+    fake.may_answer.clear()
+    probing = asyncio.create_task(run_probe(client, SPEC))
+    assert await eventually(lambda: bool(fake.requests))
+    await asyncio.sleep(0.1)
+    assert not probing.done()
+    fake.may_answer.set()
+    await probing
+
+    assert len(fake.requests) == 1
+
+
+def answers_of(settings: Settings, model: str) -> tuple[int, int]:
+    """Ask a real Triton how often a model has answered and failed."""
+    with LOOPBACK.open(f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{model}/stats", timeout=10) as answer:
+        (stats,) = json.load(answer)["model_stats"]
+    return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]
+
+
+@pytest.mark.parametrize(
+    ("model", "succeeds"), [("six_columns", True), ("half_four_tensors", True), pytest.param("file_in", False, marks=NEEDS_BYTES)]
+)
+async def test_a_real_model_runs_the_probe(
+    settings: Settings,
+    triton: EmbeddedTriton,
+    model: str,
+    succeeds: bool,  # noqa: FBT001
+) -> None:
+    """It succeeds; the one that takes files reads only BMP, and says so. Neither is refused before it is run."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url, settings.control_key_path)
+    spec = from_triton_config(*await client.read_config(model))
+    succeeded, failed = await asyncio.to_thread(answers_of, settings, model)
+    await run_probe(client, spec)
+    await client.close()
+
+    assert await asyncio.to_thread(answers_of, settings, model) == (succeeded + succeeds, failed + (not succeeds))

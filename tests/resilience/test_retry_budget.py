@@ -1,0 +1,104 @@
+"""Retries are few, however many requests fail."""
+
+import pytest
+
+from app.resilience import retry_budget
+from app.resilience.retry_budget import RetryBudget
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(retry_budget, "monotonic", made)
+    return made
+
+
+@pytest.fixture
+def spent(clock: Clock) -> RetryBudget:
+    """A budget of which nothing is left."""
+    budget = RetryBudget()
+    assert taken(budget) == 3
+    clock.now += 0.001
+    return budget
+
+
+def taken(budget: RetryBudget) -> int:
+    """Take what there is."""
+    for count in range(1000):
+        if not budget.take():
+            return count
+    raise AssertionError("there is no end to it")
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_few_retries_are_there_from_the_start() -> None:
+    """A gateway that has just started may have to retry, too."""
+    assert taken(RetryBudget()) == 3
+
+
+@pytest.mark.parametrize(("requests", "retries"), [(0, 0), (9, 0), (10, 1), (19, 1), (25, 2)])
+def test_ten_requests_earn_a_retry(spent: RetryBudget, requests: int, retries: int) -> None:
+    """What is left of ten is kept for the next one."""
+    for _ in range(requests):
+        spent.note_request()
+
+    assert taken(spent) == retries
+
+
+@pytest.mark.parametrize(("seconds", "retries"), [(0, 0), (9.9, 0), (10, 1), (25, 2)])
+def test_ten_seconds_earn_a_retry(spent: RetryBudget, clock: Clock, seconds: float, retries: int) -> None:
+    """Requests may be so rare that they would earn none."""
+    clock.now += seconds
+
+    assert taken(spent) == retries
+
+
+def test_time_counts_once(spent: RetryBudget, clock: Clock) -> None:
+    """Also if nobody got a retry meanwhile."""
+    for _ in range(9):
+        clock.now += 1
+        assert not spent.take()
+    clock.now += 1
+
+    assert taken(spent) == 1
+
+
+def test_requests_and_time_count_together(spent: RetryBudget, clock: Clock) -> None:
+    """Half a retry each."""
+    for _ in range(5):
+        spent.note_request()
+    assert not spent.take()
+    clock.now += 5
+
+    assert taken(spent) == 1
+
+
+def test_only_a_few_retries_are_saved_up(spent: RetryBudget, clock: Clock) -> None:
+    """After a quiet hour or a million requests, a failure must not begin with a burst of retries."""
+    clock.now += 3600
+    assert taken(spent) == 3
+    for _ in range(1000):
+        spent.note_request()
+
+    assert taken(spent) == 3
+
+
+def test_a_tenth_of_the_requests_is_tried_again_while_all_fail(spent: RetryBudget, clock: Clock) -> None:
+    """And not much more."""
+    retries = 0
+    for _ in range(1000):
+        clock.now += 0.001
+        spent.note_request()
+        retries += spent.take()
+
+    assert retries == 100
