@@ -5,35 +5,43 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from app import config
+from app import config, preflight
 from app.api import keys
 from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError, install
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, loadable_models
-from app.embedded.supervisor import DRAIN_SECONDS, ignore_signals, supervise
+from app.embedded.launch import loadable_models
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
+from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports
-from app.host.packages import PackageError, has_pillow_simd
-from app.host.processes import die_with_parent, raise_file_limit
+from app.host.packages import PackageError
+from app.host.processes import DRAIN_SIGNAL, die_with_parent
 from app.resilience import worker_table
 from app.telemetry.logging import say
+from app.triton.credentials import CredentialsError
 from app.zoo import registry
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError, pull
 from app.zoo.registry import RegistryError
 
 _POLL_SECONDS = 0.2
-_BACKLOG = 4096
-_MAX_CONNECTIONS = 16384  # per worker
-# A worker has about 40 files open that are not connections. Granian's accept loop would spin without a free one.
-_RESERVED_FILES = 64
-_HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a message of one line for the user.
-_FAILURES = (SettingsError, KeysError, RegistryError, PackageError, InstallError, EmbeddedTritonError, DownloadError, PullError)
+_FAILURES = (
+    SettingsError,
+    KeysError,
+    CredentialsError,
+    RegistryError,
+    PackageError,
+    InstallError,
+    EmbeddedTritonError,
+    DownloadError,
+    PullError,
+)
 
 _KEY_HELP = (
     "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "
@@ -46,7 +54,7 @@ _KEY_HELP = (
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parser().parse_args(arguments)
-    for flag in ("port", "workers", "model", "triton"):
+    for flag in ("port", "workers", "instances", "model", "triton"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_URLS"}.get(flag, flag.upper())] = str(value)
     # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
@@ -76,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
+        if name == "serve":
+            command.add_argument("--instances", help="number of instances on unix sockets, for a proxy in front of them")
         if name in {"serve", "api"}:
             command.add_argument("--port", help="port of the API")
             command.add_argument("--workers", help="number of API processes")
@@ -94,7 +104,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    _require_usable(settings)
+    preflight.require_usable(settings)
+    if settings.instances:
+        preflight.make_socket_folder(Path(settings.socket_folder))
+    else:
+        preflight.require_address(settings)
     if settings.triton_urls:
         return supervise(settings, None)
     _prepare(settings)
@@ -111,46 +125,27 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 def _api(settings: Settings, _: argparse.Namespace) -> None:
     allocator.set_granian_decay()
     # Imported here, because the other commands need no server.
-    from granian import Granian  # noqa: PLC0415
-    from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415
-    from granian.http import HTTP1Settings  # noqa: PLC0415
-    from granian.log import LogLevels  # noqa: PLC0415
+    from app.server import Server  # noqa: PLC0415
 
-    _require_usable(settings)
-    if not settings.api_keys_file and not ports.is_loopback(settings.host):
+    preflight.require_usable(settings)
+    preflight.require_address(settings)
+    if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):
         say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=_become_worker)
+    os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()
-    connections = min(_MAX_CONNECTIONS, max(raise_file_limit() - _RESERVED_FILES, 1))
-    Granian(
-        "app.main:create_app",
-        factory=True,
-        address=settings.host,
-        port=settings.port,
-        workers=settings.worker_count,
-        interface=Interfaces.ASGI,
-        http=HTTPModes.http1,  # `auto` does not time out a silent connection
-        websockets=False,
-        loop=Loops.uvloop,
-        backlog=_BACKLOG,
-        backpressure=connections,  # also idle ones; admission limits the requests
-        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
-        respawn_failed_workers=True,
-        workers_kill_timeout=DRAIN_SECONDS - 5,
-        log_level=LogLevels.warning,
-        process_name="nereid",
-    ).serve()
+    Server(settings).serve()
 
 
-def _become_worker() -> None:
+def _become_worker(parent: int) -> None:
     """Restore the default signal handlers in a new worker, and let the kernel kill it when its parent ends.
 
     The handlers that it inherits only record a signal, and a worker that is still starting may ignore SIGTERM.
     """
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
-    die_with_parent(signal.SIGKILL)
+    signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it
+    die_with_parent(parent, signal.SIGKILL)
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:
@@ -211,29 +206,6 @@ def _entry(settings: Settings, name: str) -> registry.PublishedModel:
             )
         raise PullError(f"{name} is not in {settings.registry_path}, which lists {', '.join(known)}")
     return known[name]
-
-
-def _require_usable(settings: Settings) -> None:
-    """Report here what every worker would report by itself."""
-    registry.load(settings.registry_path)
-    if settings.api_keys_file:
-        keys.load(Path(settings.api_keys_file))
-    _require_simd()
-    _require_port(settings)
-
-
-def _require_simd() -> None:
-    if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
-        raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
-
-
-def _require_port(settings: Settings) -> None:
-    try:
-        is_free = ports.is_free(settings.host, settings.port)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-    if not is_free:
-        raise SettingsError(f"port {settings.port} is in use; choose another with --port")
 
 
 if __name__ == "__main__":

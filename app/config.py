@@ -1,5 +1,6 @@
 """Settings, read once from the environment: NEREID_PORT=8080 sets `port`."""
 
+import math
 import os
 import typing
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from msgspec import Meta
 
 PREFIX = "NEREID_"
 
+MIN_AGE_SECONDS = 60
+"""Granian renews no worker sooner."""
+
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
@@ -19,10 +23,45 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
+    socket: Annotated[
+        str, Meta(max_length=100, description="Unix socket the API listens on, instead of host and port. Empty: none.")
+    ] = ""
+    socket_mode: Annotated[
+        str, Meta(pattern="^[0-7]{3}$", description="Permissions of the unix sockets, octal; the proxy must be allowed to write.")
+    ] = "660"
+    instances: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock` in the folder of "
+            "sockets, for a proxy in front of them. 0: one, on host and port.",
+        ),
+    ] = 0
+    socket_folder: Annotated[str, Meta(max_length=80, description="Folder of the instances' sockets.")] = "run"
     api_keys_file: Annotated[
         str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
     ] = ""
-    workers: Annotated[int, Meta(ge=0, le=256, description="API processes; 0: one per core.")] = 0
+    workers: Annotated[int, Meta(ge=0, le=256, description="API processes, per instance; 0: one per core.")] = 0
+    worker_max_age_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**8,
+            description="Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never.",
+        ),
+    ] = 0
+    worker_max_memory_mb: Annotated[
+        int, Meta(ge=0, le=1 << 20, description="Resident memory at which an API process is replaced, MiB. 0: never.")
+    ] = 0
+    drain_delay_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds.",
+        ),
+    ] = 1.0
     decode_threads: Annotated[
         int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
     ] = 2
@@ -34,9 +73,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(description="gRPC endpoint of a running Triton, `host:port` (one, for now). Empty: use the embedded Triton."),
     ] = ""
+    triton_tls: Annotated[bool, Meta(description="TLS to that Triton; its certificate must name the host in its address.")] = False
+    triton_ca_file: Annotated[
+        str, Meta(description="With TLS: certificates of the CAs that its certificate may come from, PEM. Empty: the system's.")
+    ] = ""
+    triton_cert_file: Annotated[
+        str, Meta(description="With TLS: our own certificate, PEM, if that Triton asks for one. Empty: none.")
+    ] = ""
+    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of our own certificate, PEM, not encrypted.")] = ""
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_control_key_file: Annotated[
+        str,
+        Meta(
+            description="File with the key of a running Triton that restricts protocols: "
+            "`--grpc-restricted-protocol=shared-memory,model-repository:nereid=KEY`. The embedded Triton has one of its own."
+        ),
+    ] = ""
     triton_home: Annotated[str, Meta(description="Folder of the embedded Triton's installation and logs.")] = ".triton"
     transport: Annotated[
         Literal["auto", "shm", "inline"],
@@ -98,6 +152,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
 
     @property
+    def control_key_path(self) -> Path | None:
+        """The file with the key of Triton's restricted protocols; None if they are not restricted."""
+        if self.triton_urls:
+            return Path(self.triton_control_key_file) if self.triton_control_key_file else None
+        return Path(self.triton_home, f"control-{self.triton_grpc_port}.key")
+
+    @property
+    def triton_tls_files(self) -> tuple[str, str, str] | None:
+        """Files for TLS to Triton: CAs, our certificate and its key, each empty if it is not set; None without TLS."""
+        return (self.triton_ca_file, self.triton_cert_file, self.triton_key_file) if self.triton_tls else None
+
+    @property
     def max_body_bytes(self) -> int:
         """Largest request body, bytes."""
         return int(self.max_file_size_mb * 2**20)
@@ -114,8 +180,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def worker_count(self) -> int:
-        """Number of API processes."""
-        return self.workers or len(os.sched_getaffinity(0))
+        """Number of API processes, of an instance."""
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // max(1, self.instances))
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long requests in progress may take to end: as long as their bodies and their deadlines allow."""
+        return math.ceil(self.body_seconds + max(self.timeout_seconds, self.max_timeout_seconds)) + 5
 
     @property
     def registry_path(self) -> Path:
@@ -131,7 +202,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
 
     Raises:
-        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
+        SettingsError: A variable with our prefix is unknown, its value has the wrong type or is out of range, or it does not
+            fit another one.
     """
     values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
     unknown = sorted(values.keys() - set(Settings.__struct_fields__))
@@ -144,7 +216,21 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         raise SettingsError(f"{PREFIX}{field.rstrip('`').upper()}: {message}") from error
     if "," in settings.triton_urls:
         raise SettingsError(f"{PREFIX}TRITON_URLS: only one address is supported")
+    _check_tls(settings)
+    if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
+        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
     return settings
+
+
+def _check_tls(settings: Settings) -> None:
+    if settings.triton_tls and not settings.triton_urls:
+        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_URLS names no Triton, and the embedded one has no TLS")
+    for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
+        if getattr(settings, name) and not settings.triton_tls:
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
+    for name, other in (("triton_cert_file", "triton_key_file"), ("triton_key_file", "triton_cert_file")):
+        if getattr(settings, name) and not getattr(settings, other):
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}{other.upper()}")
 
 
 def table() -> str:
@@ -152,6 +238,7 @@ def table() -> str:
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)
-        default = f"`{field.default}`" if field.default != "" else ""
-        rows.append(f"| `{PREFIX}{field.name.upper()}` | {default} | {meta.description} |")
+        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        shown = f"`{default}`" if default != "" else ""
+        rows.append(f"| `{PREFIX}{field.name.upper()}` | {shown} | {meta.description} |")
     return "\n".join(rows)

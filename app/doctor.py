@@ -12,10 +12,12 @@ from PIL import features
 
 from app.config import Settings
 from app.detection.outputs import decode_outputs
-from app.embedded.server import loadable_models
+from app.embedded.launch import loadable_models
 from app.errors import GatewayError
 from app.host.packages import has_pillow_simd
+from app.triton import credentials
 from app.triton.client import TritonClient
+from app.triton.credentials import CredentialsError
 from app.triton.specs import SpecCache
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
@@ -41,7 +43,11 @@ def _check_machine(settings: Settings) -> Iterator[tuple[bool, str]]:
 
 async def _check_triton(settings: Settings) -> list[tuple[bool, str]]:
     """Ask a running Triton as a worker does."""
-    triton = TritonClient(settings.triton_url)
+    try:
+        tls = credentials.load(settings.triton_tls_files)
+    except CredentialsError as error:
+        return [(False, str(error))]
+    triton = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
     results = []
     try:
         results.append((True, f"Triton {(await triton.read_server()).version} at {settings.triton_url}"))

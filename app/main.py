@@ -23,6 +23,7 @@ from app.pipeline.detector import Detector, Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.telemetry import logging
+from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from app.zoo import registry
@@ -54,7 +55,11 @@ async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
-        triton = TritonClient(settings.triton_url)
+        is_started = asyncio.Event()
+        beating = asyncio.create_task(_beat(table, is_started))
+        stack.push_async_callback(_cancel, beating)
+        tls = credentials.load(settings.triton_tls_files)
+        triton = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
         stack.push_async_callback(triton.close)
         transport = Transport(triton, settings.transport)
         stack.push_async_callback(transport.close)
@@ -68,6 +73,8 @@ async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient
             await detector.warm_up()
         housekeeping = asyncio.create_task(_keep_house(transport, admission))
         stack.push_async_callback(_cancel, housekeeping)
+        is_started.set()
+        await asyncio.sleep(0)  # before the worker takes requests
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()
@@ -109,6 +116,14 @@ async def _keep_house(transport: Transport, admission: Admission) -> None:
             await transport.retire_idle()
         except Exception:
             LOG.exception("housekeeping failed")
+
+
+async def _beat(table: WorkerTable, is_started: asyncio.Event) -> None:
+    """Show that the event loop runs, from the worker's start until everything is closed."""
+    await is_started.wait()
+    while True:
+        table.beat()
+        await asyncio.sleep(_HOUSEKEEPING_SECONDS)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

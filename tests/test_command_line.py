@@ -20,8 +20,9 @@ from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError
 from app.embedded.server import EmbeddedTritonError
-from app.embedded.supervisor import DRAIN_SECONDS
 from app.host.packages import PackageError
+from app.server import Server
+from app.triton.credentials import CredentialsError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError
 from app.zoo.registry import PublishedModel, RegistryError
@@ -128,6 +129,7 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
         [],
         ["detect"],
         ["doctor", "--port", "80"],
+        ["api", "--instances", "2"],
         ["triton", "--triton", "a:1"],
         ["settings", "extra"],
         ["pull", "--model", "x"],
@@ -168,6 +170,7 @@ def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["api", "--port", "http"], "NEREID_PORT"),
         (["api", "--port", "0"], "NEREID_PORT"),
         (["serve", "--workers=-1"], "NEREID_WORKERS"),
+        (["serve", "--instances", "many"], "NEREID_INSTANCES"),
         (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
     ],
 )
@@ -269,28 +272,27 @@ def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch,
     assert "run: rm -r .venv && ./just" in one_line(capsys)
 
 
-def test_the_api_is_served_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Address, port and number of processes are passed to the server, which runs the application over plain HTTP/1."""
-    seen: dict[str, Any] = {}
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
+    """Collect the servers that would run; none of them does."""
+    seen: list[Server] = []
 
-    class Granian:
-        def __init__(self, target: str, **options: Any) -> None:  # noqa: ANN401
-            seen.update(options, target=target)
+    def serve(server: Server) -> None:
+        seen.append(server)
 
-        def serve(self) -> None:
-            seen["sigterm"] = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Server, "serve", serve)
+    return seen
 
-    monkeypatch.setattr("granian.Granian", Granian)
+
+def test_the_api_is_served_as_the_settings_say(served: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags and variables reach the server, which is still free to handle signals as it likes."""
     monkeypatch.setenv("NEREID_HOST", "127.0.0.2")
     port = free_port()
 
     assert main(["api", "--port", str(port), "--workers", "3"]) == 0
-    assert (seen["target"], seen["factory"]) == ("app.main:create_app", True)
-    assert (seen["address"], seen["port"], seen["workers"]) == ("127.0.0.2", port, 3)
-    assert (str(seen["interface"]), str(seen["http"]), seen["websockets"]) == ("asgi", "1", False)
-    assert seen["workers_kill_timeout"] < DRAIN_SECONDS
-    assert seen["backpressure"] >= seen["backlog"] > 1024
-    assert seen["sigterm"] is signal.SIG_DFL
+    (server,) = served
+    assert (server.bind_addr, server.bind_port, server.bind_uds, server.workers) == ("127.0.0.2", port, None, 3)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +303,77 @@ def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPat
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         seen.append((os.get_inheritable(int(os.environ[VARIABLE])), hard - soft))
 
-    monkeypatch.setattr("granian.Granian.serve", serve)
+    monkeypatch.setattr(Server, "serve", serve)
 
     assert main(["api", "--port", str(free_port())]) == 0
     assert seen == [(True, 0)]
+
+
+def listening(path: Path) -> socket.socket:
+    """Listen on a unix socket."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+@pytest.mark.usefixtures("served")
+def test_socket_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has its path; it still belongs to the other server."""
+    path = tmp_path / "api.sock"
+    monkeypatch.setenv("NEREID_SOCKET", str(path))
+    with listening(path):
+        assert main(["api"]) == 1
+        assert one_line(capsys).startswith(f"socket {path} is in use")
+        assert path.is_socket()
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("where", ["folder/api.sock", "file/api.sock", "x" * 70])
+def test_socket_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """Its folder does not exist or is none, or its path is too long for the kernel."""
+    (tmp_path / "file").touch()
+    deep = tmp_path / ("y" * 40)
+    deep.mkdir()
+    monkeypatch.chdir(deep if len(where) > 50 else tmp_path)
+    monkeypatch.setenv("NEREID_SOCKET", where)
+
+    assert main(["api"]) == 1
+    assert where in one_line(capsys)
+
+
+def test_stale_socket_is_no_obstacle(served: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was killed has left it behind."""
+    path = tmp_path / "api.sock"
+    listening(path).close()
+    monkeypatch.setenv("NEREID_SOCKET", str(path))
+
+    assert main(["api"]) == 0
+    assert not path.exists()
+    assert served[0].bind_uds == path
+
+
+def test_host_and_port_do_not_matter_with_a_socket(
+    served: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The port may be in use, the host unknown, and no key be needed."""
+    monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "api.sock"))
+    monkeypatch.setenv("NEREID_HOST", "no-such-host.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert main(["api", "--port", str(other.getsockname()[1])]) == 0
+
+    assert len(served) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_name_of_this_machine_is_a_host(served: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server takes only addresses."""
+    monkeypatch.setenv("NEREID_HOST", "localhost")
+
+    assert main(["api", "--port", str(free_port())]) == 0
+    assert served[0].bind_addr in {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])  # noqa: S104
@@ -317,7 +386,7 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
     has_keys: bool,  # noqa: FBT001
 ) -> None:
     """It is one line at the start, if the address is not loopback and no keys are needed."""
-    monkeypatch.setattr("granian.Granian.serve", lambda _: None)
+    monkeypatch.setattr(Server, "serve", lambda _: None)
     monkeypatch.setenv("NEREID_HOST", host)
     if has_keys:
         (tmp_path / "keys.toml").touch()
@@ -342,6 +411,19 @@ def test_invalid_keys_are_one_line(
 
     assert main([command, "--port", str(free_port())]) == 1
     assert one_line(capsys).startswith(f"{path}: [camera-1]: expected sha256 (")
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_invalid_certificate_is_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the file, and nothing is started."""
+    (path := tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----", encoding="utf-8")
+    monkeypatch.setenv("NEREID_TRITON_TLS", "true")
+    monkeypatch.setenv("NEREID_TRITON_CA_FILE", str(path))
+
+    assert main([command, "--triton", "triton:8001", "--port", str(free_port())]) == 1
+    assert one_line(capsys) == f"{path} is not a certificate in PEM"
 
 
 def test_key_prints_its_credential_and_its_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -379,6 +461,43 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
     assert seen == [("127.0.0.1:8001", None)]
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Collect the settings with which the API would be supervised."""
+    seen: list[Settings] = []
+
+    def supervise(settings: Settings, _: object) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr("app.__main__.supervise", supervise)
+    return seen
+
+
+def test_serve_runs_as_many_instances_as_it_is_told(
+    supervised: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a folder for their sockets; none of them listens on the port, where a proxy in front of them may listen."""
+    monkeypatch.setenv("NEREID_SOCKET_FOLDER", str(tmp_path / "var" / "run"))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        port = str(proxy.getsockname()[1])
+        assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "3", "--workers", "2", "--port", port]) == 0
+
+    assert [(settings.instances, settings.worker_count) for settings in supervised] == [(3, 2)]
+    assert (tmp_path / "var" / "run").is_dir()
+
+
+def test_folder_of_sockets_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has its path."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEREID_SOCKET_FOLDER", str(tmp_path / "file" / "run"))
+
+    assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "2", "--port", str(free_port())]) == 1
+    assert str(tmp_path / "file" / "run") in one_line(capsys)
 
 
 class Triton:
@@ -463,6 +582,7 @@ def test_signal_leaves_no_traceback(
     [
         SettingsError,
         KeysError,
+        CredentialsError,
         RegistryError,
         PackageError,
         InstallError,
@@ -494,7 +614,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     def supervise(_: Settings, watched: object) -> int:
         assert watched is triton
         done.append("supervise")
-        raise EmbeddedTritonError("Triton exited with code -11 right after its start")
+        raise EmbeddedTritonError("Triton cannot be run here")
 
     monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
     monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: triton)
@@ -505,7 +625,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ready, failed = capsys.readouterr().err.splitlines()
     assert ready == "nereid: Triton is ready; its log is triton.log"
-    assert failed == "nereid: Triton exited with code -11 right after its start"
+    assert failed == "nereid: Triton cannot be run here"
 
 
 def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

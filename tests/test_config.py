@@ -25,8 +25,16 @@ def test_empty_environment_gives_the_defaults() -> None:
     [
         ("HOST", "0.0.0.0", "0.0.0.0"),  # noqa: S104
         ("PORT", "65535", 65535),
+        ("SOCKET", "/run/nereid/api.sock", "/run/nereid/api.sock"),
+        ("SOCKET_MODE", "600", "600"),
+        ("INSTANCES", "64", 64),
+        ("SOCKET_FOLDER", "/run/nereid", "/run/nereid"),
         ("API_KEYS_FILE", "/etc/nereid/keys.toml", "/etc/nereid/keys.toml"),
         ("WORKERS", "1", 1),
+        ("WORKER_MAX_AGE_SECONDS", "86400", 86400),
+        ("WORKER_MAX_MEMORY_MB", "2048", 2048),
+        ("DRAIN_DELAY_SECONDS", "0", 0.0),
+        ("DRAIN_DELAY_SECONDS", "600", 600.0),
         ("DECODE_THREADS", "256", 256),
         ("MODEL", "null", "null"),
         ("TIMEOUT_SECONDS", "0.5", 0.5),
@@ -42,6 +50,7 @@ def test_empty_environment_gives_the_defaults() -> None:
         ("LOG_LEVEL", "debug", "debug"),
         ("LOG_FORMAT", "json", "json"),
         ("TRITON_HOME", "/srv/triton", "/srv/triton"),
+        ("TRITON_TLS", "false", False),
     ],
 )
 def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
@@ -68,10 +77,23 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("PORT", "65536"),
         ("PORT", "http"),
         ("PORT", ""),
+        ("SOCKET", "/" + "x" * 100),
+        ("SOCKET_MODE", "0660"),
+        ("SOCKET_MODE", "668"),
+        ("SOCKET_MODE", "rw-rw----"),
+        ("INSTANCES", "-1"),
+        ("INSTANCES", "65"),
+        ("SOCKET_FOLDER", "/" + "x" * 80),
         ("TRITON_GRPC_PORT", "-1"),
+        ("TRITON_TLS", "on"),
         ("WORKERS", "-1"),
         ("WORKERS", "1.5"),
         ("WORKERS", "257"),
+        ("WORKER_MAX_AGE_SECONDS", "-1"),
+        ("WORKER_MAX_AGE_SECONDS", "59"),
+        ("WORKER_MAX_MEMORY_MB", "-1"),
+        ("DRAIN_DELAY_SECONDS", "-1"),
+        ("DRAIN_DELAY_SECONDS", "601"),
         ("DECODE_THREADS", "0"),
         ("TIMEOUT_SECONDS", "0"),
         ("TIMEOUT_SECONDS", "601"),
@@ -116,6 +138,78 @@ def test_two_tritons_are_rejected() -> None:
         load({"NEREID_TRITON_URLS": "a:8001,b:8001"})
 
 
+def test_control_key_is_that_of_the_triton_in_use() -> None:
+    """The embedded Triton has one for each port; another one has one only if the settings name it."""
+    embedded = load({"NEREID_TRITON_HOME": "/srv/triton", "NEREID_TRITON_GRPC_PORT": "9001"})
+    other = {"NEREID_TRITON_URLS": "triton:8001"}
+
+    assert embedded.control_key_path == Path("/srv/triton/control-9001.key")
+    assert load(other).control_key_path is None
+    assert load({**other, "NEREID_TRITON_CONTROL_KEY_FILE": "/etc/key"}).control_key_path == Path("/etc/key")
+
+
+@pytest.mark.parametrize(
+    ("workers", "instances", "cores", "count"),
+    [(0, 0, 8, 8), (0, 1, 8, 8), (0, 3, 8, 2), (0, 64, 8, 1), (5, 0, 8, 5), (5, 3, 8, 5)],
+)
+def test_workers_are_one_per_core_unless_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, workers: int, instances: int, cores: int, count: int
+) -> None:
+    """Several instances share the cores; a number of workers is that of each instance."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+
+    assert Settings(workers=workers, instances=instances).worker_count == count
+
+
+@pytest.mark.parametrize(
+    ("body", "usual", "most", "seconds"),
+    [(30.0, 5.0, 20.0, 55), (30.0, 5.0, 0.5, 40), (1.0, 0.2, 1.1, 8), (0.5, 600.0, 600.0, 606)],
+)
+def test_requests_have_the_time_to_end_that_any_of_them_may_take(body: float, usual: float, most: float, seconds: int) -> None:
+    """To receive the body, the longer one of the deadlines, and some seconds more for the rest."""
+    settings = Settings(body_seconds=body, timeout_seconds=usual, max_timeout_seconds=most)
+
+    assert settings.drain_seconds == seconds
+
+
+REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
+TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
+OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files"),
+    [
+        ({}, None),
+        (REMOTE, None),
+        (TLS, ("", "", "")),
+        ({**TLS, "NEREID_TRITON_CA_FILE": "ca.pem"}, ("ca.pem", "", "")),
+        ({**TLS, **OWN}, ("", "own.pem", "own.key")),
+    ],
+)
+def test_files_for_tls_may_be_left_out(environ: dict[str, str], files: tuple[str, str, str] | None) -> None:
+    """There are none without TLS; with it each of them may be empty."""
+    assert load(environ).triton_tls_files == files
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"NEREID_TRITON_TLS": "true"}, "NEREID_TRITON_TLS: NEREID_TRITON_URLS names no Triton, and the embedded one has no TLS"),
+        ({**REMOTE, "NEREID_TRITON_CA_FILE": "ca.pem"}, "NEREID_TRITON_CA_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({**REMOTE, **OWN}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({"NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({**TLS, "NEREID_TRITON_CERT_FILE": "own.pem"}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_KEY_FILE"),
+        ({**TLS, "NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_CERT_FILE"),
+    ],
+)
+def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], message: str) -> None:
+    """A setting that would have no effect, or needs another one, is rejected instead of ignored."""
+    with pytest.raises(SettingsError) as caught:
+        load(environ)
+    assert str(caught.value) == message
+
+
 def test_limits_are_whole_bytes_and_pixels() -> None:
     """MiB and megapixels are converted to bytes and pixels."""
     settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
@@ -154,6 +248,7 @@ def test_table_has_a_row_for_each_setting() -> None:
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
     assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
+    assert any(line.startswith("| `NEREID_TRITON_TLS` | `false` | ") for line in lines)
     assert any(line.startswith("| `NEREID_TRITON_URLS` |  | gRPC endpoint of a running Triton, `host:port`") for line in lines)
 
 

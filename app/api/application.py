@@ -1,5 +1,6 @@
 """The HTTP application: routes, dependencies, error handlers and middleware put together."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -13,12 +14,13 @@ from app.api.capacity import CapacityMiddleware
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import WorkerResources, providers
 from app.api.detect import detect, predict
-from app.api.guards import Check, combine_guards, guard_key, guard_payload, guard_timing
+from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
+from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
@@ -42,10 +44,11 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         if hasattr(resources, "detector"):
             raise RuntimeError("this application was started before; build another one")
         async with open_resources() as (resources.triton, resources.detector):
+            asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_payload(body_limits), guard_timing),
+        _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(body_limits), guard_timing),
         _protect(keys, "detect", [models]),
         _protect(keys, "health", [health]),
         livez,

@@ -7,6 +7,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 from litestar.utils import normalize_path
 
 from app.api import problems
+from app.api.body import needs_parsing
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys
@@ -52,14 +53,19 @@ class CapacityMiddleware:
             return
         detector = self._resources.detector
         query = scope["query_string"]
+        named = ""
         if is_predict:
-            model = path.removeprefix(_PREDICT)
+            named = path.removeprefix(_PREDICT)
         elif b"model" in query:
-            named = parse_qs(query.decode("latin-1"))
-            model = next((named[name][0] for name in MODEL_NAMES if name in named), detector.default_model)
-        else:
-            model = detector.default_model
-        await detector.admission.check(model, share)
+            values = parse_qs(query.decode("latin-1"))
+            named = next((values[name][0] for name in MODEL_NAMES if name in values), "")
+        model = named or detector.default_model
+        context = context_of(scope)
+        if named or not needs_parsing(context.content_type):
+            context.model = model
+        # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
+        if detector.is_circuit_closed(model):
+            await detector.admission.check(model, share)
 
     def _share(self, scope: HTTPScope) -> Share | None:
         """Find out what part of the limit the request may use, by its API key; None if the key's guard will reject it."""

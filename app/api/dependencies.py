@@ -11,6 +11,12 @@ class WorkerResources:
 
     triton: TritonClient
     detector: Detector
+    is_draining = False
+    """Whether the worker is about to be stopped."""
+
+    def drain(self) -> None:
+        """Note that the worker is about to be stopped."""
+        self.is_draining = True
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
@@ -25,7 +31,11 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
     def provide_detector() -> Detector:
         return resources.detector
 
+    def provide_worker() -> WorkerResources:
+        return resources
+
     return {
         "triton": Provide(provide_triton, use_cache=True, sync_to_thread=False),
         "detector": Provide(provide_detector, use_cache=True, sync_to_thread=False),
+        "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
     }

@@ -12,6 +12,7 @@ from litestar.types import Guard
 from app.api.client_watch import BodyLimits, body_too_large
 from app.api.content_type import is_supported, media_type
 from app.api.context import context_of
+from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
 from app.errors import Forbidden, UnsupportedMediaType
 
@@ -35,6 +36,19 @@ def guard_key(keys: ApiKeys, scope: Scope) -> Check:
         context.share = keys.share_of(key)
         if scope not in key.scopes:
             raise Forbidden(f"the API key does not have the scope {scope!r}")
+
+    return check
+
+
+def guard_circuit(resources: WorkerResources) -> Check:
+    """Make a check that rejects a request while Triton is known not to run its model.
+
+    The check raises:
+        CircuitOpen: The circuit of the model is open.
+    """
+
+    def check(connection: Connection) -> None:
+        resources.detector.check_circuit(context_of(connection.scope).model)
 
     return check
 

@@ -8,6 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
 from app.api.context import context_of
+from app.api.dependencies import WorkerResources
 from app.api.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
 from app.errors import GatewayError
 from app.host import memory
@@ -27,9 +28,9 @@ async def livez() -> Liveness:
 
 
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
-async def readyz(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> Response[Readiness]:
-    """Readiness probe: 200 while the default model is ready in Triton."""
-    if await triton.is_ready(detector.default_model):
+async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
+    """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
+    if not worker.is_draining and await _is_ready(worker.triton, worker.detector):
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
 
@@ -44,7 +45,7 @@ async def health(
     try:
         triton_health = TritonHealth("not_ready", (await triton.read_server()).version)
         gpu = (await detector.spec(detector.default_model)).device == "gpu"
-        is_ready = await triton.is_ready(detector.default_model)
+        is_ready = await _is_ready(triton, detector)
     except GatewayError as error:
         context_of(request.scope).log_fields["detail"] = error.detail
     if is_ready:
@@ -65,3 +66,7 @@ async def health(
         ),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+
+
+async def _is_ready(triton: TritonClient, detector: Detector) -> bool:
+    return detector.is_circuit_closed(detector.default_model) and await triton.is_ready(detector.default_model)

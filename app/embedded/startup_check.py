@@ -11,6 +11,9 @@ from app.errors import UnsupportedModel
 from app.host.processes import LOOPBACK
 from app.model.spec import from_triton_config
 
+# What Triton answers if it works, but has no time for the inference.
+_BUSY = (b"maximum queue size", b"Request timeout expired")
+
 
 class StartupCheckError(Exception):
     """The model did not answer as it must; the message is one line for the user."""
@@ -52,9 +55,11 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
         with LOOPBACK.open(post, timeout=seconds) as answer:
             length = int(answer.headers["Inference-Header-Content-Length"])
             outputs = json.loads(answer.read()[:length])["outputs"]
-    except (OSError, HTTPException, UnsupportedModel) as error:
+    except (OSError, HTTPException, UnsupportedModel, ValueError, KeyError, TypeError) as error:
         if isinstance(error, HTTPError):
-            error.close()
+            with error:
+                if any(text in error.read() for text in _BUSY):
+                    return
         raise StartupCheckError(f"the start-up inference of {model} failed: {error}") from error
     empty = [output["name"] for output in outputs if not output["parameters"]["binary_data_size"]]
     if empty:

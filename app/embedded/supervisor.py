@@ -1,95 +1,102 @@
-"""The API and the embedded Triton side by side: watched, and stopped in order."""
+"""Run the instances of the API and the embedded Triton: restart what ends, and stop everything in order."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
-import app
 from app.config import Settings
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
-from app.host.processes import die_with_parent, kill_group, wait_for_answer
+from app.embedded.api_process import ApiProcess
+from app.embedded.server import EmbeddedTriton
+from app.embedded.service import Service, ServiceError
+from app.resilience import worker_table
 from app.telemetry.logging import say
 from app.triton import shared_memory
 
-DRAIN_SECONDS = 30
-"""How long requests in progress may take to end."""
-
-_ROOT = str(Path(app.__file__).parents[1])
-_POLL_SECONDS = 0.2
-_SECOND_SIGNAL_SECONDS = 2
-# A Triton that ends sooner than this after its start would do so again.
-_MIN_UPTIME_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+# Its workers are killed after the time to drain; then it has to end itself.
+_MARGIN_SECONDS = 5.0
 
 
 def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
-    """Run the API; restart Triton when it ends; return when the API ends.
+    """Run the API, and look after it and Triton, until a signal comes or nothing helps.
+
+    Args:
+        settings: How many instances there are, and where they listen.
+        triton: The embedded Triton, which is ready; None with another one.
 
     Returns:
-        An exit code: the API's own, or 0 after a signal.
-
-    Raises:
-        EmbeddedTritonError: Triton ended right after its start, or could not be restarted.
+        An exit code: 0 after a signal.
     """
-    api = subprocess.Popen(
-        # With -P, a package `app` in the current folder cannot take the place of this one.
-        [sys.executable, "-P", "-m", "app", "api"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))},
-        start_new_session=True,  # a Ctrl-C reaches only us
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
-    )
+    signals: list[int] = []
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda number, _: signals.append(number))
+    worker_table.create()
+    instances = [ApiProcess(settings, socket) for socket in _sockets(settings)]
+    services = [Service(instance) for instance in instances]
+    watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
     try:
-        _announce(settings, api)
-        started = time.monotonic()
-        while (code := api.poll()) is None:
-            time.sleep(_POLL_SECONDS)
-            if triton is None or triton.poll() is None:
-                continue
-            if time.monotonic() - started < _MIN_UPTIME_SECONDS:
-                raise EmbeddedTritonError(f"Triton exited with code {triton.poll()} right after its start; its log is {triton.log}")
-            say(f"Triton exited with code {triton.poll()}; restarting it; its last log is {triton.log}.1")
-            triton.stop()
-            triton.start()
-            started = time.monotonic()
-    except KeyboardInterrupt:
-        say("waiting for requests in progress")
-        return 0
-    else:
-        say(f"the API exited with code {code}")
-        return code
+        _look_after(watched, services, instances, signals)
+        say("waiting for requests in progress; a second signal ends them")
+        code = 0
+    except ServiceError as error:
+        say(str(error))
+        code = error.code
     finally:
+        for service in watched:
+            service.close()
+        _drain(settings, instances, signals)
         ignore_signals()
-        _stop(api)
-        if triton is not None:  # with another Triton, the next worker sweeps, because that Triton must be told as well
+        for instance in instances:
+            instance.kill()
+        if triton is not None:  # the next worker removes what is left with another one
             shared_memory.sweep()
+    return code
 
 
 def ignore_signals() -> None:
-    """Ignore SIGINT and SIGTERM from now on, so that a second Ctrl-C does not interrupt the clean-up."""
+    """Ignore SIGINT and SIGTERM from now on, so that another one does not interrupt the clean-up."""
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
 
 
-def _stop(api: "subprocess.Popen[bytes]") -> None:
-    """End the API once its requests have ended; kill it if that takes too long."""
-    api.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        api.wait(_SECOND_SIGNAL_SECONDS)
-    # Granian loses a signal that reaches a worker between its start and its first request. Such a worker receives the
-    # second one; a worker that is draining already ignores it.
-    with suppress(ProcessLookupError):
-        os.killpg(api.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        api.wait(DRAIN_SECONDS)
-    kill_group(api)
+def _sockets(settings: Settings) -> list[Path | None]:
+    """Return where each instance listens; None is host and port."""
+    if not settings.instances:
+        return [Path(settings.socket).resolve() if settings.socket else None]
+    folder = Path(settings.socket_folder).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return [folder / f"nereid-{number}.sock" for number in range(1, settings.instances + 1)]
 
 
-def _announce(settings: Settings, api: "subprocess.Popen[bytes]") -> None:
-    """Tell the user when the API answers."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104 - compared only
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-    if wait_for_answer(f"{url}/livez", api) is not None:
+def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: list[int]) -> None:
+    """Keep everything running until a signal comes."""
+    is_announced = False
+    while not signals:
+        for service in watched:
+            service.tick()
+        if not is_announced and all(service.is_ready for service in services):
+            is_announced = True
+            _announce(instances)
+        time.sleep(_POLL_SECONDS)
+
+
+def _drain(settings: Settings, instances: list[ApiProcess], signals: list[int]) -> None:
+    """Let all instances end once their requests have ended, unless another signal comes."""
+    for instance in instances:
+        instance.drain(signals[0] if signals else signal.SIGTERM)
+    until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
+    while any(instance.is_running for instance in instances) and time.monotonic() < until:
+        if len(signals) > 1:
+            say("ending requests in progress")
+            break
+        time.sleep(_POLL_SECONDS)
+
+
+def _announce(instances: list[ApiProcess]) -> None:
+    """Tell the user where the API answers."""
+    sockets = [str(instance.socket) for instance in instances if instance.socket is not None]
+    if sockets:
+        say(f"ready: {len(sockets)} instances at {', '.join(sockets)}; Ctrl-C stops everything")
+    else:
+        url = instances[0].url
         say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")

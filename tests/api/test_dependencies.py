@@ -25,12 +25,22 @@ class StubTriton(TritonClient):
         self.asked.append(model)
         return True
 
+    async def list_models(self) -> dict[str, str]:
+        """Note the question about all of them."""
+        self.asked.append("*")
+        return {}
+
 
 class StubDetector(Detector):
-    """A detector that has nothing but a default model."""
+    """A detector that has nothing but a default model, with which nothing has failed."""
 
     def __init__(self, default_model: str) -> None:
         self.default_model = default_model
+        self.pullable = frozenset()
+
+    def is_circuit_closed(self, model: str) -> bool:
+        """Know of no failure."""
+        return model == self.default_model
 
 
 def build(triton: StubTriton, model: str) -> Application:
@@ -57,7 +67,7 @@ def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
     first, second = providers(WorkerResources()), providers(WorkerResources())
 
-    assert first.keys() == second.keys() == {"triton", "detector"}
+    assert first.keys() == second.keys() >= {"triton", "detector"}
     assert all(first[name] is not second[name] for name in first)
     assert all(provider.use_cache for provider in first.values())
 
@@ -75,11 +85,11 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
     triton = StubTriton()
     async with started(build(triton, "a")) as client:
         provided.clear()  # the lifespan has looked, too
-        for path in ("/readyz", "/v1/readyz", "/readyz"):
-            json(await client.get(path))
+        for path in ("/models", "/v1/models", "/models"):
+            assert json(await client.get(path))["default"] == "a"
 
     assert sorted(provided) == ["detector", "triton"]
-    assert triton.asked == ["a", "a", "a"]
+    assert triton.asked == ["*", "*", "*"]
 
 
 async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:

@@ -1,5 +1,7 @@
 """Liveness, readiness and the health report, whatever state Triton is in."""
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +13,7 @@ from structlog.testing import CapturedCall
 from app import __version__
 from app.api import application, middleware
 from app.host.packages import has_pillow_simd
+from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.transport import Transport
@@ -55,6 +58,22 @@ async def test_nothing_is_ready_without_triton(lonely: httpx.AsyncClient) -> Non
 
     assert json(response, 503) == {"status": "not_ready"}
     assert response.headers["retry-after"] == "1"
+
+
+async def test_nothing_is_ready_before_a_stop(gateway: Gateway) -> None:
+    """A load balancer sends no more requests then, but those that come are answered, and the worker is alive."""
+    _, client = gateway
+    assert signal.getsignal(DRAIN_SIGNAL) is not signal.SIG_DFL  # it would end this process
+    os.kill(os.getpid(), DRAIN_SIGNAL)
+    response = await client.get("/readyz")
+    for _ in range(100):
+        if response.status_code == 200:
+            response = await client.get("/readyz")
+
+    assert json(response, 503) == {"status": "not_ready"}
+    assert response.headers["retry-after"] == "1"
+    assert json(await client.get("/livez")) == {"status": "alive"}
+    assert json(await client.get("/models"))["default"] == "tiny"
 
 
 async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:

@@ -1,53 +1,75 @@
-"""The API and Triton side by side, with stand-ins for both: watched, restarted, and stopped in order."""
+"""The instances of the API and Triton side by side, with stand-ins for all: watched, restarted, and stopped in order."""
 
+import io
 import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import psutil
 import pytest
 
 from app.config import Settings
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
+from app.embedded.server import EmbeddedTriton
+from app.embedded.service import CheckError
 from app.embedded.supervisor import ignore_signals, supervise
+from app.host.ports import find_free
 from tests import processes
-from tests.processes import wait_until_gone
+from tests.processes import wait_for, wait_until_gone
 from tests.support import free_port
+
+VARIABLE = "WORKER_TABLE_FD"
 
 # Stands in for `python -m app api`: writes down what happens to it, and answers /livez.
 API = """#!{python}
-import os, signal, subprocess, sys, threading, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import os, signal, socket, subprocess, sys, threading, time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import TCPServer
 
 notes = Path({notes!r})
+path = os.environ.get("NEREID_SOCKET")
+name = Path(path).stem + " " if path else ""
 def note(text):
     with notes.open("a") as file:
-        file.write(text + "\\n")
+        file.write(name + text + "\\n")
+def noted(text):
+    return name + text in notes.read_text().splitlines()
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        note("asked " + self.path)
         self.send_response(200 if self.path == "/livez" else 404)
         self.end_headers()
-        note("asked " + self.path)
+    def log_message(self, *_):
+        pass
 
-class Server(HTTPServer):
-    address_family = {family}
+class Server(TCPServer):
+    address_family = socket.AF_UNIX if path else {family}
+    allow_reuse_address = not path
 
-def stop(*_):
-    note("told to stop")
+def stop(number, _):
+    note("told to stop by " + signal.Signals(number).name)
     {stop}
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGINT, stop)
 note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own session" if os.getsid(0) == os.getpid() else "ours"))
+note("process " + str(os.getpid()))
 {begin}
-server = Server(({host!r}, {port}), Handler)
+if path:
+    Path(path).unlink(missing_ok=True)
+server = Server(path or ({host!r}, {port}), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 {serve}
 while True:
@@ -55,7 +77,10 @@ while True:
 """
 PYTHON = sys.executable
 STARTED = "started with -P -m app api in its own session"
+ASKED = "asked /livez"
+TOLD = "told to stop by SIGTERM"
 AT_ONCE = "os._exit(0)"
+NEVER = "pass"
 
 
 class Api:
@@ -69,56 +94,104 @@ class Api:
     def write(self, *, begin: str = "", serve: str = "", stop: str = AT_ONCE) -> None:
         """Write it; what it does before and after it listens, and when it is told to stop, is Python."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.settings.host, self.settings.host)  # noqa: S104
-        self.program.write_text(
-            API.format(
-                python=PYTHON,
-                notes=str(self._notes),
-                family=int(socket.AF_INET6 if ":" in host else socket.AF_INET),
-                host=host,
-                port=self.settings.port,
-                begin=begin,
-                serve=serve,
-                stop=stop,
-            ),
-            encoding="utf-8",
+        text = API.format(
+            python=PYTHON,
+            notes=str(self._notes),
+            family=int(socket.AF_INET6 if ":" in host else socket.AF_INET),
+            host=host,
+            port=self.settings.port,
+            begin=begin,
+            serve=serve,
+            stop=stop,
         )
-        self.program.chmod(0o755)
+        written = self.program.with_name("written")
+        written.write_text(text, encoding="utf-8")
+        written.chmod(0o755)
+        written.replace(self.program)
 
-    def notes(self) -> list[str]:
+    def all_notes(self) -> list[str]:
         return self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
+
+    def notes(self, instance: str = "") -> list[str]:
+        """Return what it, or one of its instances, has noted, without the process ids."""
+        start = f"{instance} " if instance else ""
+        notes = [line.removeprefix(start) for line in self.all_notes() if line.startswith(start)]
+        return [line for line in notes if not line.startswith("process ")]
+
+    def has_noted(self, *notes: str) -> Callable[[], bool]:
+        """Make a condition: all of these notes are there."""
+        return lambda: set(notes) <= set(self.all_notes())
+
+    def process(self, instance: str = "") -> int:
+        """Return the process id of the one that was started last."""
+        start = f"{instance} process ".lstrip()
+        return int([line for line in self.all_notes() if line.startswith(start)][-1].removeprefix(start))
 
 
 class Triton(EmbeddedTriton):
-    """Stands in for Triton: it ends, or a Ctrl-C arrives, as often as a test says, and later it just runs."""
+    """Runs a stand-in for Triton's program, which need not answer anything."""
 
-    def __init__(self, settings: Settings, *events: int | BaseException | None) -> None:
+    def __init__(self, settings: Settings, *ends: str) -> None:
+        """Prepare it.
+
+        Args:
+            settings: Its home is a folder of the test's own.
+            *ends: What the program does at its first starts, as shell commands; after that it just runs.
+        """
         super().__init__(settings)
-        self.log = Path("triton.log")
-        self.events = list(events)
-        self.calls: list[str] = []
-        self.cannot_start: Exception | None = None
+        self.works = True
+        home = Path(settings.triton_home)
+        self._starts = home / "starts"
+        for folder in ("bin", "backends"):
+            (home / "server" / "pytriton" / "tritonserver" / folder).mkdir(parents=True)
+        cases = "\n".join(f"{number}) {end};;" for number, end in enumerate(ends, 1))
+        program = home / "server" / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+        program.write_text(
+            f"#!/bin/sh\necho >> {self._starts}\ncase $(wc -l < {self._starts}) in\n{cases}\nesac\nexec sleep 60\n",
+            encoding="utf-8",
+        )
+        program.chmod(0o755)
 
-    def start(self) -> None:
-        self.calls.append("start")
-        if self.cannot_start is not None:
-            raise self.cannot_start
+    @property
+    def starts(self) -> int:
+        """How often the program was started."""
+        return len(self._starts.read_text(encoding="utf-8")) if self._starts.exists() else 0
 
-    def poll(self) -> int | None:
-        event = self.events[0] if self.events else None
-        if isinstance(event, BaseException):
-            raise event
-        if event is None and self.events:
-            self.events.pop(0)
-        return event
+    def check(self) -> None:
+        if not self.works:
+            raise CheckError("its inference failed")
 
-    def stop(self) -> None:
-        self.calls.append("stop")
-        self.events.pop(0)
+
+class Terminal(io.StringIO):
+    """What the user sees."""
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.removeprefix("nereid: ") for line in self.getvalue().splitlines()]
+
+    def shows(self, text: str) -> Callable[[], bool]:
+        """Make a condition: there is a line that begins with this."""
+        return lambda: any(line.startswith(text) for line in self.lines)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(port=free_port(), triton_home=str(tmp_path))
+    http, grpc, metrics = find_free(3)
+    return Settings(
+        port=free_port(),
+        socket_folder=str(tmp_path / "run"),
+        triton_home=str(tmp_path),
+        triton_http_port=http,
+        triton_grpc_port=grpc,
+        triton_metrics_port=metrics,
+    )
+
+
+@pytest.fixture
+def two(settings: Settings) -> Settings:
+    """Two instances instead of one."""
+    Path(settings.socket_folder).mkdir()
+    return msgspec.structs.replace(settings, instances=2, workers=3)
 
 
 @pytest.fixture
@@ -128,6 +201,32 @@ def api(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> 
     api.write()
     monkeypatch.setattr(sys, "executable", str(api.program))
     return api
+
+
+RunTriton = Callable[..., Triton]
+
+
+@pytest.fixture
+def run_triton(settings: Settings) -> Iterator[RunTriton]:
+    """Starts a Triton that does what a test says, as `serve` does before it runs the API."""
+    tritons: list[Triton] = []
+
+    def run(*ends: str) -> Triton:
+        tritons.append(Triton(settings, *ends))
+        tritons[-1].spawn()
+        return tritons[-1]
+
+    yield run
+    for triton in tritons:
+        triton.kill()
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Show messages where a test can also see them while `supervise` runs."""
+    terminal = Terminal()
+    monkeypatch.setattr("app.telemetry.logging.sys", SimpleNamespace(stderr=terminal))
+    return terminal
 
 
 @pytest.fixture(autouse=True)
@@ -144,10 +243,13 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """Let signals interrupt, as the command line does, and take back that they are ignored in the end."""
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
+def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take back what `supervise` did to this process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever is written
     yield
+    if os.environ[VARIABLE]:
+        os.close(int(os.environ[VARIABLE]))
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -160,82 +262,151 @@ def no_process_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def long_uptime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a minute pass with each look at the clock."""
-    minutes = iter(range(0, 60_000, 60))
-    monkeypatch.setattr("app.embedded.supervisor.time", SimpleNamespace(monotonic=lambda: float(next(minutes)), sleep=time.sleep))
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let restarts follow each other at once."""
+    monkeypatch.setattr("app.embedded.service._FIRST_DELAY_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("code", [0, 1, 7])
-def test_exit_code_is_that_of_the_api(api: Api, settings: Settings, capsys: pytest.CaptureFixture[str], code: int) -> None:
-    """When the API ends, everything ends with its code."""
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the API a moment to end its requests."""
+    monkeypatch.setattr("app.embedded.supervisor._MARGIN_SECONDS", 0.3)
+    monkeypatch.setattr(Settings, "drain_seconds", 0)
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Do something in another thread while `supervise` runs; if that fails, `supervise` is interrupted, too."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException:
+            for _ in range(2):
+                if not is_over.wait(0.5):
+                    stop()
+            raise
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            is_over.set()
+    running.result()
+
+
+def stop(number: int = signal.SIGTERM) -> None:
+    """Tell this process, in which `supervise` runs, to stop."""
+    os.kill(os.getpid(), number)
+
+
+def stop_when(*conditions: Callable[[], bool], number: int = signal.SIGTERM) -> Callable[[], None]:
+    """Make an action: send a signal when the first condition holds, another one when the second does, and so on."""
+
+    def act() -> None:
+        for holds in conditions:
+            wait_for(holds)
+            stop(number)
+
+    return act
+
+
+class Host(NamedTuple):
+    """What the API listens on, and how it is reached from this machine."""
+
+    listens_on: str
+    reached_at: str
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (1, 1), (7, 7)])
+def test_api_that_cannot_start_ends_everything(api: Api, settings: Settings, terminal: Terminal, code: int, exit_code: int) -> None:
+    """If it ends before it has answered, so does `serve`, with its code."""
     api.write(begin=f"os._exit({code})")
 
-    assert supervise(settings, None) == code
+    assert supervise(settings, None) == exit_code
     assert api.notes() == [STARTED]
-    assert capsys.readouterr().err.splitlines() == [f"nereid: the API exited with code {code}"]
+    assert terminal.lines == [f"the API exited with code {code}"]
+
+
+IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 
 
 @pytest.mark.parametrize(
-    ("host", "shown"),
+    "host",
     [
-        ("127.0.0.1", "127.0.0.1"),
-        ("0.0.0.0", "127.0.0.1"),  # noqa: S104
-        pytest.param("::", "[::1]", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")),
-        pytest.param("::1", "[::1]", marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")),
+        Host("127.0.0.1", "127.0.0.1"),
+        Host("0.0.0.0", "127.0.0.1"),  # noqa: S104
+        pytest.param(Host("::", "[::1]"), marks=IPV6),
+        pytest.param(Host("::1", "[::1]"), marks=IPV6),
     ],
 )
 def test_address_is_shown_once_the_api_answers(
-    api: Api, settings: Settings, capsys: pytest.CaptureFixture[str], host: str, shown: str
+    api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, host: Host
 ) -> None:
     """The person at the terminal gets an address that can be opened, whatever the API listens on."""
-    api.settings = settings = msgspec.structs.replace(settings, host=host)
-    api.write(serve="while 'asked' not in notes.read_text(): time.sleep(0.05)\ntime.sleep(0.2); os._exit(0)")
-    supervise(settings, None)
+    api.settings = settings = msgspec.structs.replace(settings, host=host.listens_on)
+    listen = tmp_path / "listen"
+    api.write(begin=f"while not os.path.exists({str(listen)!r}): time.sleep(0.02)")
 
-    assert api.notes() == [STARTED, "asked /livez"]
-    url = f"http://{shown}:{settings.port}"
-    ready, ended = capsys.readouterr().err.splitlines()
-    assert ready == f"nereid: ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything"
-    assert ended == "nereid: the API exited with code 0"
+    def act() -> None:
+        wait_for(api.has_noted(STARTED))
+        assert terminal.lines == []
+        listen.touch()
+        wait_for(terminal.shows("ready"))
+        stop()
+
+    with meanwhile(act):
+        supervise(settings, None)
+    assert api.notes() == [STARTED, ASKED, TOLD]
+    url = f"http://{host.reached_at}:{settings.port}"
+    assert terminal.lines[0] == f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything"
 
 
-def test_ctrl_c_lets_requests_end(api: Api, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """The API is told to stop, and waited for; the exit code is 0."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_requests_end(api: Api, settings: Settings, terminal: Terminal, number: signal.Signals) -> None:
+    """The API gets the same one, once, and is waited for; the exit code is 0 whatever its own is."""
     api.write(stop="time.sleep(0.5); note('drained'); os._exit(3)")
+    with meanwhile(stop_when(terminal.shows("ready"), number=number)):
+        assert supervise(settings, None) == 0
 
-    assert supervise(settings, Triton(settings, None, KeyboardInterrupt())) == 0
-    assert api.notes() == [STARTED, "asked /livez", "told to stop", "drained"]
-    assert capsys.readouterr().err.splitlines()[-1] == "nereid: waiting for requests in progress"
-
-
-def test_api_that_missed_the_signal_gets_another(api: Api, settings: Settings) -> None:
-    """A worker that was just starting may have lost the first one."""
-    api.write(stop="if sum(line == 'told to stop' for line in notes.read_text().splitlines()) > 1: os._exit(0)")
-
-    assert supervise(settings, Triton(settings, KeyboardInterrupt())) == 0
-    assert api.notes() == [STARTED, "asked /livez", "told to stop", "told to stop"]
+    assert api.notes() == [STARTED, ASKED, f"told to stop by {number.name}", "drained"]
+    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
 
 
-def test_api_that_does_not_end_is_killed(api: Api, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time to drain, it and what it has started are killed."""
-    monkeypatch.setattr("app.embedded.supervisor.DRAIN_SECONDS", 0.3)
-    child = "subprocess.Popen(['sh', '-c', \"trap '' TERM; while :; do sleep 0.1; done\"]).pid"
-    api.write(begin=f"note(str({child}))", stop="pass")
-
-    assert supervise(settings, Triton(settings, None, None, KeyboardInterrupt())) == 0
-    (pid,) = [int(text) for text in api.notes() if text.isdigit()]
-    if psutil.pid_exists(pid):
-        wait_until_gone([psutil.Process(pid)])
+CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; while :; do sleep 0.1; done\"]).pid"
 
 
-def test_signals_are_ignored_while_everything_is_stopped(api: Api, settings: Settings) -> None:
-    """A second Ctrl-C does not interrupt the clean-up."""
-    api.write(stop="os.kill(os.getppid(), signal.SIGINT); os.kill(os.getppid(), signal.SIGTERM); note('done'); os._exit(0)")
+def test_a_second_signal_ends_what_does_not_end_itself(api: Api, settings: Settings, terminal: Terminal) -> None:
+    """The API and what it has started are killed, and further signals do not interrupt the clean-up."""
+    api.write(begin=f"note('child ' + str({CHILD}))", stop=NEVER)
 
-    assert supervise(settings, Triton(settings, KeyboardInterrupt())) == 0
-    assert api.notes()[-1] == "done"
-    assert {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} == {signal.SIG_IGN}
+    def is_ending() -> bool:
+        return signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    with meanwhile(stop_when(terminal.shows("ready"), api.has_noted(TOLD), is_ending)):
+        assert supervise(settings, None) == 0
+
+    assert api.notes()[-1] == TOLD
+    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them", "ending requests in progress"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    (child,) = [int(line.split()[1]) for line in api.notes() if line.startswith("child ")]
+    if psutil.pid_exists(child):
+        wait_until_gone([psutil.Process(child)])
+
+
+@pytest.mark.usefixtures("impatience")
+def test_api_that_does_not_end_in_time_is_killed(api: Api, settings: Settings, terminal: Terminal) -> None:
+    """After the time that its requests may take, without a second signal; so are its children."""
+    before = processes.children()
+    api.write(begin=CHILD, stop=NEVER)
+    with meanwhile(stop_when(terminal.shows("ready"))):
+        assert supervise(settings, None) == 0
+
+    assert api.notes() == [STARTED, ASKED, TOLD]
+    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
+    wait_until_gone(processes.children() - before)
 
 
 def test_signals_can_be_ignored() -> None:
@@ -246,72 +417,194 @@ def test_signals_can_be_ignored() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.usefixtures("long_uptime")
-def test_triton_that_ends_is_restarted(api: Api, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its leftovers are removed first, the API goes on meanwhile, and the message names the old log."""
-    triton = Triton(settings, None, -11, None, -9, None, KeyboardInterrupt())
+def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Terminal) -> None:
+    """The address is not shown again."""
 
-    assert supervise(settings, triton) == 0
-    assert triton.calls == ["stop", "start", "stop", "start"]
-    assert api.notes().count("told to stop") == 1
-    shown = capsys.readouterr().err.splitlines()
-    assert "nereid: Triton exited with code -11; restarting it; its last log is triton.log.1" in shown
-    assert "nereid: Triton exited with code -9; restarting it; its last log is triton.log.1" in shown
+    def act() -> None:
+        wait_for(terminal.shows("ready"))
+        first = api.process()
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: api.process() != first and api.notes().count(ASKED) == 2)
+        time.sleep(0.5)  # more than one look at the API
+        stop()
 
-
-@pytest.mark.usefixtures("api")
-def test_triton_that_ends_right_after_its_start_is_an_error(settings: Settings, swept: list[int]) -> None:
-    """It would do so again; the API is stopped, and the message has the code and the log."""
-    triton = Triton(settings, -11)
-
-    with pytest.raises(EmbeddedTritonError, match=r"Triton exited with code -11 right after its start; its log is triton\.log"):
-        supervise(settings, triton)
-    assert triton.calls == []
-    assert swept == [1]
+    with meanwhile(act):
+        assert supervise(settings, None) == 0
+    assert api.notes() == [STARTED, ASKED, STARTED, ASKED, TOLD]
+    assert terminal.lines[1:] == [
+        "the API exited with code -9; restarting it",
+        "waiting for requests in progress; a second signal ends them",
+    ]
 
 
-def test_triton_that_ends_right_after_a_restart_is_an_error(api: Api, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its uptime counts from its last start."""
-    seconds = iter([0.0, 60.0, 61.0, 62.0])
-    monkeypatch.setattr("app.embedded.supervisor.time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=time.sleep))
-    triton = Triton(settings, -11, -11)
+def test_each_instance_has_a_socket(api: Api, two: Settings, terminal: Terminal, tmp_path: Path) -> None:
+    """In the folder; they have as many workers as the settings say, and share one table of workers."""
+    api.write(
+        begin="note(f'listens at {path}')\n"
+        "note('has ' + os.environ['NEREID_WORKERS'] + ' workers')\n"
+        "Path(str(notes) + '.tables').open('a').write(str(os.fstat(int(os.environ['WORKER_TABLE_FD'])).st_ino) + '\\n')"
+    )
+    with meanwhile(stop_when(terminal.shows("ready"))):
+        assert supervise(two, None) == 0
 
-    with pytest.raises(EmbeddedTritonError, match="right after its start"):
-        supervise(settings, triton)
-    assert triton.calls == ["stop", "start"]
-    assert api.notes()[-1] == "told to stop"
-
-
-@pytest.mark.usefixtures("long_uptime")
-def test_triton_that_cannot_be_restarted_is_an_error(api: Api, settings: Settings) -> None:
-    """The API is stopped, too."""
-    triton = Triton(settings, -11)
-    triton.cannot_start = EmbeddedTritonError("port 4600 is in use")
-
-    with pytest.raises(EmbeddedTritonError, match="port 4600 is in use"):
-        supervise(settings, triton)
-    assert api.notes()[-1] == "told to stop"
+    sockets = [str(tmp_path / "run" / f"nereid-{number}.sock") for number in (1, 2)]
+    for number, path in enumerate(sockets, 1):
+        assert api.notes(f"nereid-{number}") == [STARTED, f"listens at {path}", "has 3 workers", ASKED, TOLD]
+    assert terminal.lines[0] == f"ready: 2 instances at {sockets[0]}, {sockets[1]}; Ctrl-C stops everything"
+    assert not any(map(os.path.exists, sockets))  # although the stand-ins leave them behind
+    first, second = (tmp_path / "notes.tables").read_text(encoding="utf-8").split()
+    assert first == second == str(os.fstat(int(os.environ[VARIABLE])).st_ino)
 
 
-def test_leftovers_are_removed_only_with_a_triton_of_ones_own(api: Api, settings: Settings, swept: list[int]) -> None:
+def test_a_socket_of_the_settings_takes_the_place_of_the_port(
+    api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One instance listens there, and is looked for there."""
+    monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "api.sock"))
+    monkeypatch.setattr("app.embedded.api_process.ApiProcess.ready_seconds", 5.0)
+    with meanwhile(stop_when(terminal.shows("ready"))):
+        assert supervise(msgspec.structs.replace(settings, socket=str(tmp_path / "api.sock")), None) == 0
+
+    assert api.notes("api") == [STARTED, ASKED, TOLD]
+
+
+def test_nothing_is_ready_before_all_instances_answer(api: Api, two: Settings, terminal: Terminal, tmp_path: Path) -> None:
+    """A proxy may be told then that it can start."""
+    listen = tmp_path / "listen"
+    api.write(begin=f"while name == 'nereid-2 ' and not os.path.exists({str(listen)!r}): time.sleep(0.02)")
+
+    def act() -> None:
+        wait_for(api.has_noted(f"nereid-1 {ASKED}"))
+        time.sleep(0.5)  # more than one look at the instances
+        assert terminal.lines == []
+        listen.touch()
+        wait_for(terminal.shows("ready: 2 instances"))
+        stop()
+
+    with meanwhile(act):
+        assert supervise(two, None) == 0
+
+
+def test_an_instance_that_ends_is_restarted_while_the_others_run(api: Api, two: Settings, terminal: Terminal) -> None:
+    """Nothing happens to the others."""
+
+    def act() -> None:
+        wait_for(terminal.shows("ready"))
+        os.kill(api.process("nereid-1"), signal.SIGKILL)
+        wait_for(lambda: api.notes("nereid-1").count(ASKED) == 2)
+        stop()
+
+    with meanwhile(act):
+        assert supervise(two, None) == 0
+    assert api.notes("nereid-1") == [STARTED, ASKED, STARTED, ASKED, TOLD]
+    assert api.notes("nereid-2") == [STARTED, ASKED, TOLD]
+    assert terminal.lines[1:] == [
+        "instance nereid-1.sock exited with code -9; restarting it",
+        "waiting for requests in progress; a second signal ends them",
+    ]
+
+
+def test_an_instance_that_cannot_start_ends_all(api: Api, two: Settings, terminal: Terminal) -> None:
+    """The message names it, and the exit code is its own."""
+    api.write(begin="if name == 'nereid-2 ':\n    os._exit(7)")
+
+    assert supervise(two, None) == 7
+    assert terminal.lines[-1] == "instance nereid-2.sock exited with code 7"
+
+
+def test_all_instances_drain_together(api: Api, two: Settings, terminal: Terminal) -> None:
+    """Each of them ends only once the other one has been told to stop, too."""
+    others = f"{{'nereid-1 {TOLD}', 'nereid-2 {TOLD}'}}"
+    api.write(stop=f"while not {others} <= set(notes.read_text().splitlines()): time.sleep(0.02)\n    note('drained'); os._exit(0)")
+    with meanwhile(stop_when(terminal.shows("ready"))):
+        assert supervise(two, None) == 0
+
+    assert [api.notes(f"nereid-{number}")[-1] for number in (1, 2)] == ["drained", "drained"]
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 7", "kill -SEGV $$"])
+def test_triton_that_ends_right_after_its_start_is_restarted(
+    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton, end: str
+) -> None:
+    """It has worked once, so it is worth a try; the API goes on meanwhile."""
+    triton = run_triton(end)
+    with meanwhile(stop_when(lambda: triton.starts == 2 and terminal.shows("ready")())):
+        assert supervise(settings, triton) == 0
+
+    assert triton.poll() is None  # whoever has started it ends it
+    assert api.notes() == [STARTED, ASKED, TOLD]
+    code = {"exit 0": 0, "exit 7": 7, "kill -SEGV $$": -signal.SIGSEGV}[end]
+    assert f"Triton exited with code {code}; restarting it" in terminal.lines
+
+
+def test_triton_that_ends_again_and_again_is_restarted_later_and_later(
+    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
+) -> None:
+    """The API goes on all the time."""
+    triton = run_triton("exit 7", "sleep 0.5; exit 8")
+    with meanwhile(stop_when(lambda: triton.starts == 3)):
+        assert supervise(settings, triton) == 0
+
+    assert api.notes().count(STARTED) == 1
+    assert [line for line in terminal.lines if line.startswith("Triton")] == [
+        "Triton exited with code 7; restarting it",
+        "Triton exited with code 8; restarting it in 0.5 s",
+    ]
+
+
+def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton) -> None:
+    """It runs, but its inferences fail; nothing is left of that process."""
+    triton = run_triton()
+    triton.works = False
+    broken = psutil.Process(triton.pid)
+
+    def act() -> None:
+        wait_for(terminal.shows("Triton does not work (its inference failed); restarting it"))
+        triton.works = True
+        wait_for(lambda: triton.starts == 2)
+        stop()
+
+    with meanwhile(act):
+        assert supervise(settings, triton) == 0
+    wait_until_gone([broken])
+    assert api.notes().count(STARTED) == 1
+
+
+@pytest.mark.usefixtures("no_delay")
+def test_triton_that_cannot_be_restarted_ends_everything(
+    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
+) -> None:
+    """After five attempts; the API is told to stop."""
+    triton = run_triton()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", settings.triton_http_port))
+        other.listen()
+
+        def act() -> None:
+            wait_for(terminal.shows("ready"))
+            os.kill(triton.pid, signal.SIGKILL)
+
+        with meanwhile(act):
+            assert supervise(settings, triton) == 1
+
+    assert api.notes() == [STARTED, ASKED, TOLD]
+    reason = f"could not be started (port {settings.triton_http_port} is in use; "
+    assert [line.startswith(f"Triton {reason}") for line in terminal.lines[2:]] == [True] * 5
+    assert terminal.lines[1] == "Triton exited with code -9; restarting it"
+    assert [line.endswith("; restarting it") for line in terminal.lines[2:]] == [True] * 4 + [False]
+
+
+def test_leftovers_are_removed_only_with_a_triton_of_ones_own(
+    api: Api, settings: Settings, swept: list[int], run_triton: RunTriton
+) -> None:
     """Another Triton still maps them; the next worker tells it to unmap them."""
     api.write(begin="os._exit(0)")
 
     supervise(settings, None)
     assert swept == []
 
-    supervise(settings, Triton(settings))
+    supervise(settings, run_triton())
     assert swept == [1]
-
-
-def test_nothing_runs_once_it_returns(api: Api, settings: Settings) -> None:
-    """The API has ended by then, and so have its children."""
-    before = processes.children()
-    api.write(begin="subprocess.Popen(['sleep', '60'])")
-
-    supervise(settings, Triton(settings, None, KeyboardInterrupt()))
-
-    wait_until_gone(processes.children() - before)
 
 
 @pytest.mark.parametrize("where", ["current folder", "PYTHONPATH", "both"])

@@ -7,21 +7,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
 from app.config import Settings
+from app.host.http import get_status
 from app.host.ports import find_free
+from app.host.processes import end_group
 from app.triton import shared_memory
-from tests.support import ROOT, sample_image
+from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import serving as serving_fake
+from tests.support import REPOSITORY, ROOT, SCENE, sample_image
 
 CAT = sample_image("chelsea.jpg")
 PATIENCE_SECONDS = 60
+STUB = "triton_python_b"
+"""How the names of the processes begin in which Triton runs its models; the kernel keeps 15 characters."""
 
 
 class Running:
@@ -40,7 +47,7 @@ class Running:
             "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
             "NEREID_TRITON_METRICS_PORT": str(metrics_port),
             "NEREID_MAX_FILE_SIZE_MB": "1",
-            "NEREID_TIMEOUT_SECONDS": "60",  # so that nothing is rejected for being late on a busy machine
+            "NEREID_TIMEOUT_SECONDS": "20",  # so that nothing is rejected for being late on a busy machine
         }
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -57,16 +64,30 @@ class Running:
 
     def triton(self) -> psutil.Process:
         """Find the Triton it started."""
-        return next(process for process in self.family() if process.name() == "tritonserver")
+        return next(process for process in self.family() if process.name() == "tritonserver" and is_alive(process))
+
+    def backend(self) -> psutil.Process:
+        """Find one of the processes in which that Triton runs the default model."""
+        stubs = [process for process in self.family() if process.name().startswith(STUB) and is_alive(process)]
+        return next(process for process in stubs if any("/yolo11n/" in argument for argument in process.cmdline()))
+
+    def detects(self) -> bool:
+        """Return whether it finds the cat."""
+        return "cat" in httpx.post(f"{self.url}/detect", content=CAT, timeout=30).text
 
     def shm(self) -> list[Path]:
         """List what its Triton has in /dev/shm."""
         return list(shared_memory.SHM.glob(f"nereid_{self.grpc_port}_*"))
 
+    @property
+    def messages(self) -> str:
+        """What it has said to the user."""
+        return "".join(line for line in self.log.read_text().splitlines(keepends=True) if line.startswith("nereid: "))
+
     def is_ready(self) -> bool:
-        """Return whether it can detect."""
+        """Return whether it can detect, and has said that it is ready."""
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+            return "nereid: ready: " in self.messages and httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -112,7 +133,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One server for the tests that leave it as it is."""
+    """One server for the tests that leave it as it is, or as good as new."""
     with serving(settings, tmp_path_factory.mktemp("serve")) as running:
         yield running
 
@@ -138,7 +159,7 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
             httpx.get(running.url)
 
 
-def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
+def test_more_signals_do_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
     """Nothing is left behind, however often Ctrl-C is pressed."""
     with serving(settings, tmp_path) as running:
         family = running.family()
@@ -147,17 +168,6 @@ def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(settings: Settings, tmp
             time.sleep(0.5)
 
         assert running.process.wait(PATIENCE_SECONDS) == 0
-        assert eventually(lambda: not any(process.is_running() for process in family))
-        assert not running.shm()
-
-
-def test_workers_do_not_outlive_their_parent(settings: Settings, tmp_path: Path) -> None:
-    """When it is killed, everything ends, with an exit code that says so."""
-    with serving(settings, tmp_path) as running:
-        family = running.family()
-        next(process for process in family if process.name() == "nereid").kill()
-
-        assert running.process.wait(PATIENCE_SECONDS) != 0
         assert eventually(lambda: not any(process.is_running() for process in family))
         assert not running.shm()
 
@@ -171,19 +181,6 @@ def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_
         api.kill()
 
         assert eventually(lambda: not any(p.is_running() and p.status() != "zombie" for p in family if "worker" in p.name()))
-
-
-def test_a_killed_triton_is_started_again(settings: Settings, tmp_path: Path) -> None:
-    """The API answers 503 meanwhile, and detects again afterwards."""
-    with serving(settings, tmp_path) as running:
-        time.sleep(10)  # right after its start, its end would count as a fault that restarting cannot cure
-        running.triton().kill()
-        during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
-        assert during.status_code == 503
-        assert during.headers["retry-after"]
-        assert eventually(lambda: "cat" in httpx.post(f"{running.url}/detect", content=CAT, timeout=30).text), (
-            running.log.read_text()
-        )
 
 
 def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
@@ -261,3 +258,127 @@ def test_a_client_that_disconnects_early_is_not_a_failure(running: Running) -> N
     assert eventually(lambda: "client_gone" in running.log.read_text())
     assert '"status":499' in running.log.read_text()
     assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
+
+
+class Instances:
+    """A `serve` process that runs two instances on a Triton of the test's own."""
+
+    def __init__(self, fake: FakeTriton, folder: Path) -> None:
+        self.sockets = [folder / "run" / f"nereid-{number}.sock" for number in (1, 2)]
+        self.log = folder / "serve.log"
+        environ = {
+            **os.environ,
+            "NEREID_SOCKET_FOLDER": str(folder / "run"),
+            "NEREID_MODEL": "tiny",
+            "NEREID_MODEL_REPOSITORY": str(REPOSITORY),
+            "NEREID_MAX_REQUESTS": "1",
+            "NEREID_TIMEOUT_SECONDS": "60",
+        }
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app", "serve", "--instances", "2", "--workers", "1", "--triton", fake.url],
+                cwd=ROOT,
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def client(self, number: int) -> httpx.AsyncClient:
+        """Make a client of one instance."""
+        transport = httpx.AsyncHTTPTransport(uds=str(self.sockets[number - 1]))
+        return httpx.AsyncClient(transport=transport, base_url="http://nereid", timeout=5)
+
+    def instances(self) -> list[psutil.Process]:
+        """Return the instances' processes."""
+        return list(psutil.Process(self.process.pid).children())
+
+    def shows(self, text: str) -> bool:
+        """Return whether there is a message that begins with this."""
+        assert self.process.poll() is None, self.log.read_text()
+        return any(line.startswith(f"nereid: {text}") for line in self.log.read_text().splitlines())
+
+
+@asynccontextmanager
+async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Instances]]:
+    """Run two instances until the block ends, however it ends."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    async with serving_fake(fake):
+        running = Instances(fake, folder)
+        try:
+            assert await asyncio.to_thread(eventually, lambda: running.shows("ready: 2 instances at ")), running.log.read_text()
+            yield fake, running
+        finally:
+            fake.may_answer.set()
+            await asyncio.to_thread(end_group, running.process, PATIENCE_SECONDS)
+
+
+async def is_full(client: httpx.AsyncClient) -> bool:
+    """Return whether an instance rejects a request because of others; instances learn of each other within a second."""
+    for _ in range(20):
+        with suppress(httpx.ReadTimeout):
+            answer = await client.post("/detect", content=SCENE, timeout=1)
+            return (answer.status_code, answer.json()["code"]) == (429, "gateway_full")
+    return False
+
+
+async def test_instances_are_one_service(tmp_path: Path) -> None:
+    """They share one limit, each is restarted without the other, and all of them stop together."""
+    async with two_instances(tmp_path) as (fake, running), running.client(1) as first, running.client(2) as second:
+        fake.may_answer.clear()
+        request = asyncio.create_task(first.post("/detect", content=SCENE, timeout=PATIENCE_SECONDS))
+        assert await asyncio.to_thread(eventually, lambda: fake.running == 1)
+        assert await is_full(second)
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        killed, other = sorted(running.instances(), key=lambda process: float(process.create_time()))
+        killed.kill()
+        assert (await second.get("/livez")).status_code == 200
+        assert await asyncio.to_thread(eventually, lambda: running.shows("instance nereid-1.sock exited with code -9; restart"))
+        assert await asyncio.to_thread(eventually, lambda: get_status("http://nereid/livez", 5, running.sockets[0]) == 200)
+        assert other in running.instances()
+
+        family += psutil.Process(running.process.pid).children(recursive=True)
+        running.process.terminate()
+        assert await asyncio.to_thread(running.process.wait, PATIENCE_SECONDS) == 0
+        assert not any(map(is_alive, family))
+        assert not any(path.exists() for path in running.sockets)
+
+
+def test_a_killed_api_is_started_again(running: Running) -> None:
+    """Its workers end with it, and Triton goes on."""
+    triton, family = running.triton(), running.family()
+    api = next(process for process in family if process.name() == "nereid")
+    own = [api, *api.children()]
+    api.kill()
+
+    assert eventually(lambda: not any(map(is_alive, own)))
+    assert eventually(running.is_ready), running.messages
+    assert "nereid: the API exited with code -9; restarting it\n" in running.messages
+    assert is_alive(triton)
+    assert running.detects()
+
+
+def test_a_killed_triton_is_started_again(running: Running) -> None:
+    """The API answers 503 meanwhile, and detects again afterwards, also if Triton ends right after its start."""
+    for _ in range(2):
+        running.triton().kill()
+        during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
+        assert during.status_code == 503
+        assert during.headers["retry-after"]
+        assert eventually(running.detects), running.messages
+
+    assert running.messages.count("nereid: Triton exited with code -9; restarting it") == 2
+
+
+def test_triton_without_its_backend_is_started_again(running: Running) -> None:
+    """It does not notice that a process has died in which it runs a model, and fails requests from then on."""
+    triton = running.triton()
+    running.backend().kill()
+
+    assert eventually(lambda: not is_alive(triton)), running.messages
+    assert "nereid: Triton does not work (" in running.messages
+    assert eventually(running.detects), running.messages

@@ -1,0 +1,92 @@
+"""One instance of the API as a child process."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import app
+from app.config import PREFIX, Settings
+from app.embedded.service import CheckError, StartError
+from app.host.http import get_status
+from app.host.processes import SUPERVISED, die_with_parent, kill_group
+from app.resilience import worker_table
+
+_ROOT = str(Path(app.__file__).parents[1])
+_READY_SECONDS = 120.0
+_CHECK_SECONDS = 5.0
+_OK = 200
+
+
+class ApiProcess:
+    """An instance of the API, running or not."""
+
+    ready_seconds = _READY_SECONDS
+    is_always_checked = False  # it watches its workers itself
+
+    def __init__(self, settings: Settings, socket: Path | None = None) -> None:
+        """Prepare an instance that listens on a unix socket, or else on host and port."""
+        self.name = "the API" if socket is None else f"instance {socket.name}"
+        self.socket = socket
+        self.url = f"http://{_reachable(settings.host)}:{settings.port}"
+        self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(settings.worker_count)} if socket else {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self) -> None:
+        """Start it.
+
+        Raises:
+            StartError: There is no memory for it, or no process.
+        """
+        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+        table = worker_table.create()
+        try:
+            self._process = subprocess.Popen(
+                # With -P, a package `app` in the current folder cannot take the place of this one.
+                [sys.executable, "-P", "-m", "app", "api"],
+                env={**os.environ, "PYTHONPATH": path, SUPERVISED: "1", **self._environment},
+                pass_fds=[table],
+                start_new_session=True,  # a Ctrl-C reaches only us
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - it takes no lock
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise StartError(str(error)) from error
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs, or before it was started."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """Find out whether it answers.
+
+        Raises:
+            CheckError: It does not.
+        """
+        status = get_status(f"{self.url}/livez", _CHECK_SECONDS, self.socket)
+        if status != _OK:
+            raise CheckError("it does not answer")
+
+    def drain(self, signal: int) -> None:
+        """Let it end once its requests have ended; it is told of the signal that ends the whole service."""
+        if self._process is not None:
+            self._process.send_signal(signal)
+
+    def kill(self) -> None:
+        """End it, and its workers, at once."""
+        if self._process is not None:
+            kill_group(self._process)
+            self._process = None
+            if self.socket is not None:
+                self.socket.unlink(missing_ok=True)
+
+
+def _reachable(host: str) -> str:
+    """Return the address at which a server that listens on `host` can be reached from here."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared only
+    return f"[{address}]" if ":" in address else address

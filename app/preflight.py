@@ -1,0 +1,70 @@
+"""What must hold before the API starts; what does not is reported in one line."""
+
+import os
+import sys
+from pathlib import Path
+
+from app.api import keys
+from app.config import PREFIX, Settings, SettingsError
+from app.host import ports
+from app.host.packages import has_pillow_simd
+from app.triton import control_key, credentials
+from app.zoo import registry
+
+
+def require_usable(settings: Settings) -> None:
+    """Check what every worker would complain about.
+
+    Raises:
+        SettingsError, KeysError, CredentialsError, RegistryError: Something cannot be used.
+    """
+    registry.load(settings.registry_path)
+    if settings.api_keys_file:
+        keys.load(Path(settings.api_keys_file))
+    credentials.load(settings.triton_tls_files)
+    if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
+        raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
+    _require_simd()
+
+
+def _require_simd() -> None:
+    if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
+        raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
+
+
+def require_address(settings: Settings) -> None:
+    """Check that the API can listen on its socket, or on its host and port; remove a stale socket.
+
+    Raises:
+        SettingsError: It cannot.
+    """
+    if settings.socket:
+        _require_socket(Path(settings.socket).resolve())
+        return
+    try:
+        is_free = ports.is_free(settings.host, settings.port)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+    if not is_free:
+        raise SettingsError(f"port {settings.port} is in use; choose another with --port")
+
+
+def make_socket_folder(folder: Path) -> None:
+    """Make the folder for the sockets of several instances.
+
+    Raises:
+        SettingsError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"cannot create {folder} for the instances' sockets: {error.strerror}") from error
+
+
+def _require_socket(path: Path) -> None:
+    try:
+        is_free = ports.remove_stale_socket(path)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {path}: {error.strerror or error}") from error
+    if not is_free:
+        raise SettingsError(f"socket {path} is in use, or its folder does not exist; choose another with {PREFIX}SOCKET")

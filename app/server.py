@@ -1,0 +1,142 @@
+"""The HTTP server: Granian with the gateway's settings, which watches its workers and stops in order."""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces, Loops
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+
+from app.config import MIN_AGE_SECONDS, Settings
+from app.host import ports
+from app.host.processes import DRAIN_SIGNAL, SUPERVISED, raise_file_limit
+from app.resilience.worker_table import TableView
+from app.telemetry.logging import say
+
+_BACKLOG = 4096
+_MAX_CONNECTIONS = 16384  # per worker
+# A worker has about 40 files open that are not connections. Granian's accept loop would spin without a free one.
+_RESERVED_FILES = 64
+_HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
+# Longer than a worker takes to start while Triton answers, so that the old one goes on until the new one is ready.
+_HANDOVER_SECONDS = 6.0
+_JITTER = 0.1
+_SECOND_SIGNAL_SECONDS = 2.0
+_WATCH_SECONDS = 1.0
+_MAX_MISSED_BEATS = 10
+
+
+class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Python which class it is
+    """Stops in order, and replaces workers whose event loop is blocked.
+
+    The first signal to stop lets the workers report that they are not ready; once load balancers have had the time to notice,
+    they accept no more connections, and end when their requests have ended. A second signal ends them at once.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._drain_delay = settings.drain_delay_seconds
+        self._delay: threading.Timer | None = None
+        self._table = TableView()
+        super().__init__(
+            "app.main:create_app",
+            factory=True,
+            address=settings.host if settings.socket else ports.resolve(settings.host),
+            port=settings.port,
+            uds=Path(settings.socket) if settings.socket else None,
+            uds_permissions=int(settings.socket_mode, 8),
+            workers=settings.worker_count,
+            interface=Interfaces.ASGI,
+            http=HTTPModes.http1,  # `auto` does not time out a silent connection
+            websockets=False,
+            loop=Loops.uvloop,
+            backlog=_BACKLOG,
+            # Also idle ones; admission limits the requests.
+            backpressure=min(_MAX_CONNECTIONS, max(raise_file_limit() - _RESERVED_FILES, 1)),
+            http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
+            respawn_failed_workers=True,
+            respawn_interval=_HANDOVER_SECONDS,
+            # Several instances that were started together are not to renew their workers together.
+            workers_lifetime=_jittered(settings.worker_max_age_seconds, MIN_AGE_SECONDS) or None,
+            workers_max_rss=_jittered(settings.worker_max_memory_mb) or None,
+            workers_kill_timeout=settings.drain_seconds,
+            log_level=LogLevels.warning,
+            process_name=Path(settings.socket).stem or "nereid",
+        )
+
+    def startup(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
+        """Start, and watch."""
+        super().startup(*arguments)
+        threading.Thread(target=self._watch_workers, daemon=True).start()
+
+    def signal_handler_interrupt(self, number: int, _: object = None) -> None:
+        """Begin to stop, or stop at once."""
+        if self._delay is not None:
+            if SUPERVISED not in os.environ:  # systemd may send a signal to all processes, which the supervisor sends again
+                self._end_at_once()
+            return
+        for worker in self.wrks:
+            _send(worker, DRAIN_SIGNAL)
+        delay = 0.0 if number == signal.SIGINT else self._drain_delay  # who presses Ctrl-C is no load balancer
+        self._delay = threading.Timer(delay, super().signal_handler_interrupt)
+        self._delay.start()
+
+    def _end_at_once(self) -> None:
+        """End without any more ado; the main thread may be waiting for a worker that is being renewed."""
+        say("ending requests in progress")
+        for child in multiprocessing.active_children():
+            child.kill()
+        if self.bind_uds:
+            self.bind_uds.unlink(missing_ok=True)
+        os._exit(0)
+
+    def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - Granian's own
+        for index in workers:
+            if self._delay is None:  # renewing a worker takes seconds
+                super()._respawn_workers([index], *arguments, **options)
+
+    def _stop_workers(self) -> None:
+        started = self._table.beats()
+        for worker in self.wrks:
+            if worker.inner.pid not in started:  # it has no requests, and may wait for Triton
+                worker.kill()
+        # Granian loses a signal that reaches a worker between its start and its first request. Such a worker receives the
+        # second one; a worker that is draining already ignores it.
+        again = threading.Timer(_SECOND_SIGNAL_SECONDS, lambda: [worker.terminate() for worker in list(self.wrks)])
+        again.start()
+        super()._stop_workers()
+        again.cancel()
+
+    def _watch_workers(self) -> None:
+        """Kill workers whose event loop does not run, or that are stopped; Granian starts others in their place.
+
+        Counting looks at the table, and not seconds, allows for a machine that was suspended.
+        """
+        seen: dict[int, tuple[int, int]] = {}
+        """By process id: its beats, and how often they have been seen."""
+        sleep = threading.Event().wait
+        while not sleep(_WATCH_SECONDS):
+            own = {worker.inner.pid for worker in list(self.wrks)}
+            beats = {pid: count for pid, count in self._table.beats().items() if pid in own}
+            seen = {pid: (count, seen[pid][1] + 1 if seen.get(pid, (-1, 0))[0] == count else 0) for pid, count in beats.items()}
+            for pid, (_, times) in seen.items():
+                if times >= _MAX_MISSED_BEATS and self._delay is None:
+                    say(f"worker {pid} does not respond; replacing it")
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+def _send(worker: Any, number: signal.Signals) -> None:  # noqa: ANN401 - Granian's own
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(worker.inner.pid, number)
+
+
+def _jittered(value: int, least: int = 1) -> int:
+    """Return a limit up to a tenth more or less; 0, which is none, stays 0."""
+    return value and max(least, round(value * random.uniform(1 - _JITTER, 1 + _JITTER)))  # noqa: S311 - not a secret

@@ -1,0 +1,218 @@
+"""Requests are rejected before their body is received while Triton is known not to run their model."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from app.api import middleware
+from app.api.application import Application
+from app.main import create_app
+from tests.api.conftest import post_unread, settings_for
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import SCENE, Reply, call, calling, captured_log, eventually, json, lifespan_of, staying
+
+SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
+HEADERS = {"Content-Type": "image/bmp", "Content-Length": "100"}
+TINY = ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny", "/detect?model_name=tiny"]
+OTHER = ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"]
+
+
+class SickTriton(FakeTriton):
+    """Cannot run one of its models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sick = ""
+        """Name of the model."""
+        self.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Refuse an inference with that model."""
+        if request.model_name == self.sick:
+            await context.abort(grpc.StatusCode.INTERNAL, "Stub process is not healthy.")
+        return await super().ModelInfer(request, context)
+
+
+Gateway = tuple[SickTriton, Application]
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    """A Triton, and an application that uses it; the default model is `tiny`."""
+    fake = SickTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url))
+        async with lifespan_of(app):
+            yield fake, app
+            fake.sick = ""
+
+
+async def post(app: Application, path: str, headers: dict[str, str] | None = None) -> Reply:
+    """POST an image, and wait for the answer."""
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    return await call(app, staying(body), path, headers or {})
+
+
+async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | None = None) -> None:
+    """Let inferences with a model fail until its circuit is open."""
+    fake, app = gateway
+    fake.sick = model
+    for _ in range(5):
+        reply = await post(app, f"/predict/{model}", headers)
+        assert (reply.status, reply.problem["code"]) == (503, "triton_unavailable")
+
+
+async def mend(gateway: Gateway, path: str) -> bool:
+    """Let the model be run again; return whether its circuit closes."""
+    fake, app = gateway
+    fake.sick = ""
+    for _ in range(100):
+        if (await post(app, path)).status == 200:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(("sick", "rejected", "accepted"), [("tiny", TINY, OTHER), ("other", OTHER, TINY)])
+async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_read(
+    gateway: Gateway, sick: str, rejected: list[str], accepted: list[str]
+) -> None:
+    """The model is that of the path, that of the query under either name, or the default one; the others are served."""
+    await break_model(gateway, sick)
+    _, app = gateway
+    for path in rejected:
+        reply = await post_unread(app, path, HEADERS)
+        assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (503, "circuit_open", "1")
+        assert reply.problem["title"] == "The model has failed repeatedly"
+    for path in accepted:
+        assert (await post(app, path)).status == 200
+
+    assert await mend(gateway, rejected[0])
+    assert [(await post(app, path)).status for path in rejected] == [200] * len(rejected)
+
+
+async def test_a_request_for_a_model_that_fails_asks_triton_nothing(gateway: Gateway) -> None:
+    """Only the probe does."""
+    await break_model(gateway, "other")
+    fake, app = gateway
+    reads = fake.config_reads
+    fake.requests.clear()
+    for _ in range(20):
+        await post(app, "/predict/other")
+
+    assert fake.config_reads == reads
+    assert {request.id for request in fake.requests} <= {"probe"}
+
+
+@pytest.mark.parametrize("kind", ["form", "json"])
+async def test_a_model_in_the_body_is_rejected_once_it_is_known(gateway: Gateway, kind: str) -> None:
+    """The body has to be received and parsed first; Triton is not asked then."""
+    await break_model(gateway, "other")
+    fake, app = gateway
+    fake.requests.clear()
+    async with calling(app) as client:
+        if kind == "form":
+            answers = [await client.post("/detect", files={"image": SCENE}, data={"model": name}) for name in ("other", "tiny")]
+        else:
+            image = base64.b64encode(SCENE).decode()
+            answers = [await client.post("/detect", json={"image": image, "model": name}) for name in ("other", "tiny")]
+
+    assert json(answers[0], 503)["code"] == "circuit_open"
+    assert answers[0].headers["retry-after"] == "1"
+    assert answers[1].status_code == 200
+    assert {(request.model_name, request.id == "probe") for request in fake.requests} <= {("other", True), ("tiny", False)}
+
+
+async def test_the_reason_is_the_model_although_the_gateway_is_full() -> None:
+    """Inferences that hang have filled it: that they are answered with 503 and not with 429 tells callers where to look."""
+    fake = SickTriton()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(fake))
+        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+        app = create_app(settings_for(fake.url, max_requests=5, timeout_seconds=1))
+        await stack.enter_async_context(lifespan_of(app))
+        stack.callback(fake.may_answer.set)
+        fake.query_refusal = None
+        fake.may_answer.clear()
+        hanging = [asyncio.create_task(post(app, "/detect")) for _ in range(5)]
+        assert await eventually(lambda: fake.running == 5)
+        reply = await post_unread(app, "/detect", HEADERS)
+        assert (reply.status, reply.problem["code"]) == (429, "gateway_full")
+        assert [reply.status for reply in await asyncio.gather(*hanging)] == [504] * 5
+        assert await eventually(lambda: fake.running == 6)  # which is the probe
+        for path in ("/detect", "/predict/tiny", "/detect?model=tiny"):
+            reply = await post_unread(app, path, HEADERS)
+            assert (reply.status, reply.problem["code"], reply.headers["retry-after"]) == (503, "circuit_open", "1")
+        fake.may_answer.set()
+
+        assert await mend((fake, app), "/detect")
+
+
+async def test_readiness_depends_on_the_circuit_of_the_default_model(gateway: Gateway) -> None:
+    """A gateway whose default model fails gets no more requests from a load balancer, although Triton says that it is ready."""
+    _, app = gateway
+    async with calling(app) as client:
+        await break_model(gateway, "other")
+        assert (await client.get("/readyz")).status_code == 200
+        assert await mend(gateway, "/predict/other")
+        await break_model(gateway, "tiny")
+        for path in ("/readyz", "/v1/readyz"):
+            response = await client.get(path)
+            assert json(response, 503) == {"status": "not_ready"}
+            assert response.headers["retry-after"] == "1"
+        report = json(await client.get("/health"), 503)
+        assert (report["status"], report["triton"]["status"], report["model_ready"]) == ("unhealthy", "not_ready", False)
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/models")).status_code == 200
+
+        assert await mend(gateway, "/detect")
+        assert json(await client.get("/readyz")) == {"status": "ready"}
+        assert json(await client.get("/health"))["status"] == "healthy"
+
+
+async def test_without_a_key_nobody_learns_of_the_circuit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """401 without a key, 403 with one that lacks the scope, as always; the log of the others has their key."""
+    path = tmp_path / "keys.toml"
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    path.write_text("".join(f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["{id_}"]\n' for id_ in ("detect", "health")))
+    fake = SickTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, api_keys_file=str(path)))
+        async with lifespan_of(app):
+            await break_model((fake, app), "tiny", {"X-API-Key": f"detect.{SECRET}"})
+            log = captured_log(monkeypatch, middleware)
+            replies = [
+                await post_unread(app, "/detect", HEADERS | headers)
+                for headers in (
+                    {},
+                    {"X-API-Key": "detect.wrong"},
+                    {"X-API-Key": f"health.{SECRET}"},
+                    {"X-API-Key": f"detect.{SECRET}"},
+                )
+            ]
+
+            assert [(reply.status, reply.problem["code"]) for reply in replies] == [
+                (401, "unauthorized"),
+                (401, "unauthorized"),
+                (403, "forbidden"),
+                (503, "circuit_open"),
+            ]
+            assert [line.kwargs.get("key") for line in log] == [None, None, "health", "detect"]
+
+
+async def test_an_image_that_is_rejected_says_nothing_about_the_model(gateway: Gateway) -> None:
+    """Nor do other errors of callers, however many of them there are."""
+    _, app = gateway
+    body = {"type": "http.request", "body": b"no image", "more_body": False}
+    for _ in range(30):
+        assert (await call(app, staying(body), "/detect")).status == 415
+
+    assert (await post(app, "/detect")).status == 200

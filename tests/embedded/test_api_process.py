@@ -1,0 +1,185 @@
+"""One instance of the API as a child process, with stand-ins for Python, which would run it."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from app.config import Settings
+from app.embedded.api_process import ApiProcess
+from app.embedded.service import CheckError, StartError
+from tests import processes
+from tests.processes import children, wait_for, wait_until_gone
+from tests.support import free_port
+
+
+@pytest.fixture(autouse=True)
+def own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start without a table of workers, and close the one that was created."""
+    monkeypatch.setenv("WORKER_TABLE_FD", "")  # restored in the end, whatever is written
+    yield
+    if os.environ["WORKER_TABLE_FD"]:
+        os.close(int(os.environ["WORKER_TABLE_FD"]))
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Demand of every test that none of its processes outlives it."""
+    with processes.no_process_left():
+        yield
+
+
+@contextmanager
+def running(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Iterator[ApiProcess]:
+    """Run a shell script in the API's place until the block ends; it notes something before it goes on."""
+    program = folder / "api"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    process = ApiProcess(Settings(workers=3), folder / "nereid-1.sock")
+    process.spawn()
+    try:
+        wait_for(lambda: process.poll() is not None or (folder / "notes").is_file())
+        yield process
+    finally:
+        process.kill()
+
+
+def notes(folder: Path) -> Path:
+    return folder / "notes"
+
+
+@contextmanager
+def answering(listening: socket.socket, status: int) -> Iterator[None]:
+    """Answer one request with this status."""
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(f"HTTP/1.1 {status} Whatever\r\nContent-Length: 0\r\n\r\n".encode())
+
+    with listening:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_nothing_happens_before_it_is_started() -> None:
+    """It can be told to stop all the same."""
+    process = ApiProcess(Settings(port=free_port()))
+    process.drain(signal.SIGTERM)
+    process.kill()
+
+    assert process.poll() is None
+    with pytest.raises(CheckError, match="does not answer"):
+        process.check()
+
+
+@pytest.mark.parametrize("is_unix", [False, True])
+def test_it_works_if_it_answers(tmp_path: Path, is_unix: bool) -> None:  # noqa: FBT001
+    """At its port, or at its socket."""
+    if is_unix:
+        path = tmp_path / "nereid-1.sock"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(path))
+        listening.listen()
+        process = ApiProcess(Settings(port=free_port()), path)
+    else:
+        listening = socket.create_server(("127.0.0.1", 0))
+        process = ApiProcess(Settings(port=listening.getsockname()[1]))
+
+    with answering(listening, 200):
+        process.check()
+
+
+def test_it_does_not_work_if_it_answers_with_an_error() -> None:
+    """Liveness is always 200."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    process = ApiProcess(Settings(port=listening.getsockname()[1]))
+
+    with answering(listening, 503), pytest.raises(CheckError):
+        process.check()
+
+
+def test_it_is_named_by_its_socket() -> None:
+    """The only one is just the API."""
+    assert ApiProcess(Settings()).name == "the API"
+    assert ApiProcess(Settings(), Path("/run/nereid-2.sock")).name == "instance nereid-2.sock"
+
+
+def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an open file, of which it is told the number, beside its socket and its number of workers."""
+    script = f"""
+    cd {tmp_path}
+    echo "$NEREID_SOCKET $NEREID_WORKERS $(readlink /proc/self/fd/$WORKER_TABLE_FD)" > written
+    mv written notes
+    exec sleep 60"""
+    with running(tmp_path, monkeypatch, script):
+        path, workers, table = notes(tmp_path).read_text(encoding="utf-8").split(maxsplit=2)
+
+    assert (path, workers) == (str(tmp_path / "nereid-1.sock"), "3")
+    assert "nereid-workers" in table
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """It is told of the signal, and its exit code is known once it has ended."""
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'sleep 0.2; exit 7' {name}; touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    with running(tmp_path, monkeypatch, script) as process:
+        assert process.is_running
+        process.drain(number)
+        wait_for(lambda: not process.is_running)
+
+        assert process.poll() == 7
+
+
+def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it has started, whatever that ignores; neither processes nor its socket are left."""
+    before = children()
+    script = f"trap '' TERM; (while :; do sleep 0.05; done) & touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    with running(tmp_path, monkeypatch, script) as process:
+        (tmp_path / "nereid-1.sock").touch()
+        process.drain(signal.SIGTERM)
+        process.kill()
+        wait_until_gone(children() - before)
+        assert not process.is_running
+        assert not (tmp_path / "nereid-1.sock").exists()
+
+        process.spawn()
+        assert process.is_running
+
+
+def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message has the reason; it is tried again later."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+
+    with pytest.raises(StartError, match="No such file"):
+        ApiProcess(Settings()).spawn()
+
+
+def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it, so that it can clean up."""
+    script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        with running(tmp_path, monkeypatch, script):
+            os.write(writer, b"x")
+            signal.pause()
+        os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 1) == b"x"
+    os.close(reader)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+
+    wait_for(lambda: notes(tmp_path).read_text(encoding="utf-8") == "told\n")

@@ -1,0 +1,395 @@
+"""The server of the API as a user runs it, in real processes: it stops in order, and replaces workers that do not respond."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from granian.constants import HTTPModes, Interfaces
+
+from app.config import Settings
+from app.host.processes import SUPERVISED, kill_group
+from app.server import Server
+from tests import processes
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.processes import has_ended
+from tests.support import REPOSITORY, ROOT, SCENE, free_port
+from tests.system.gateway import running_gateway
+
+PATIENCE_SECONDS = 30
+FOREVER = 600
+"""Seconds; longer than any test takes."""
+
+
+class Api:
+    """An API that runs in processes of its own and listens on a unix socket."""
+
+    def __init__(self, triton_url: str, folder: Path, patch: str = "", **settings: object) -> None:
+        """Start it.
+
+        Args:
+            triton_url: Its Triton.
+            folder: For its socket and its log.
+            patch: Python that it runs first.
+            **settings: What is not as usual in these tests.
+        """
+        self.socket = folder / "api.sock"
+        self.log = folder / "api.log"
+        given = {
+            "socket": self.socket,
+            "triton_urls": triton_url,
+            "model": "tiny",
+            "model_repository": REPOSITORY,
+            "workers": 1,
+            "timeout_seconds": FOREVER,
+            **settings,
+        }
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"import sys\n{patch}\nfrom app.__main__ import main\nsys.exit(main())", "api"],
+                cwd=ROOT,
+                env={**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in given.items()}},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        # Each request has a connection of its own, so that none is sent to a worker that has stopped meanwhile.
+        transport = httpx.AsyncHTTPTransport(uds=str(self.socket), limits=httpx.Limits(max_keepalive_connections=0))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://nereid", timeout=PATIENCE_SECONDS)
+
+    async def status(self, path: str) -> int | None:
+        """Return the status of a path; None if there is no answer."""
+        try:
+            return (await self.client.get(path)).status_code
+        except httpx.HTTPError:
+            return None
+
+    async def detect(self) -> httpx.Response:
+        """Ask for a detection."""
+        return await self.client.post("/detect", content=SCENE)
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that handle requests."""
+        return [child for child in psutil.Process(self.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+
+    async def is_refused(self) -> bool:
+        """Return whether it accepts no more connections."""
+        return await self.status("/livez") is None
+
+    async def exit_code(self) -> int:
+        """Wait until it has ended; return its exit code."""
+        return await asyncio.to_thread(self.process.wait, PATIENCE_SECONDS)
+
+    @property
+    def messages(self) -> list[str]:
+        """The lines for the user."""
+        return [line for line in self.log.read_text(encoding="utf-8").splitlines() if not line.startswith("{")]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds; fail if it takes too long."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not await holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running(fake: FakeTriton, folder: Path, patch: str = "", **settings: object) -> AsyncIterator[Api]:
+    """Run an API until the block ends, however it ends."""
+    api = Api(fake.url, folder, patch, **settings)
+
+    async def answers() -> bool:
+        assert api.process.poll() is None, api.log.read_text(encoding="utf-8")
+        return await api.status("/livez") == 200
+
+    try:
+        await until(answers)
+        yield api
+    finally:
+        fake.may_answer.set()
+        await api.client.aclose()
+        kill_group(api.process)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeTriton]:
+    """A Triton that finds nothing."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    async with serving(fake):
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Demand of every test that none of its processes outlives it."""
+    with processes.no_process_left():
+        yield
+
+
+@asynccontextmanager
+async def stalled(fake: FakeTriton, api: Api) -> AsyncIterator["asyncio.Task[httpx.Response]"]:
+    """Send a request that Triton does not answer before the test lets it."""
+    fake.may_answer.clear()
+    before = fake.running
+    request = asyncio.create_task(api.detect())
+
+    async def runs() -> bool:
+        assert not request.done()
+        return fake.running > before
+
+    try:
+        await until(runs)
+        yield request
+    finally:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+
+
+async def test_it_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> None:
+    """Whoever may write to the socket may use it; one that a killed server has left there is no obstacle."""
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "api.sock"))
+        killed.listen()
+    async with running(fake, tmp_path, socket_mode="640") as api:
+        assert (await api.client.get("/livez")).json() == {"status": "alive"}
+        assert (await api.detect()).status_code == 200
+        assert stat.S_IMODE(api.socket.stat().st_mode) == 0o640
+
+        await check_socket_in_use(api, fake)
+
+
+async def check_socket_in_use(api: Api, fake: FakeTriton) -> None:
+    """A second server says in one line why it does not start, and the first one goes on."""
+    second = Api(fake.url, api.socket.parent, log_level="error")
+    assert await second.exit_code() == 1
+    assert [line for line in second.messages if "in use" in line] == second.messages
+    assert second.messages[0].startswith(f"nereid: socket {api.socket} is in use")
+    assert (await api.detect()).status_code == 200
+    await second.client.aclose()
+
+
+async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
+    """SIGTERM lets /readyz answer 503 first; then requests in progress end, and nothing is left."""
+    async with running(fake, tmp_path, drain_delay_seconds=2) as api, stalled(fake, api) as request:
+        (worker,) = api.workers()
+        assert await api.status("/readyz") == 200
+        api.process.terminate()
+
+        async def is_draining() -> bool:
+            return await api.status("/readyz") == 503
+
+        await until(is_draining)
+        assert await api.status("/livez") == 200
+        await until(api.is_refused)
+        assert api.process.poll() is None
+        assert not request.done()
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+        assert await api.exit_code() == 0
+        assert has_ended(worker)
+        assert not api.socket.exists()
+        assert api.messages == []
+
+
+@pytest.mark.parametrize("drain_delay", [0.5, FOREVER])
+async def test_a_second_signal_ends_it_at_once(fake: FakeTriton, tmp_path: Path, drain_delay: float) -> None:
+    """Whether it waits for load balancers, or for a request that hangs."""
+    async with running(fake, tmp_path, drain_delay_seconds=drain_delay) as api, stalled(fake, api) as request:
+        api.process.terminate()
+
+        async def is_stopping() -> bool:
+            return await api.status("/readyz") == (503 if drain_delay == FOREVER else None)
+
+        await until(is_stopping)
+        assert api.process.poll() is None
+        api.process.terminate()
+        assert await api.exit_code() == 0
+        with pytest.raises(httpx.HTTPError):
+            await request
+        assert not api.socket.exists()
+        assert api.messages == ["nereid: ending requests in progress"]
+
+
+async def test_a_second_signal_is_ignored_under_a_supervisor(
+    fake: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Systemd may have sent the first one, to all processes; the supervisor kills what it does not want to wait for."""
+    monkeypatch.setenv(SUPERVISED, "1")
+    async with running(fake, tmp_path, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
+        api.process.terminate()
+        await until(api.is_refused)
+        api.process.terminate()
+        await asyncio.sleep(0.5)
+        assert not request.done()
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+        assert await api.exit_code() == 0
+        assert api.messages == []
+
+
+async def test_ctrl_c_does_not_wait_for_load_balancers(fake: FakeTriton, tmp_path: Path) -> None:
+    """Requests in progress end all the same."""
+    async with running(fake, tmp_path, drain_delay_seconds=FOREVER) as api, stalled(fake, api) as request:
+        api.process.send_signal(signal.SIGINT)
+        await until(api.is_refused)
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+        assert await api.exit_code() == 0
+
+
+async def test_workers_may_get_the_signal_too(fake: FakeTriton, tmp_path: Path) -> None:
+    """A terminal and systemd send it to all processes; requests in progress end all the same."""
+    async with running(fake, tmp_path, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
+        os.killpg(api.process.pid, signal.SIGTERM)
+        await until(api.is_refused)
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+        assert await api.exit_code() == 0
+
+
+async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp_path: Path) -> None:
+    """It has no requests, but Triton may keep it busy for as long as a request may take."""
+    fake.may_answer.clear()
+    api = Api(fake.url, tmp_path, drain_delay_seconds=0)
+
+    async def is_starting() -> bool:
+        assert api.process.poll() is None
+        return fake.running > 0
+
+    try:
+        await until(is_starting)
+        api.process.terminate()
+        assert await api.exit_code() == 0
+    finally:
+        await api.client.aclose()
+        kill_group(api.process)
+
+
+async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
+    """One that was stopped, as one whose event loop is blocked, shows no sign of life; the other one is left alone."""
+    patch = "import app.server; app.server._MAX_MISSED_BEATS = 3"
+    async with running(fake, tmp_path, patch, workers=2) as api:
+
+        async def have_started() -> bool:
+            return fake.config_reads >= 2
+
+        await until(have_started)
+        stopped, other = api.workers()
+        stopped.suspend()
+
+        async def is_replaced() -> bool:
+            return has_ended(stopped) and len(api.workers()) == 2
+
+        await until(is_replaced)
+        assert other in api.workers()
+
+        async def answers() -> bool:
+            return (await api.detect()).status_code == 200
+
+        await until(answers)
+        assert f"nereid: worker {stopped.pid} does not respond; replacing it" in api.messages
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
+    """It goes on until the next one is ready, and ends its requests."""
+    flag = tmp_path / "too much"
+    patch = (
+        "import app.server, os; app.server._HANDOVER_SECONDS = 2.0\n"
+        "app.server.Server.rss_sample_interval = property(lambda _: 0.2, lambda *_: None)\n"
+        f"app.server.Server.workers_rss = property(lambda _: 1 if os.path.exists({str(flag)!r}) else 2**50, lambda *_: None)"
+    )
+    async with running(fake, tmp_path, patch) as api:
+        (first,) = api.workers()
+        reader, writer = await asyncio.open_unix_connection(str(api.socket))
+        head = f"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/bmp\r\nContent-Length: {len(SCENE)}\r\n\r\n"
+        writer.write(head.encode() + SCENE[:100])
+        await writer.drain()
+        flag.touch()
+
+        async def is_next_there() -> bool:
+            assert await api.status("/livez") == 200
+            return len(api.workers()) == 2
+
+        await until(is_next_there)
+        flag.unlink()
+        (second,) = set(api.workers()) - {first}
+
+        async def is_only_next_there() -> bool:
+            assert await api.status("/livez") == 200
+            return api.workers() == [second]
+
+        for _ in range(60):  # for longer than both run
+            assert await api.status("/livez") == 200
+            await asyncio.sleep(0.05)
+        writer.write(SCENE[100:])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await until(is_only_next_there)
+        writer.close()
+
+
+async def test_host_may_be_a_name(fake: FakeTriton, tmp_path: Path) -> None:
+    """The server itself would take only an address."""
+    async with running_gateway(fake.url, tmp_path, host="localhost", workers=1) as gateway, httpx.AsyncClient() as client:
+        assert (await client.get(f"http://localhost:{gateway.port}/livez")).status_code == 200
+
+
+def test_server_is_as_the_settings_say() -> None:
+    """It runs the application over plain HTTP/1, and has room for more connections than wait to be accepted."""
+    port = free_port()
+    server = Server(Settings(host="127.0.0.2", port=port, workers=3, timeout_seconds=5, max_timeout_seconds=40))
+
+    assert (server.target, server.factory) == ("app.main:create_app", True)
+    assert (server.bind_addr, server.bind_port, server.bind_uds, server.workers) == ("127.0.0.2", port, None, 3)
+    assert (server.interface, server.http, server.websockets) == (Interfaces.ASGI, HTTPModes.http1, False)
+    assert server.workers_kill_timeout == 75
+    assert server.backpressure >= server.backlog > 1024
+    assert (server.workers_lifetime, server.workers_rss) == (None, None)
+
+
+def test_server_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
+    """Its permissions are an octal number."""
+    server = Server(Settings(socket=str(tmp_path / "api.sock"), socket_mode="606"))
+
+    assert server.bind_uds == tmp_path / "api.sock"
+    assert server.uds_permissions == 0o606
+
+
+def test_workers_of_several_instances_are_not_replaced_together() -> None:
+    """Their ages differ by up to a tenth, but not more."""
+    ages = [Server(Settings(worker_max_age_seconds=10_000)).workers_lifetime for _ in range(20)]
+
+    assert 9000 <= min(ages) < max(ages) <= 11_000
+
+
+def test_least_age_is_one_that_the_server_takes() -> None:
+    """It takes no less than a minute."""
+    ages = [Server(Settings(worker_max_age_seconds=60)).workers_lifetime for _ in range(20)]
+
+    assert min(ages) >= 60
+
+
+def test_memory_of_a_worker_is_limited_in_mebibytes() -> None:
+    """As the settings count it; workers that grow alike are not replaced together."""
+    limits = [Server(Settings(worker_max_memory_mb=1000)).workers_rss / 2**20 for _ in range(20)]
+
+    assert 900 <= min(limits) < max(limits) <= 1100
+
+
+def test_least_memory_is_a_limit() -> None:
+    """None would be none."""
+    assert Server(Settings(worker_max_memory_mb=1)).workers_rss == 2**20
