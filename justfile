@@ -48,10 +48,15 @@ test *args:
 smoke:
     @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, for about 7 minutes; nginx must be installed
+# Inject faults and hostile input into real processes, for about 12 minutes; nginx must be installed
 [group('develop')]
 faults *args:
     @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
+
+# Let processes die and clients leave for about 16 minutes, and look for losses, wrong answers and leaks; nginx must be installed
+[group('develop')]
+soak *args:
+    @python -m pytest -m soak -o timeout=1800 tests/faults {{ args }}
 
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
 [group('develop')]

@@ -25,6 +25,7 @@ from app.pipeline.detector import Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
+from app.triton.client import TritonClient
 from app.triton.shared_memory import SHM
 from app.triton.transport import Transport
 from tests.fakes import models
@@ -172,6 +173,12 @@ async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
     return [detection["class_name"] for detection in found] == ["red", "blue"]
 
 
+async def transport_in_use(client: httpx.AsyncClient) -> str:
+    """Read from /health how tensors travel."""
+    report: dict[str, Any] = (await client.get("/health")).json()
+    return str(report["performance"]["optimizations"]["transport"])
+
+
 async def eventually(holds: Callable[[], bool]) -> bool:
     """Wait up to ten seconds until something holds."""
     for _ in range(100):
@@ -228,10 +235,12 @@ def own_arenas() -> list[Path]:
 
 
 async def regions(settings: Settings) -> list[str]:
-    """List the regions that a real Triton has mapped."""
-    async with httpx.AsyncClient() as client:
-        known = (await client.get(f"http://127.0.0.1:{settings.triton_http_port}/v2/systemsharedmemory/status")).json()
-    return [region["name"] for region in known]
+    """List the regions that a real Triton has mapped, by the names of their files."""
+    client = TritonClient(settings.triton_url, settings.control_key_path)
+    try:
+        return list((await client.list_regions()).values())
+    finally:
+        await client.close()
 
 
 def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[CapturedCall]:

@@ -65,8 +65,8 @@ async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
     fake, before = FakeTriton(), arenas()
     async with serving(fake) as port:
         async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
-            created = set(fake.regions)
-            assert len(created) == 1
+            created = {key.removeprefix("/") for key in fake.keys.values()}
+            assert len(created) == len(fake.regions) == 1
             assert created <= arenas() - before
         assert not fake.regions
         assert not created & arenas()
@@ -89,12 +89,16 @@ def leftover() -> Iterator[str]:
 
 
 async def test_leftovers_of_killed_workers_are_removed(settings: Settings, leftover: str) -> None:
-    """A new worker removes them from shared memory, and from Triton."""
+    """A new worker removes them from shared memory, and from Triton once that has mapped an arena of its own."""
     fake = FakeTriton()
-    fake.regions.add(leftover)
-    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
-        assert leftover not in arenas()
-        assert leftover not in fake.regions
+    fake.regions, fake.keys = {"stale"}, {"stale": f"/{leftover}"}
+    async with serving(fake) as port:
+        async with started(create_app(with_triton(settings, port))):  # its transport is `inline`
+            assert leftover not in arenas()
+            assert fake.regions == {"stale"}
+        async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
+            assert len(fake.regions) == 1
+            assert "stale" not in fake.regions
 
 
 async def test_nothing_runs_once_the_application_has_ended(settings: Settings) -> None:

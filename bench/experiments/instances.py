@@ -14,7 +14,7 @@ import numpy as np
 
 from app import config
 from app.config import Settings
-from app.embedded.server import CONFIG_NAME, loadable_models
+from app.embedded.launch import CONFIG_NAME, loadable_models
 from app.model.spec import from_triton_config
 from app.triton.client import TritonClient
 from bench.experiments.options import Commands, add_rounds, add_seconds
@@ -70,7 +70,7 @@ def write_variant(source: Path, target: Path, instances: int, threads: int) -> N
 
 async def _measure(settings: Mapping[str, Settings], rounds: int, seconds: float) -> dict[str, list[float]]:
     """Return inferences per second by case and round. All in one event loop: gRPC does not get along with several."""
-    clients = {name: TritonClient(case.triton_url) for name, case in settings.items()}
+    clients = {name: TritonClient(case.triton_url, case.control_key_path) for name, case in settings.items()}
     rates: dict[str, list[float]] = {name: [] for name in settings}
     for _ in range(rounds):
         for name, client in clients.items():

@@ -159,7 +159,8 @@ class Lineup:
             environment={
                 "NEREID_PORT": str(port),
                 "NEREID_WORKERS": str(self.workers),
-                "NEREID_TRITON_URLS": self.triton.settings.triton_url,
+                "NEREID_TRITON_HOME": self.triton.settings.triton_home,
+                "NEREID_TRITON_GRPC_PORT": str(self.triton.settings.triton_grpc_port),
                 "NEREID_MODEL": asked,
                 "NEREID_LOG_FORMAT": "json",
                 **transport,

@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,7 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C reaches only us; we stop it
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - there are no threads here
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -12,7 +12,8 @@ import psutil
 from app import config
 from app.config import Settings
 from app.embedded.install import install
-from app.embedded.server import EmbeddedTriton, loadable_models
+from app.embedded.launch import loadable_models
+from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from bench.harness.errors import ContestantError
 from bench.models.repository import YOLO, write_models

@@ -6,7 +6,7 @@ from pathlib import Path
 import onnx
 from onnx.utils import Extractor
 
-from app.embedded.server import CONFIG_NAME
+from app.embedded.launch import CONFIG_NAME
 
 YOLO = "yolo11n"
 """The one real model that measurements use."""

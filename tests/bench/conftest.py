@@ -18,6 +18,6 @@ def fixtures() -> Iterator[Triton]:
 @pytest.fixture
 async def fixture_client(fixtures: Triton) -> AsyncIterator[TritonClient]:
     """A client of it. Not for the session: while gRPC is in use, a process that is forked may crash."""
-    client = TritonClient(fixtures.settings.triton_url)
+    client = TritonClient(fixtures.settings.triton_url, fixtures.settings.control_key_path)
     yield client
     await client.close()

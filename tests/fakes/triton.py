@@ -32,6 +32,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """`host:port`, once it is served."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every inference and registration."""
+        self.next_refusals: list[tuple[grpc.StatusCode, str] | None] = []
+        """The same for the next inferences, one each; None for one that is answered."""
         self.query_refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every question about the server and its models."""
         self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
@@ -57,6 +59,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.most_running = 0
         self.regions: set[str] = set()
         """Names of the registered regions."""
+        self.keys: dict[str, str] = {}
+        """Keys of the regions, which are the names of their files; of those that the test has registered itself, if it matters."""
         self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
         self.config_reads = 0
         self.server_reads = 0
@@ -72,11 +76,12 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
             raise
         finally:
             self.running -= 1
+        refusal = self.next_refusals.pop(0) if self.next_refusals else self.refusal
         parameters = request.inputs[0].parameters
         if "shared_memory_region" in parameters and parameters["shared_memory_region"].string_param not in self.regions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid'")
-        if self.refusal:
-            await context.abort(*self.refusal)
+        if refusal:
+            await context.abort(*refusal)
         return self.answer
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
@@ -88,6 +93,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         if request.name in self.regions:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"shared memory region '{request.name}' already in manager")
         self.regions.add(request.name)
+        self.keys[request.name] = request.key
         return messages.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
@@ -96,6 +102,13 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
             await context.abort(grpc.StatusCode.INTERNAL, f"Cannot unregister {request.name}, it is currently in use.")
         self.regions.discard(request.name)
         return messages.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, _: Any, __: Any) -> Any:  # noqa: ANN401, N802
+        status = messages.SystemSharedMemoryStatusResponse()
+        for name in self.regions:
+            status.regions[name].name = name
+            status.regions[name].key = self.keys.get(name, "")
+        return status
 
     async def ServerMetadata(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.server_reads += 1
@@ -137,13 +150,38 @@ def infer_response(**outputs: NDArray[Any]) -> messages.ModelInferResponse:
     return response
 
 
+# As in Triton, messages may have any size.
+_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
 @asynccontextmanager
-async def serving(fake: FakeTriton, port: int = 0) -> AsyncIterator[int]:
+async def serving_bytes(answer: bytes) -> AsyncIterator[str]:
+    """Answer everything with the same bytes, whether or not they are a message; yields `host:port`."""
+
+    async def call(_: bytes, __: Any) -> bytes:  # noqa: ANN401
+        return answer
+
+    methods = dict.fromkeys(
+        (method.name for method in messages.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods),
+        grpc.unary_unary_rpc_method_handler(call),
+    )
+    server = grpc.aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def serving(fake: FakeTriton, port: int = 0, tls: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
     """Serve a fake on loopback; yields the port, which the system chooses unless it is given."""
-    # As in Triton, messages may have any size.
-    server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)])
+    server = grpc.aio.server(options=_OPTIONS)
     add_GRPCInferenceServiceServicer_to_server(fake, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     fake.url = f"127.0.0.1:{port}"
     await server.start()
     try:

@@ -42,7 +42,9 @@ class Connection:
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        """Connect to the server of a URL."""
+        """Connect to the server of a URL, or of a unix socket: `unix:` and its path."""
+        if url.startswith("unix:"):
+            return cls(*await asyncio.open_unix_connection(url.removeprefix("unix:"), limit=2**20))
         parts = urlsplit(url)
         return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=2**20))
 

@@ -1,16 +1,14 @@
 """NGINX in front of a gateway, with everything it writes in one folder."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from app.host.ports import find_free
 from bench.harness.processes import running
-from tests.faults.serving import Gateway
 
 _PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 _TEMPLATE = Path(__file__).with_suffix(".conf")
@@ -20,12 +18,18 @@ NEEDS_NGINX = pytest.mark.skipif(_PROGRAM is None, reason="nginx is not installe
 
 
 @contextmanager
-def proxying(gateway: Gateway, folder: Path) -> Iterator[str]:
-    """Run NGINX in front of a gateway until the block ends; return its URL."""
+def proxying(servers: Sequence[str], folder: Path) -> Iterator[str]:
+    """Run NGINX in front of instances of the gateway until the block ends; return its URL.
+
+    Args:
+        servers: `host:port` of each, or `unix:` and the path of its socket.
+        folder: Gets everything that NGINX writes.
+    """
     assert _PROGRAM
     (port,) = find_free(1)
+    values = {"FOLDER": folder, "PORT": port, "SERVERS": " ".join(f"server {server} max_fails=0;" for server in servers)}
     text = _TEMPLATE.read_text(encoding="utf-8")
-    for name, value in {"FOLDER": folder, "PORT": port, "GATEWAY": urlsplit(gateway.url).netloc}.items():
+    for name, value in values.items():
         text = text.replace(f"@{name}@", str(value))
     config = folder / "nginx.conf"
     config.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -24,6 +25,11 @@ class Gateway(NamedTuple):
     process: psutil.Process
     """The parent of the workers."""
     log: Path
+
+    @property
+    def address(self) -> str:
+        """`host:port` that it listens on."""
+        return urlsplit(self.url).netloc
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that answer requests."""
@@ -58,7 +64,12 @@ class Gateway(NamedTuple):
 
 @contextmanager
 def serving(
-    triton: Triton, folder: Path, *, wrapper: Sequence[str] = (), settings: Mapping[str, object] | None = None
+    triton: Triton,
+    folder: Path,
+    *,
+    wrapper: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "app"),
+    settings: Mapping[str, object] | None = None,
 ) -> Iterator[Gateway]:
     """Run a gateway until the block ends.
 
@@ -66,6 +77,7 @@ def serving(
         triton: Has the models of `bench.models`.
         folder: Gets the log.
         wrapper: A command that runs the gateway in an environment of its own, such as `prlimit`.
+        program: What Python runs instead of the gateway.
         settings: Settings by name, in addition to what a test needs.
     """
     (port,) = find_free(1)
@@ -73,14 +85,15 @@ def serving(
     wanted = {
         "port": port,
         "workers": WORKERS,
-        "triton_urls": triton.settings.triton_url,
+        "triton_home": triton.settings.triton_home,
+        "triton_grpc_port": triton.settings.triton_grpc_port,
         "model": "null",
         "model_repository": triton.repository,
         "log_format": "json",
         **(settings or {}),
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
-    command = [*wrapper, sys.executable, "-m", "app", "api"]
+    command = [*wrapper, sys.executable, *program, "api"]
     with running(command, environment, port, "/readyz", log) as server:
         yield Gateway(server.url, server.process, log)
 

@@ -86,7 +86,7 @@ async def test_unclear_framing_is_rejected(gateway: Gateway, name: str) -> None:
 @NEEDS_NGINX
 async def test_nginx_passes_no_unclear_framing_on(gateway: Gateway, tmp_path: Path) -> None:
     """Row 25: NGINX rejects such a request by itself, so that it and the gateway cannot disagree about where it ends."""
-    with proxying(gateway, tmp_path) as url:
+    with proxying([gateway.address], tmp_path) as url:
         lines = len(gateway.log_lines())
         answers = [await ask(url, _HEAD + framing) for framing in FRAMINGS.values()]
 

@@ -33,11 +33,10 @@ NEEDS_MOUNTS = pytest.mark.skipif(
 )
 
 
-def _on_a_full_disk(folder: Path, redirect: str = "") -> Sequence[str]:
+def on_a_full_disk(folder: Path, redirect: str = "", log: Path | None = None) -> Sequence[str]:
     """Return a command that runs another one with a full disk at a folder, which no other process sees."""
-    mount = (
-        f"mount -t tmpfs -o size=1m tmpfs {folder} && ! dd if=/dev/zero of={folder}/full bs=64k status=none 2>{folder}/../dd.log"
-    )
+    log = log or folder.parent / "dd.log"
+    mount = f"mount -t tmpfs -o size=1m tmpfs {folder} && ! dd if=/dev/zero of={folder}/full bs=64k status=none 2>{log}"
     return ["unshare", "--mount", "sh", "-c", f'{mount}; exec "$@" {redirect}', "sh"]
 
 
@@ -66,7 +65,7 @@ async def test_a_full_disk_for_temporary_files(null_triton: Triton, tmp_path: Pa
     full = tmp_path / "full"
     full.mkdir()
     image = _IMAGE + bytes(size)
-    with serving(null_triton, tmp_path, wrapper=["env", f"TMPDIR={full}", *_on_a_full_disk(full)]) as gateway, unharmed(gateway):
+    with serving(null_triton, tmp_path, wrapper=["env", f"TMPDIR={full}", *on_a_full_disk(full)]) as gateway, unharmed(gateway):
         raw = await ask(gateway.url, encode(image))
         form = await ask(gateway.url, encode(_FORM % image, Content_Type="multipart/form-data; boundary=x"))
 
@@ -78,7 +77,7 @@ async def test_a_full_disk_for_the_log(null_triton: Triton, tmp_path: Path) -> N
     """Row 39: requests are answered although their log lines cannot be written."""
     full = tmp_path / "full"
     full.mkdir()
-    with serving(null_triton, tmp_path, wrapper=_on_a_full_disk(full, f"> {full}/log")) as gateway:
+    with serving(null_triton, tmp_path, wrapper=on_a_full_disk(full, f"> {full}/log")) as gateway:
         pids = gateway.pids()
         answers = await ask_all(gateway.url, [Case("", encode(_IMAGE))] * 100 + [Case("", encode(b"", "/nothing", "GET"))] * 100)
         assert gateway.pids() == pids

@@ -117,7 +117,7 @@ async def test_nginx_cuts_off_a_slow_client(gateway: Gateway, tmp_path: Path, re
     It has no limit for a body that never pauses for long: such a client costs NGINX a connection, and the gateway nothing.
     """
     clients = {name: KINDS[name][0] for name in ("silent", "stalled header", "slow header", "stalled body")}
-    with proxying(gateway, tmp_path) as url:
+    with proxying([gateway.address], tmp_path) as url:
         lines = len(gateway.log_lines())
         seconds = await asyncio.gather(*(hold(url, client) for client in clients.values()))
         assert len(gateway.log_lines()) == lines
@@ -145,7 +145,7 @@ async def test_a_thousand_slow_clients_do_not_slow_down_others(
 ) -> None:
     """Row 21: 1,000 slow clients of all kinds for a minute at most double the p99 of normal traffic, and leave nothing behind."""
     clients = list(islice(cycle(client for client, _ in KINDS.values()), _SLOW_CLIENTS))
-    with proxying(gateway, tmp_path) if way == "through nginx" else nullcontext(gateway.url) as url:
+    with proxying([gateway.address], tmp_path) if way == "through nginx" else nullcontext(gateway.url) as url:
         await drive(url, 3)
         fds = gateway.fds()
         before = await drive(url, _QUIET_SECONDS)

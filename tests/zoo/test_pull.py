@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from app.embedded.server import loadable_models
+from app.embedded.launch import loadable_models
 from app.host.packages import PackageError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError, model_file, pull

@@ -1,0 +1,133 @@
+"""`serve` as it runs on one machine: the embedded Triton and several instances of the API on unix sockets."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from app import config
+from app.embedded.install import install
+from app.host.http import get_status
+from app.host.ports import find_free
+from app.host.processes import end_group
+from bench.harness.processes import ROOT, environment_of
+from tests.processes import has_ended, wait_for
+
+_STOP_SECONDS = 60.0
+
+
+class Fleet(NamedTuple):
+    """A `serve` that runs."""
+
+    process: psutil.Process
+    folder: Path
+    log: Path
+    triton_http_port: int
+    size: int
+    """Number of instances."""
+
+    @property
+    def sockets(self) -> list[Path]:
+        """Where the instances listen."""
+        return sorted((self.folder / "run").glob("*.sock"))
+
+    def instances(self) -> list[psutil.Process]:
+        """Return the parents of the workers."""
+        return [child for child in self._children(self.process) if child.name() != "tritonserver"]
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that answer requests."""
+        return [worker for instance in self.instances() for worker in self.workers_of(instance)]
+
+    def workers_of(self, instance: psutil.Process) -> list[psutil.Process]:
+        """Return the workers of one instance."""
+        return self._children(instance)
+
+    def triton(self) -> psutil.Process | None:
+        """Return the embedded Triton, if it runs."""
+        return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
+
+    def stubs(self) -> list[psutil.Process]:
+        """Return the processes that run the models."""
+        triton = self.triton()
+        return [] if triton is None else self._children(triton)
+
+    def is_ready(self) -> bool:
+        """Return whether every instance is ready, whatever NGINX makes of it."""
+        return all(get_status("http://localhost/readyz", 5, socket) == 200 for socket in self._all_sockets())
+
+    def says(self, text: str) -> int:
+        """Return how often the log has a text."""
+        return self.log.read_text(encoding="utf-8", errors="replace").count(text)
+
+    def _all_sockets(self) -> list[Path]:
+        return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]
+
+    def _children(self, process: psutil.Process) -> list[psutil.Process]:
+        try:
+            return [child for child in process.children() if not has_ended(child)]
+        except psutil.NoSuchProcess:
+            return []
+
+
+@contextmanager
+def running_fleet(
+    repository: Path, folder: Path, *, instances: int = 2, settings: Mapping[str, object] | None = None
+) -> Iterator[Fleet]:
+    """Run `serve` until the block ends, in a folder for everything it writes.
+
+    Args:
+        repository: A model repository with the model `checksum`.
+        folder: Gets log, sockets and the home of Triton.
+        instances: Number of instances, of one worker each.
+        settings: More settings by name.
+    """
+    installed = Path(config.load().triton_home).resolve()
+    install(installed)
+    home = folder / "triton"
+    home.mkdir()
+    for part in ("server", "python"):
+        (home / part).symlink_to(installed / part)
+    port, http, grpc, metrics = find_free(4)
+    wanted: dict[str, object] = {
+        "port": port,
+        "instances": instances,
+        "workers": 1,
+        "socket_folder": "run",
+        "triton_home": home,
+        "triton_http_port": http,
+        "triton_grpc_port": grpc,
+        "triton_metrics_port": metrics,
+        "model": "checksum",
+        "model_repository": repository,
+        "log_format": "json",
+        "log_level": "warning",
+        **(settings or {}),
+    }
+    log = folder / "serve.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app", "serve"],
+            cwd=folder,
+            env={**environment_of(ROOT), **{f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    fleet = Fleet(psutil.Process(process.pid), folder, log, http, instances)
+    try:
+        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        yield fleet
+    finally:
+        family = [fleet.process, *fleet.process.children(recursive=True)] if process.poll() is None else []
+        end_group(process, _STOP_SECONDS)
+        for member in family:
+            if not has_ended(member):
+                os.kill(member.pid, 9)

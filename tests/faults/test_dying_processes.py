@@ -1,0 +1,284 @@
+"""Workers, instances and Triton that die or hang while clients ask: through NGINX, as in production."""
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+
+from app.host.http import get_status
+from tests.faults import models
+from tests.faults.conftest import RecordFigure
+from tests.faults.exchange import Answer, ask, encode
+from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.nginx import NEEDS_NGINX, proxying
+from tests.faults.traffic import Traffic, traffic
+from tests.processes import has_ended
+
+pytestmark = [pytest.mark.faults, NEEDS_NGINX]
+
+_REQUESTS = 5000
+_PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository with the models of `tests.faults.models`."""
+    folder = tmp_path_factory.mktemp("models")
+    models.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two instances of one worker each, and the embedded Triton."""
+    with running_fleet(repository, tmp_path_factory.mktemp("fleet"), settings={"timeout_seconds": 5}) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """NGINX in front of them."""
+    with proxying([f"unix:{socket}" for socket in fleet.sockets], tmp_path_factory.mktemp("nginx")) as url:
+        yield url
+
+
+@asynccontextmanager
+async def asking(fleet: Fleet, url: str, clients: int = 8) -> AsyncIterator[Traffic]:
+    """Let clients ask during a block; each answer must be that of its own image."""
+    await until(fleet.is_ready)
+    async with traffic(url, clients) as counted:
+        await counted.until(100)
+        yield counted
+    assert counted.wrong == []
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    end = monotonic() + _PATIENCE_SECONDS
+    while not await asyncio.to_thread(holds):
+        assert monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+def has_other_workers(fleet: Fleet, workers: list[psutil.Process]) -> bool:
+    """Return whether a worker was started after these."""
+    return bool(set(fleet.workers()) - set(workers))
+
+
+async def until_gone(process: psutil.Process) -> None:
+    """Wait until a process has ended."""
+    await until(lambda: has_ended(process))
+
+
+async def test_a_rolling_restart_loses_nothing(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """Each instance gets SIGTERM while the other one serves, and is started again; for 5,000 requests and longer."""
+    restarts = 0
+    async with asking(fleet, url) as counted:
+        while counted.requests < _REQUESTS or restarts < 4:
+            instance = fleet.instances()[restarts % 2]
+            instance.terminate()
+            await until_gone(instance)
+            restarts += 1
+            await counted.until(counted.requests + 200)
+            await until(fleet.is_ready)
+    record_figure("rolling SIGTERM: requests", counted.requests)
+    record_figure("rolling SIGTERM: instances restarted", restarts)
+    record_figure("rolling SIGTERM: requests lost", counted.lost, 0)
+    record_figure("rolling SIGTERM: slowest answer, s", counted.slowest)
+
+    assert set(counted.statuses) == {200}
+
+
+async def test_killed_workers_lose_nothing(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """NGINX repeats what a worker that is killed had begun; another worker takes its place."""
+    source = random.Random(1)  # noqa: S311 - not a secret
+    kills = 0
+    async with asking(fleet, url) as counted:
+        for _ in range(4):
+            workers = fleet.workers()
+            worker = source.choice(workers)
+            worker.kill()
+            kills += 1
+            await until(partial(has_other_workers, fleet, workers))
+            await asyncio.sleep(6)  # sooner it would be a crash loop to Granian
+    record_figure("kill -9 of workers: kills", kills)
+    record_figure("kill -9 of workers: requests", counted.requests)
+    record_figure("kill -9 of workers: requests lost", counted.lost, 0)
+
+    assert set(counted.statuses) == {200}
+
+
+async def test_a_worker_that_dies_twice_does_not_end_the_service(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """Granian gives its instance up; `serve` starts another one, and the other instance serves meanwhile."""
+    before = fleet.says("; restarting it")
+    async with asking(fleet, url) as counted:
+        instance = fleet.instances()[0]
+        for _ in range(2):
+            await until(lambda: has_ended(instance) or fleet.workers_of(instance))
+            for worker in fleet.workers_of(instance):
+                worker.kill()
+                await until_gone(worker)
+        await until_gone(instance)
+        await until(lambda: len(fleet.instances()) == 2)
+        await until(fleet.is_ready)
+        await counted.until(counted.requests + 500)
+    record_figure("worker killed twice: requests", counted.requests)
+    record_figure("worker killed twice: requests lost", counted.lost, 0)
+
+    assert fleet.says("; restarting it") > before
+    assert set(counted.statuses) == {200}
+
+
+async def test_a_killed_instance_loses_nothing(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """Its workers end with it, its stale socket is no obstacle, and another one is started."""
+    async with asking(fleet, url) as counted:
+        instance = fleet.instances()[1]
+        workers = instance.children()
+        instance.kill()
+        for worker in workers:
+            await until_gone(worker)
+        await until(lambda: len(fleet.instances()) == 2)
+        await until(fleet.is_ready)
+        await counted.until(counted.requests + 500)
+    record_figure("kill -9 of an instance: requests", counted.requests)
+    record_figure("kill -9 of an instance: requests lost", counted.lost, 0)
+
+    assert set(counted.statuses) == {200}
+
+
+async def test_a_worker_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """Requests that it holds are repeated elsewhere once it is killed."""
+    async with asking(fleet, url) as counted:
+        worker = fleet.workers()[0]
+        worker.send_signal(signal.SIGSTOP)
+        started = monotonic()
+        await until_gone(worker)
+        seconds = monotonic() - started
+        await until(lambda: len(fleet.workers()) == 2)
+        await counted.until(counted.requests + 500)
+    record_figure("SIGSTOP of a worker: replaced after, s", seconds, 15)
+    record_figure("SIGSTOP of a worker: requests lost", counted.lost, 0)
+
+    assert seconds < 15
+    assert set(counted.statuses) == {200}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
+async def test_triton_ends_under_load(fleet: Fleet, url: str, record_figure: RecordFigure, how: signal.Signals) -> None:
+    """Requests are answered 503 until `serve` has started it again; none hangs, and none gets another one's answer."""
+    async with asking(fleet, url, clients=16) as counted:
+        for _ in range(2):
+            triton = fleet.triton()
+            assert triton is not None
+            triton.send_signal(how)
+            await until_gone(triton)
+            ready_at, first_at = await recovery(fleet, url)
+            record_figure(f"Triton gets {how.name}: first 200 after it was ready, s", first_at - ready_at, 1.5)
+            assert first_at - ready_at < 1.5
+            await counted.until(counted.requests + 500)
+    record_figure(f"Triton gets {how.name}: requests", counted.requests)
+    for status, count in sorted(counted.statuses.items()):
+        record_figure(f"Triton gets {how.name}: answers {status}", count)
+    record_figure(f"Triton gets {how.name}: slowest answer, s", counted.slowest, 5.25)
+
+    assert set(counted.statuses) <= {200, 503}
+    assert counted.slowest < 5.25
+
+
+async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
+    """Wait for Triton and for the first answer; return when each came."""
+    triton_url = f"http://127.0.0.1:{fleet.triton_http_port}/v2/models/checksum/ready"
+    await until(lambda: get_status(triton_url, 5) == 200)
+    ready_at = monotonic()
+    while (await detect(url)).status != 200:
+        assert monotonic() < ready_at + _PATIENCE_SECONDS
+        await asyncio.sleep(0.02)
+    return ready_at, monotonic()
+
+
+async def detect(url: str) -> Answer:
+    """Ask once."""
+    return await ask(url, encode(models.solid(1, 2, 3), Content_Type="image/png"))
+
+
+async def test_a_dead_model_process_is_noticed(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """The circuit opens, /readyz turns red, and `serve` starts Triton again."""
+    before = fleet.says("circuit opened")
+    async with asking(fleet, url) as counted:
+        triton = fleet.triton()
+        assert triton is not None
+        for stub in fleet.stubs():
+            stub.kill()
+        await until(lambda: get_status(f"{url}/readyz", 5) == 503)
+        await until_gone(triton)
+        await until(fleet.is_ready)
+        await counted.until(counted.requests + 500)
+    record_figure("stub killed: slowest answer, s", counted.slowest, 5.25)
+    for status, count in sorted(counted.statuses.items()):
+        record_figure(f"stub killed: answers {status}", count)
+
+    assert fleet.says("circuit opened") > before
+    assert set(counted.statuses) <= {200, 503}
+    assert counted.slowest < 5.25
+
+
+async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
+    """Requests end at their deadline, and then at once, until `serve` has killed and started it again."""
+    async with asking(fleet, url) as counted:
+        triton = fleet.triton()
+        assert triton is not None
+        triton.send_signal(signal.SIGSTOP)
+        started = monotonic()
+        await until_gone(triton)
+        seconds = monotonic() - started
+        await until(fleet.is_ready)
+        await counted.until(counted.requests + 500)
+    record_figure("Triton hangs: replaced after, s", seconds, 40)
+    record_figure("Triton hangs: slowest answer, s", counted.slowest, 5.25)
+    for status, count in sorted(counted.statuses.items()):
+        record_figure(f"Triton hangs: answers {status}", count)
+
+    assert set(counted.statuses) <= {200, 503, 504}
+    assert counted.slowest < 5.25
+
+
+async def test_workers_are_renewed_without_a_loss(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+    """Row 18: those that use too much memory, here all of them, and those of an instance that gets SIGHUP."""
+    (tmp_path / "nginx").mkdir()
+    with running_fleet(repository, tmp_path, settings={"worker_max_memory_mb": 10}) as fleet:
+        sockets = [f"unix:{socket}" for socket in fleet.sockets]
+        with proxying(sockets, tmp_path / "nginx") as url:
+            first = set(fleet.workers())
+            async with asking(fleet, url) as counted:
+                fleet.instances()[0].send_signal(signal.SIGHUP)
+                await until(lambda: len(set(fleet.workers()) & first) == 1)
+                hung_up = set(fleet.workers())
+                await until(lambda: not set(fleet.workers()) & (hung_up | first))
+                await counted.until(counted.requests + 500)
+    record_figure("renewed workers: requests", counted.requests)
+    record_figure("renewed workers: requests lost", counted.lost, 0)
+
+    assert set(counted.statuses) == {200}
+
+
+async def test_a_second_signal_ends_at_once(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+    """Also while requests are in progress; nothing is left behind."""
+    with running_fleet(repository, tmp_path, instances=1, settings={"drain_delay_seconds": 60}) as fleet:
+        family = [fleet.process, *fleet.process.children(recursive=True)]
+        fleet.process.terminate()
+        await asyncio.sleep(1)
+        assert not has_ended(fleet.process)
+        started = monotonic()
+        fleet.process.terminate()
+        for process in family:
+            await until_gone(process)
+        record_figure("second SIGTERM: ended after, s", monotonic() - started, 10)
+        assert monotonic() - started < 10
+        assert fleet.sockets == []

@@ -1,0 +1,86 @@
+"""Clients that know the right answer to each of their requests, and count what they get."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+
+from tests.faults.exchange import NO_ANSWER, Connection, encode
+from tests.faults.models import Checksum
+
+_PATH = "/predict/checksum?boxes=pixel"
+_MAX_PAUSE_SECONDS = 0.2
+_PATIENCE_SECONDS = 300.0
+
+
+@dataclass
+class Traffic:
+    """What the clients got so far."""
+
+    url: str
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    """Answers that are those of another image."""
+    slowest: float = 0.0
+    """Seconds of the slowest answer."""
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that have ended."""
+        return self.statuses.total()
+
+    @property
+    def lost(self) -> int:
+        """Requests that got no answer, or one that says that the server failed."""
+        return sum(count for status, count in self.statuses.items() if status == NO_ANSWER or status >= 500)
+
+    async def run_client(self, seed: int) -> None:
+        """Ask for ever, over one connection as long as it lasts; pause for a moment when told to."""
+        source = random.Random(seed)  # noqa: S311 - not a secret
+        while True:
+            try:
+                async with await Connection.open(self.url) as connection:
+                    while await self._ask(connection, Checksum.draw(source)):
+                        pass
+            except ConnectionError:
+                self.statuses[NO_ANSWER] += 1
+                await asyncio.sleep(_MAX_PAUSE_SECONDS)
+
+    async def until(self, requests: int) -> None:
+        """Wait until that many requests have ended."""
+        until = monotonic() + _PATIENCE_SECONDS
+        while self.requests < requests:
+            assert monotonic() < until, f"{self.requests} of {requests} requests: {self.statuses}"
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, connection: Connection, checksum: Checksum) -> bool:
+        """Ask once; return whether the connection can be used again."""
+        answer = await connection.ask(encode(checksum.image, _PATH, Content_Type="image/png"))
+        self.statuses[answer.status] += 1
+        self.slowest = max(self.slowest, answer.seconds)
+        if answer.status == 200:
+            (found,) = json.loads(answer.body)["detections"]
+            if not checksum.is_box(found):
+                self.wrong.append(f"{found} for {checksum.box}")
+        if "retry-after" in answer.headers:
+            await asyncio.sleep(_MAX_PAUSE_SECONDS)
+        return answer.status != NO_ANSWER and answer.headers.get("connection") != "close"
+
+
+@asynccontextmanager
+async def traffic(url: str, clients: int = 8) -> AsyncIterator[Traffic]:
+    """Let clients ask until the block ends."""
+    counted = Traffic(url)
+    tasks = [asyncio.create_task(counted.run_client(seed)) for seed in range(clients)]
+    try:
+        yield counted
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
