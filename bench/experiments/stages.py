@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from app.config import Settings
 from bench.experiments.candidates.registry import CANDIDATES, NEREID
 from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
 from bench.harness.errors import ContestantError
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
                     continue
                 checkout = before if before and name.endswith(BEFORE) else ROOT
                 try:
-                    found = spend(name, files, options.seconds, triton=triton.settings.triton_url, checkout=checkout)
+                    found = spend(name, files, options.seconds, triton=triton.settings, checkout=checkout)
                 except ContestantError as error:
                     left_out[name] = str(error)
                 else:
@@ -120,7 +121,7 @@ def spend(  # noqa: PLR0913 - what a run consists of
     *,
     processes: int = 1,
     steps: Sequence[str] = (),
-    triton: str = "",
+    triton: Settings | None = None,
     checkout: Path = ROOT,
 ) -> list[Spent]:
     """Run a candidate in several processes at the same time.
@@ -131,7 +132,7 @@ def spend(  # noqa: PLR0913 - what a run consists of
         seconds: Length of the run.
         processes: Number of processes.
         steps: Steps to run; empty: all.
-        triton: `host:port` of gRPC, for the steps that need a Triton; empty: without those steps.
+        triton: Where a Triton runs, for the steps that need one; None: without those steps.
         checkout: The checkout that contains the candidate's code.
 
     Raises:
@@ -140,6 +141,7 @@ def spend(  # noqa: PLR0913 - what a run consists of
     candidate = name.removesuffix(BEFORE)
     python = str(reference_python()) if candidate == "reference" else sys.executable
     command = [python, "-m", _PROGRAM, candidate, str(files), str(seconds), *steps]
+    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_url, "BENCH_TRITON_KEY": str(triton.control_key_path)}
     found = []
     with ExitStack() as stack:
         children = []
@@ -147,7 +149,7 @@ def spend(  # noqa: PLR0913 - what a run consists of
             child = subprocess.Popen(
                 command,
                 cwd=checkout,
-                env={**environment_of(checkout), "OMP_NUM_THREADS": "1", "BENCH_TRITON": triton},
+                env={**environment_of(checkout), "OMP_NUM_THREADS": "1", **variables},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

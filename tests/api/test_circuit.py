@@ -131,6 +131,29 @@ async def test_a_model_in_the_body_is_rejected_once_it_is_known(gateway: Gateway
     assert {(request.model_name, request.id == "probe") for request in fake.requests} <= {("other", True), ("tiny", False)}
 
 
+@pytest.mark.parametrize("kind", ["form", "json"])
+async def test_the_default_model_is_not_that_of_a_body_that_names_another_one(gateway: Gateway, kind: str) -> None:
+    """Only if path or query name the model is a form or JSON rejected before it is read."""
+    await break_model(gateway, "tiny")
+    _, app = gateway
+    async with calling(app) as client:
+
+        async def send(path: str = "/detect", **fields: str) -> tuple[int, str]:
+            if kind == "form":
+                answer = await client.post(path, files={"image": SCENE}, data=fields)
+            else:
+                answer = await client.post(path, json={"image": base64.b64encode(SCENE).decode(), **fields})
+            return answer.status_code, answer.json().get("code", "")
+
+        assert await send(model="other") == (200, "")
+        assert await send("/predict/other") == (200, "")
+        assert await send() == await send(model="tiny") == await send("/predict/tiny") == (503, "circuit_open")
+    content_type = "multipart/form-data; boundary=x" if kind == "form" else "application/json"
+    for path in TINY[1:2] + TINY[2:3] + TINY[5:]:
+        reply = await post_unread(app, path, {"Content-Type": content_type, "Content-Length": "100"})
+        assert (reply.status, reply.problem["code"]) == (503, "circuit_open")
+
+
 async def test_the_reason_is_the_model_although_the_gateway_is_full() -> None:
     """Inferences that hang have filled it: that they are answered with 503 and not with 429 tells callers where to look."""
     fake = SickTriton()

@@ -32,6 +32,7 @@ from app.pipeline.inference import InferenceRunner
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
+from app.triton import client as client_module
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.messages import InferResult
 from app.triton.shared_memory import SHM, Arena, Slot
@@ -862,6 +863,41 @@ async def test_a_triton_without_memory_is_overloaded(setup: Setup, refusal: tupl
         await setup.infer()
 
     assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "triton_unavailable", 1)
+
+
+async def test_nothing_probes_after_the_end(setup: Setup) -> None:
+    """Although the circuit opens only while the end waits for an inference."""
+    setup.fake.may_answer.clear()
+    await give_up(setup)
+    assert is_closed(setup)
+    await setup.inferences.close(1)
+
+    assert not is_closed(setup)
+    assert not [task for task in asyncio.all_tasks() if "CircuitBreaker" in repr(task)]
+
+
+async def test_the_end_of_an_unanswered_call_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway itself ends it, at a Triton that survives that: it counts as a failure, and its slot is not used again."""
+    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
+    fake = FakeTriton()
+    fake.version = "2.59.1"
+    async with serving(fake), inferring(fake) as setup:
+        assert await eventually(lambda: setup.client.survives_cancel)
+        fake.may_answer.clear()
+        before = setup.queue.limit
+        for _ in range(4):
+            await setup.shared.prepare(SPEC.image_bytes)
+            await give_up(setup, 0.05, is_shared=True, times=1)
+            assert setup.slot
+            arena = setup.slot.arena
+            assert await eventually(lambda arena=arena: not (SHM / arena.name).exists())  # type: ignore[misc]
+        assert is_closed(setup)
+        assert setup.queue.limit == before
+        await setup.shared.prepare(SPEC.image_bytes)
+        await give_up(setup, 0.05, is_shared=True, times=1)
+
+        assert await eventually(lambda: not is_closed(setup))
+        assert {request.id for request in fake.requests} <= {"id", "probe"}
 
 
 async def test_the_end_does_not_wait_for_inferences_that_hang(five_hang: Setup) -> None:

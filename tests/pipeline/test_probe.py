@@ -16,6 +16,7 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
 from app.host.processes import LOOPBACK
 from app.model.spec import from_triton_config
+from app.pipeline import probe
 from app.pipeline.probe import run_probe
 from app.triton.client import TritonClient
 from app.triton.status import Disconnected, Draining, Unreachable
@@ -152,6 +153,45 @@ async def test_a_probe_waits_for_its_answer(fake_triton: Fake) -> None:
     await probing
 
     assert len(fake.requests) == 1
+
+
+async def test_a_probe_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost connection on which nothing is sent would not be noticed."""
+    monkeypatch.setattr(probe, "_ASK_SECONDS", 0.02)
+    asked: list[str] = []
+
+    class AskedTriton(FakeTriton):
+        async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+            asked.append(request.name)
+            return await super().ModelReady(request, context)
+
+    fake = AskedTriton()
+    async with serving(fake):
+        client = TritonClient(fake.url)
+        fake.may_answer.clear()
+        fake.is_model_ready = False
+        probing = asyncio.create_task(run_probe(client, SPEC))
+        assert await eventually(lambda: len(asked) > 2)
+        assert not probing.done()
+        fake.may_answer.set()
+        await probing
+        await client.close()
+
+    assert set(asked) == {"tiny"}
+    assert len(fake.requests) == 1
+
+
+async def test_a_probe_that_is_given_up_ends_its_call(fake_triton: Fake) -> None:
+    """Nothing of it is left."""
+    fake, client = fake_triton
+    fake.may_answer.clear()
+    probing = asyncio.create_task(run_probe(client, SPEC))
+    assert await eventually(lambda: bool(fake.requests))
+    probing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probing
+
+    assert await eventually(lambda: fake.running == 0)
 
 
 def answers_of(settings: Settings, model: str) -> tuple[int, int]:

@@ -88,6 +88,14 @@ def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> N
     assert control_key.metadata(key_file) == ((HEADER, KEY),)
 
 
+@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"two words", "größe".encode(), b"\xff", b"a\x00b", b"a\x7f"])
+def test_what_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
+    """Each request would fail with it; without one, Triton says what is missing."""
+    key_file.write_bytes(content)
+
+    assert control_key.metadata(key_file) == ()
+
+
 def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
     """Neither if none is set, nor if Triton has not been started yet, nor if it is a folder."""
     assert control_key.metadata(None) == ()

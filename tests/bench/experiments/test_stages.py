@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Path:
 def test_a_candidate_runs(fixtures: Triton, files: Path, name: str) -> None:
     """Every candidate gets through an image, step by step; Nereid's up to the answer, and it leaves nothing behind."""
     before = abandoned_arenas()
-    (spent,) = spend(name, files, 0.05, triton=fixtures.settings.triton_url)
+    (spent,) = spend(name, files, 0.05, triton=fixtures.settings)
 
     assert spent.images > 0
     assert {"decode", "letterbox", "free"} <= spent.milliseconds.keys()
@@ -42,9 +42,7 @@ def test_a_candidate_runs(fixtures: Triton, files: Path, name: str) -> None:
 
 def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) -> None:
     """Each inference gives its slot back."""
-    (spent,) = spend(
-        "nereid_shm", files, 1.0, steps=["header", "decode", "letterbox", "client"], triton=fixtures.settings.triton_url
-    )
+    (spent,) = spend("nereid_shm", files, 1.0, steps=["header", "decode", "letterbox", "client"], triton=fixtures.settings)
 
     assert spent.images > 32
 

@@ -44,7 +44,7 @@ def test_with_a_triton_its_client_and_framework_are_steps(fixtures: Triton, tmp_
     """Each image is one inference of the model that takes planes."""
     (tmp_path / "image").write_bytes((IMAGES / "coffee.jpg").read_bytes())
     before = read_counters(fixtures.url, "null_fp32")
-    (spent,) = spend("reference", tmp_path, 0.05, triton=fixtures.settings.triton_url)
+    (spent,) = spend("reference", tmp_path, 0.05, triton=fixtures.settings)
 
     assert list(spent.milliseconds) == ["decode and letterbox", "normalize", "client", "framework", "encode", "free"]
     assert read_counters(fixtures.url, "null_fp32").since(before).inferences == spent.images + 1  # one warms up
