@@ -278,15 +278,28 @@ async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp
         kill_group(api.process)
 
 
+def count_alive(folder: Path) -> int:
+    """Count the workers that have shown that they are alive."""
+    return len(list(folder.glob("*.alive")))
+
+
 async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
     """One that was stopped, as one whose event loop is blocked, shows no sign of life; the other one is left alone."""
-    patch = "import app.server; app.server._MAX_MISSED_BEATS = 3"
+    patch = f"""
+import os, app.server
+from app.resilience.worker_table import WorkerTable
+app.server._MAX_MISSED_BEATS = 3
+beat = WorkerTable.beat
+def beat_and_note(table):
+    beat(table)
+    open(f"{tmp_path}/{{os.getpid()}}.alive", "w").close()
+WorkerTable.beat = beat_and_note"""
     async with running(fake, tmp_path, patch, workers=2) as api:
 
-        async def have_started() -> bool:
-            return fake.config_reads >= 2
+        async def are_alive() -> bool:
+            return count_alive(tmp_path) == 2
 
-        await until(have_started)
+        await until(are_alive)
         stopped, other = api.workers()
         stopped.suspend()
 

@@ -1,5 +1,7 @@
 """Sends encoded images to a model of Triton through shared memory, with Nereid's own client and nothing around it."""
 
+from pathlib import Path
+
 import numpy as np
 
 from app.pipeline.buffer import InputBuffer
@@ -16,9 +18,9 @@ _SECONDS = 10.0
 class TritonForwarder:
     """One worker's connection to Triton."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to the gRPC endpoint `host:port`."""
-        self._client = TritonClient(address)
+    def __init__(self, address: str, control_key_path: Path) -> None:
+        """Connect to the gRPC endpoint `host:port`; its controls have the key in the file."""
+        self._client = TritonClient(address, control_key_path)
         self._specs = SpecCache(self._client)
         self._transport = Transport(self._client, "shm")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from app.config import Settings
 from app.host.ports import find_free
 from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
 from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
         http = measure_http(Path(logs), load, options.workers)
         with fixture_triton() as triton:
-            forwarded = measure_http(Path(logs), load, options.workers, triton.settings.triton_url)
+            forwarded = measure_http(Path(logs), load, options.workers, triton.settings)
             lineup = Lineup(triton, options.workers, Path(logs))
             for name in NEREID:
                 try:
@@ -74,11 +75,12 @@ def add_to(commands: Commands) -> None:
     command.set_defaults(run=run)
 
 
-def measure_http(logs: Path, load: Load, workers: int, triton: str = "") -> Cost:
-    """Measure the minimal server; with a Triton (host:port of gRPC), each body is forwarded to it."""
+def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None = None) -> Cost:
+    """Measure the minimal server; with a Triton, each body is forwarded to it."""
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
-    with running(command, {"BENCH_TRITON": triton}, port, "/", logs / "http_only.log") as server:
+    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_url, "BENCH_TRITON_KEY": str(triton.control_key_path)}
+    with running(command, variables, port, "/", logs / "http_only.log") as server:
         url = f"{server.url}/detect"
         drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
         meters = Meters(lambda: {"gateway": family(server.process)}, "", "")

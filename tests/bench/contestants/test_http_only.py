@@ -25,8 +25,9 @@ def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton:
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
     before, arenas = read_counters(fixtures.url, "null_file"), abandoned_arenas()
-    triton = fixtures.settings.triton_url if with_triton else ""
-    with running(command, {"BENCH_TRITON": triton}, port, "/", tmp_path / "log") as server:
+    settings = fixtures.settings
+    triton = {"BENCH_TRITON": settings.triton_url, "BENCH_TRITON_KEY": str(settings.control_key_path)} if with_triton else {}
+    with running(command, triton, port, "/", tmp_path / "log") as server:
         outcome = run(drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
 
     assert outcome.statuses == {"200": 20}

@@ -12,7 +12,7 @@ def test_http_alone_and_with_triton_are_measured(fixtures: Triton, tmp_path: Pat
     """Both answer, and cost CPU time."""
     load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
 
-    for triton in ("", fixtures.settings.triton_url):
+    for triton in (None, fixtures.settings):
         cost = measure_http(tmp_path, load, 1, triton)
         assert cost.rate > 0
         assert cost.cpu_ms > 0
