@@ -40,6 +40,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", _RESTRICTED, InferenceFailed, "Triton does not allow the gateway to do this"),
     ("UNAVAILABLE", "failed to connect", Unreachable, "Triton does not answer"),
     ("UNAVAILABLE", "DNS resolution failed", Unreachable, "Triton does not answer"),
+    ("UNAVAILABLE", "errors resolving", Unreachable, "Triton does not answer"),
     ("UNAVAILABLE", "", Disconnected, "Triton does not answer"),
     ("RESOURCE_EXHAUSTED", "", Overloaded, "Triton has no memory left for the request"),
     ("INTERNAL", "shared memory pool", Overloaded, "Triton has no memory left for the request"),

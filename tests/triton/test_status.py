@@ -37,6 +37,7 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
         (grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'nereid'", InferenceFailed),
         (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: connection refused", Unreachable),
         (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for triton:8001", Unreachable),
+        (grpc.StatusCode.UNAVAILABLE, "errors resolving triton:8001: [Domain name not found]", Unreachable),
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", Disconnected),
         (grpc.StatusCode.UNAVAILABLE, "", Disconnected),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "not enough memory", Overloaded),
