@@ -10,7 +10,7 @@ from typing import IO, Any
 from app.config import Settings
 from app.embedded.launch import NO_KEY, command, environment, restrict, shm_prefix
 from app.embedded.service import CheckError, StartError
-from app.embedded.startup_check import StartupCheckError, check_inference
+from app.embedded.startup_check import DeadModelError, StartupCheckError, check_inference
 from app.host import private_argument
 from app.host.ports import is_free, is_listening
 from app.host.processes import die_with_parent, end_group, kill_group, wait_for_answer
@@ -91,7 +91,7 @@ class EmbeddedTriton:
         try:
             check_inference(settings.triton_http_port, settings.model, max(_CHECK_SECONDS, 2 * settings.timeout_seconds))
         except StartupCheckError as error:
-            raise CheckError(str(error)) from error
+            raise CheckError(str(error), is_final=isinstance(error, DeadModelError)) from error
         self._publish_key()
 
     @property

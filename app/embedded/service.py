@@ -33,6 +33,11 @@ class StartError(Exception):
 class CheckError(Exception):
     """A program that runs does not work; the message is a part of a line for the user."""
 
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+        """Whether another check would prove nothing."""
+
 
 class Program(Protocol):
     """What a service runs."""
@@ -135,7 +140,7 @@ class Service:
             return
         self._failed_checks += 1
         self._next_check = monotonic() + _RECHECK_SECONDS
-        if self._failed_checks >= _MAX_FAILED_CHECKS:
+        if error.is_final or self._failed_checks >= _MAX_FAILED_CHECKS:
             self._restart(f"does not work ({error})", 1)
 
     def _restart(self, reason: str, code: int) -> None:

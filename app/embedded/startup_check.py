@@ -11,12 +11,17 @@ from app.errors import UnsupportedModel
 from app.host.processes import LOOPBACK
 from app.model.spec import from_triton_config
 
+_DEAD = b"is not healthy"
 # What Triton answers if it works, but has no time for the inference.
 _BUSY = (b"maximum queue size", b"Request timeout expired")
 
 
 class StartupCheckError(Exception):
     """The model did not answer as it must; the message is one line for the user."""
+
+
+class DeadModelError(StartupCheckError):
+    """A process in which Triton runs the model has died; others of the same model may still answer."""
 
 
 def check_inference(http_port: int, model: str, seconds: float) -> None:
@@ -28,6 +33,7 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
         seconds: How long it may take.
 
     Raises:
+        DeadModelError: A process of the model has died.
         StartupCheckError: The inference failed, or an output is empty.
     """
     base = f"http://127.0.0.1:{http_port}/v2/models/{model}"
@@ -58,8 +64,11 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
     except (OSError, HTTPException, UnsupportedModel, ValueError, KeyError, TypeError) as error:
         if isinstance(error, HTTPError):
             with error:
-                if any(text in error.read() for text in _BUSY):
-                    return
+                text = error.read()
+            if any(busy in text for busy in _BUSY):
+                return
+            if _DEAD in text:
+                raise DeadModelError(f"a process of {model} has died") from error
         raise StartupCheckError(f"the start-up inference of {model} failed: {error}") from error
     empty = [output["name"] for output in outputs if not output["parameters"]["binary_data_size"]]
     if empty:

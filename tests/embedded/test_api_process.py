@@ -18,6 +18,9 @@ from tests import processes
 from tests.processes import children, wait_for, wait_until_gone
 from tests.support import free_port
 
+LIVE = "for _ in $(seq 1200); do sleep 0.05; done"
+"""A minute in which a shell script handles signals."""
+
 
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -133,7 +136,7 @@ def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.Mo
 def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """It is told of the signal, and its exit code is known once it has ended."""
     name = number.name.removeprefix("SIG")
-    script = f"trap 'sleep 0.2; exit 7' {name}; touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    script = f"trap 'sleep 0.2; exit 7' {name}; touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
         assert process.is_running
         process.drain(number)
@@ -145,7 +148,7 @@ def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that it has started, whatever that ignores; neither processes nor its socket are left."""
     before = children()
-    script = f"trap '' TERM; (while :; do sleep 0.05; done) & touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    script = f"trap '' TERM; ({LIVE}) & touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
         (tmp_path / "nereid-1.sock").touch()
         process.drain(signal.SIGTERM)
@@ -168,7 +171,7 @@ def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells it, so that it can clean up."""
-    script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; while :; do sleep 0.05; done"
+    script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; {LIVE}"
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:

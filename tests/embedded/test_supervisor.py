@@ -72,7 +72,7 @@ if path:
 server = Server(path or ({host!r}, {port}), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 {serve}
-while True:
+for _ in range(1200):
     time.sleep(0.05)
 """
 PYTHON = sys.executable
@@ -375,7 +375,7 @@ def test_a_signal_lets_requests_end(api: Api, settings: Settings, terminal: Term
     assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
 
 
-CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; while :; do sleep 0.1; done\"]).pid"
+CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 
 
 def test_a_second_signal_ends_what_does_not_end_itself(api: Api, settings: Settings, terminal: Terminal) -> None:
