@@ -27,7 +27,7 @@ from tests.processes import has_ended
 from tests.support import REPOSITORY, ROOT, SCENE, free_port
 from tests.system.gateway import running_gateway
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 90
 FOREVER = 600
 """Seconds; longer than any test takes."""
 
