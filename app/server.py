@@ -17,6 +17,7 @@ from granian.log import LogLevels
 from app.config import MIN_AGE_SECONDS, Settings
 from app.host import ports
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, raise_file_limit
+from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.telemetry.logging import say
 
@@ -28,7 +29,6 @@ _HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a 
 # Longer than a worker takes to start while Triton answers, so that the old one goes on until the new one is ready.
 _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
-_SECOND_SIGNAL_SECONDS = 2.0
 _WATCH_SECONDS = 1.0
 _MAX_MISSED_BEATS = 10
 
@@ -42,7 +42,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
 
     def __init__(self, settings: Settings) -> None:
         self._drain_delay = settings.drain_delay_seconds
-        self._delay: threading.Timer | None = None
+        self._signals = StopSignals()
         self._table = TableView()
         super().__init__(
             "app.main:create_app",
@@ -77,15 +77,16 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
 
     def signal_handler_interrupt(self, number: int, _: object = None) -> None:
         """Begin to stop, or stop at once."""
-        if self._delay is not None:
-            if SUPERVISED not in os.environ:  # systemd may send a signal to all processes, which the supervisor sends again
-                self._end_at_once()
-            return
-        for worker in self.wrks:
-            _send(worker, DRAIN_SIGNAL)
-        delay = 0.0 if number == signal.SIGINT else self._drain_delay  # who presses Ctrl-C is no load balancer
-        self._delay = threading.Timer(delay, super().signal_handler_interrupt)
-        self._delay.start()
+        is_first = not self._signals.count
+        self._signals.note(number)
+        if is_first:
+            for worker in self.wrks:
+                _send(worker, DRAIN_SIGNAL)
+            delay = 0.0 if number == signal.SIGINT else self._drain_delay  # who presses Ctrl-C is no load balancer
+            threading.Timer(delay, super().signal_handler_interrupt).start()
+        elif self._signals.count > 1 and SUPERVISED not in os.environ:
+            # systemd sends a signal to all processes, and the supervisor sends it again, which may take a while.
+            self._end_at_once()
 
     def _end_at_once(self) -> None:
         """End without any more ado; the main thread may be waiting for a worker that is being renewed."""
@@ -98,7 +99,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
 
     def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - Granian's own
         for index in workers:
-            if self._delay is None:  # renewing a worker takes seconds
+            if not self._signals.count:  # renewing a worker takes seconds
                 super()._respawn_workers([index], *arguments, **options)
 
     def _stop_workers(self) -> None:
@@ -106,12 +107,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         for worker in self.wrks:
             if worker.inner.pid not in started:  # it has no requests, and may wait for Triton
                 worker.kill()
-        # Granian loses a signal that reaches a worker between its start and its first request. Such a worker receives the
-        # second one; a worker that is draining already ignores it.
-        again = threading.Timer(_SECOND_SIGNAL_SECONDS, lambda: [worker.terminate() for worker in list(self.wrks)])
-        again.start()
         super()._stop_workers()
-        again.cancel()
 
     def _watch_workers(self) -> None:
         """Kill workers whose event loop does not run, or that are stopped; Granian starts others in their place.
@@ -126,7 +122,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
             beats = {pid: count for pid, count in self._table.beats().items() if pid in own}
             seen = {pid: (count, seen[pid][1] + 1 if seen.get(pid, (-1, 0))[0] == count else 0) for pid, count in beats.items()}
             for pid, (_, times) in seen.items():
-                if times >= _MAX_MISSED_BEATS and self._delay is None:
+                if times >= _MAX_MISSED_BEATS and not self._signals.count:
                     say(f"worker {pid} does not respond; replacing it")
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

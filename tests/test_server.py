@@ -30,6 +30,8 @@ from tests.system.gateway import running_gateway
 PATIENCE_SECONDS = 90
 FOREVER = 600
 """Seconds; longer than any test takes."""
+LONG_ENOUGH = 0.6
+"""Seconds between two signals that are not the same one."""
 
 
 class Api:
@@ -214,6 +216,7 @@ async def test_a_second_signal_ends_it_at_once(fake: FakeTriton, tmp_path: Path,
             return await api.status("/readyz") == (503 if drain_delay == FOREVER else None)
 
         await until(is_stopping)
+        await asyncio.sleep(LONG_ENOUGH)
         assert api.process.poll() is None
         api.process.terminate()
         assert await api.exit_code() == 0
@@ -231,8 +234,23 @@ async def test_a_second_signal_is_ignored_under_a_supervisor(
     async with running(fake, tmp_path, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
         api.process.terminate()
         await until(api.is_refused)
+        await asyncio.sleep(LONG_ENOUGH)
         api.process.terminate()
         await asyncio.sleep(0.5)
+        assert not request.done()
+        fake.may_answer.set()
+        assert (await request).status_code == 200
+        assert await api.exit_code() == 0
+        assert api.messages == []
+
+
+async def test_a_signal_that_is_sent_twice_is_one(fake: FakeTriton, tmp_path: Path) -> None:
+    """Requests in progress end."""
+    async with running(fake, tmp_path, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
+        for _ in range(3):
+            api.process.terminate()
+            await asyncio.sleep(0.05)
+        await until(api.is_refused)
         assert not request.done()
         fake.may_answer.set()
         assert (await request).status_code == 200

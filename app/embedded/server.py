@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from app.config import Settings
+from app.embedded.inference_check import check_inference
 from app.embedded.launch import NO_KEY, command, environment, restrict, shm_prefix
 from app.embedded.service import CheckError, StartError
-from app.embedded.startup_check import DeadModelError, StartupCheckError, check_inference
 from app.host import private_argument
 from app.host.ports import is_free, is_listening
 from app.host.processes import die_with_parent, end_group, kill_group, wait_for_answer
@@ -51,7 +51,7 @@ class EmbeddedTriton:
             self._wait(process)
             check_inference(self._settings.triton_http_port, self._settings.model, _READY_SECONDS)
             self._publish_key()
-        except (StartupCheckError, CheckError) as error:
+        except CheckError as error:
             self.stop()
             raise EmbeddedTritonError(str(error)) from error
         except BaseException:
@@ -88,10 +88,7 @@ class EmbeddedTriton:
             CheckError: It does not: Triton hangs, or a process of it has died.
         """
         settings = self._settings
-        try:
-            check_inference(settings.triton_http_port, settings.model, max(_CHECK_SECONDS, 2 * settings.timeout_seconds))
-        except StartupCheckError as error:
-            raise CheckError(str(error), is_final=isinstance(error, DeadModelError)) from error
+        check_inference(settings.triton_http_port, settings.model, max(_CHECK_SECONDS, 2 * settings.timeout_seconds))
         self._publish_key()
 
     @property
@@ -107,8 +104,7 @@ class EmbeddedTriton:
         """End it at once, and leave nothing behind."""
         if self._process is not None:
             kill_group(self._process)
-            self._process = None
-            self._sweep()
+            self._forget()
 
     def stop(self) -> None:
         """End it, by force if necessary, and leave nothing behind."""
@@ -116,6 +112,10 @@ class EmbeddedTriton:
             return
         # Kills the stubs, too: one whose server was killed may wait for it for ever.
         end_group(self._process, _STOP_SECONDS)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove what its process, which has ended, has left behind."""
         self._process = None
         self._sweep()
 
@@ -130,7 +130,6 @@ class EmbeddedTriton:
             "preexec_fn": partial(die_with_parent, os.getpid()),
         }
         line = command(self._settings, self._home)
-        self._key_path.unlink(missing_ok=True)
         self._key = secrets.token_hex(32)
         try:
             return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)
@@ -177,7 +176,7 @@ class EmbeddedTriton:
         raise EmbeddedTritonError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
 
     def _sweep(self) -> None:
-        for leftover in self._files():
+        for leftover in (self._key_path, *self._files()):
             leftover.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:

@@ -8,6 +8,7 @@ from app.config import Settings
 from app.embedded.api_process import ApiProcess
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import Service, ServiceError
+from app.host.signals import StopSignals
 from app.resilience import worker_table
 from app.telemetry.logging import say
 from app.triton import shared_memory
@@ -27,9 +28,9 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     Returns:
         An exit code: 0 after a signal.
     """
-    signals: list[int] = []
+    signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda number, _: signals.append(number))
+        signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
     instances = [ApiProcess(settings, socket) for socket in _sockets(settings)]
     services = [Service(instance) for instance in instances]
@@ -64,14 +65,13 @@ def _sockets(settings: Settings) -> list[Path | None]:
     if not settings.instances:
         return [Path(settings.socket).resolve() if settings.socket else None]
     folder = Path(settings.socket_folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     return [folder / f"nereid-{number}.sock" for number in range(1, settings.instances + 1)]
 
 
-def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: list[int]) -> None:
+def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: StopSignals) -> None:
     """Keep everything running until a signal comes."""
     is_announced = False
-    while not signals:
+    while not signals.count:
         for service in watched:
             service.tick()
         if not is_announced and all(service.is_ready for service in services):
@@ -80,13 +80,13 @@ def _look_after(watched: list[Service], services: list[Service], instances: list
         time.sleep(_POLL_SECONDS)
 
 
-def _drain(settings: Settings, instances: list[ApiProcess], signals: list[int]) -> None:
+def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:
     """Let all instances end once their requests have ended, unless another signal comes."""
     for instance in instances:
-        instance.drain(signals[0] if signals else signal.SIGTERM)
+        instance.drain(signals.first or signal.SIGTERM)
     until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
     while any(instance.is_running for instance in instances) and time.monotonic() < until:
-        if len(signals) > 1:
+        if signals.count > 1:
             say("ending requests in progress")
             break
         time.sleep(_POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""The machine Nereid runs on: processes, ports, installed packages, the C library. Never knows Triton, models or requests."""
+"""The machine Nereid runs on: processes, signals, ports, packages, the C library. Never knows Triton, models or requests."""

@@ -40,6 +40,7 @@ def start(
 
     Raises:
         OSError: The program cannot be run, or this machine does not allow a process to be changed by its parent.
+        subprocess.SubprocessError: `preexec_fn` failed, or this machine does not allow a process to be traced.
     """
 
     def prepare() -> None:
@@ -49,7 +50,7 @@ def start(
     process = subprocess.Popen(  # noqa: S603 - the caller's command line
         [*command, _PLACEHOLDER],
         env={**env, _VARIABLE: argument},
-        preexec_fn=prepare,  # noqa: PLW1509 - callers have no threads
+        preexec_fn=prepare,  # noqa: PLW1509 - it takes no lock
         **options,
     )
     try:

@@ -6,11 +6,10 @@ import resource
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Collection
 from contextlib import suppress
-from http.client import HTTPException
-from urllib.error import HTTPError
+
+from app.host.http import get_status
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
@@ -21,10 +20,6 @@ SUPERVISED = "SUPERVISED"
 """Environment variable of a program whose parent kills it if it is to end at once."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Tells a worker that it will be stopped soon."""
-
-# Loopback is never behind the proxy that the environment may name.
-LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs on this machine."""
 
 
 def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
@@ -55,15 +50,9 @@ def wait_for_answer(
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
-        try:
-            with LOOPBACK.open(url, timeout=1) as answer:
-                return int(answer.status)
-        except HTTPError as error:
-            error.close()
-            if error.code not in retry:
-                return error.code
-        except (OSError, HTTPException):
-            pass
+        status = get_status(url, 1)
+        if status is not None and status not in retry:
+            return status
         time.sleep(_POLL_SECONDS)
     return None
 

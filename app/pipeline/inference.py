@@ -28,7 +28,8 @@ Call = asyncio.Task[InferResult]
 class InferenceRunner:
     """Runs inferences on one Triton, each in a task of its own that ends with its RPC.
 
-    An RPC is never cancelled unless Triton is known to survive that. What the RPCs tell of Triton opens the model's circuit.
+    An RPC is never cancelled unless Triton is known to survive that, or does not run the model. What the RPCs tell of Triton
+    opens the model's circuit.
     """
 
     def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, hang_seconds: float) -> None:
@@ -121,7 +122,8 @@ class InferenceRunner:
             if slot is not None and isinstance(error, Disconnected):
                 self._transport.abandon(slot.arena)
             delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
-            if deadline.remaining <= delay or not self._retries.take():
+            is_given_up = asyncio.current_task() in self._abandoned or deadline.remaining <= delay
+            if is_given_up or not self._retries.take():
                 raise
             await asyncio.sleep(delay)
             is_registered = False

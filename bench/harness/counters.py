@@ -5,7 +5,7 @@ from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 
-from app.host.processes import LOOPBACK
+from app.host.http import LOOPBACK
 from bench.report.records import TritonUse
 
 _SECONDS = 5

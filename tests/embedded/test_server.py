@@ -24,7 +24,7 @@ from app.config import Settings
 from app.embedded.install import install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
-from app.embedded.startup_check import StartupCheckError
+from app.embedded.service import CheckError
 from app.host import processes as host_processes
 from app.host.ports import find_free, is_free
 from app.main import create_app
@@ -376,20 +376,20 @@ HTTPServer(("127.0.0.1", int(port.partition("=")[2])), Handler).serve_forever()
 """
 
 
-def test_failed_startup_check_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_check_after_the_start_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is ready but whose model does not answer as it must is not a success."""
     asked: list[tuple[int, str]] = []
 
     def check_inference(http_port: int, model: str, _: float) -> None:
         asked.append((http_port, model))
-        raise StartupCheckError("the start-up inference returned nothing")
+        raise CheckError("the inference returned nothing")
 
     program_of(stand_in).write_text(f"#!{sys.executable}\n{READY_TRITON}", encoding="utf-8")
     program_of(stand_in).chmod(0o755)
     monkeypatch.setattr("app.embedded.server.check_inference", check_inference)
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedTritonError, match="the start-up inference returned nothing"):
+    with pytest.raises(EmbeddedTritonError, match="the inference returned nothing"):
         server.start()
     assert asked == [(stand_in.triton_http_port, MODEL)]
     assert server.poll() is None

@@ -10,19 +10,10 @@ import pytest
 from app.embedded.service import CheckError, Program, Service, ServiceError, StartError
 from app.host.processes import kill_group
 from tests import processes
+from tests.fakes.clock import Clock
 from tests.processes import wait_for
 
 DOWN = CheckError("it does not answer")
-
-
-class Clock:
-    """Takes the place of the time; it stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Script:
@@ -68,9 +59,7 @@ class Script:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("app.embedded.service.monotonic", clock)
-    return clock
+    return Clock(monkeypatch, "app.embedded.service")
 
 
 Watch = Callable[..., Service]

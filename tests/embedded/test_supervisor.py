@@ -378,8 +378,11 @@ def test_a_signal_lets_requests_end(api: Api, settings: Settings, terminal: Term
 CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 
 
-def test_a_second_signal_ends_what_does_not_end_itself(api: Api, settings: Settings, terminal: Terminal) -> None:
+def test_a_second_signal_ends_what_does_not_end_itself(
+    api: Api, settings: Settings, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The API and what it has started are killed, and further signals do not interrupt the clean-up."""
+    monkeypatch.setattr("app.host.signals._SAME_SECONDS", 0)
     api.write(begin=f"note('child ' + str({CHILD}))", stop=NEVER)
 
     def is_ending() -> bool:
@@ -394,6 +397,15 @@ def test_a_second_signal_ends_what_does_not_end_itself(api: Api, settings: Setti
     (child,) = [int(line.split()[1]) for line in api.notes() if line.startswith("child ")]
     if psutil.pid_exists(child):
         wait_until_gone([psutil.Process(child)])
+
+
+def test_a_signal_that_is_sent_twice_is_one(api: Api, settings: Settings, terminal: Terminal) -> None:
+    """The API is waited for."""
+    api.write(stop="time.sleep(0.5); note('drained'); os._exit(3)")
+    with meanwhile(stop_when(terminal.shows("ready"), api.has_noted(TOLD))):
+        assert supervise(settings, None) == 0
+
+    assert api.notes() == [STARTED, ASKED, TOLD, "drained"]
 
 
 @pytest.mark.usefixtures("impatience")

@@ -1,14 +1,15 @@
-"""A gateway with the null model for tests that leave it as it is, and a table of what the tests have measured."""
+"""Tritons that tests share, a gateway for tests that leave it as it is, and a table of what the tests have measured."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from bench.harness.triton import Triton, embedded_triton
 from bench.models.repository import write_models
-from tests.fakes import models
-from tests.faults import corpus
+from tests.fakes.models import write as write_small_models
+from tests.faults import corpus, models
 from tests.faults.exchange import Case, ask_all, encode
 from tests.faults.serving import Gateway, serving
 
@@ -51,7 +52,7 @@ def null_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     """An embedded Triton with the models of `bench.models` and the small ones of `tests.fakes.models`."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    models.write(repository)
+    write_small_models(repository)
     with embedded_triton(repository, "null") as triton:
         yield triton
 
@@ -63,3 +64,18 @@ async def gateway(null_triton: Triton, tmp_path_factory: pytest.TempPathFactory)
         images = [Case(name, encode(data)) for name, data in corpus.valid_images().items()]
         await ask_all(gateway.url, images * (1 + 1000 // len(images)), clients=32)
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model repository with the models of `tests.faults.models`."""
+    folder = tmp_path_factory.mktemp("models")
+    models.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def triton(repository: Path) -> Iterator[Triton]:
+    """An embedded Triton with these models; nobody restarts it."""
+    with embedded_triton(repository, "checksum") as triton:
+        yield triton

@@ -4,14 +4,12 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from bench.harness.triton import Triton, embedded_triton
-from tests.faults import models
+from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.serving import serving
 from tests.faults.traffic import traffic
@@ -65,14 +63,6 @@ time_t time(time_t *result) {
     return now.tv_sec;
 }
 """
-
-
-@pytest.fixture
-def triton(tmp_path: Path) -> Iterator[Triton]:
-    """An embedded Triton, whose clock is right."""
-    models.write(tmp_path / "models")
-    with embedded_triton(tmp_path / "models", "checksum") as triton:
-        yield triton
 
 
 async def test_a_clock_that_jumps(triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:

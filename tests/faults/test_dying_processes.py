@@ -28,14 +28,6 @@ _PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with the models of `tests.faults.models`."""
-    folder = tmp_path_factory.mktemp("models")
-    models.write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def fleet(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two instances of one worker each, and the embedded Triton."""
     with running_fleet(repository, tmp_path_factory.mktemp("fleet"), settings={"timeout_seconds": 5}) as fleet:

@@ -35,15 +35,6 @@ _READYZ, _LIVEZ = encode(b"", "/readyz", "GET"), encode(b"", "/livez", "GET")
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """An embedded Triton that nobody restarts."""
-    repository = tmp_path_factory.mktemp("models")
-    models.write(repository)
-    with embedded_triton(repository, "checksum") as triton:
-        yield triton
-
-
-@pytest.fixture(scope="module")
 def gateway(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway of two workers."""
     with gateway_to(triton, tmp_path_factory.mktemp("gateway")) as gateway:

@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 from bench.harness.processes import ROOT, environment_of
-from bench.harness.triton import Triton, embedded_triton
+from bench.harness.triton import Triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
@@ -94,15 +94,6 @@ def networks() -> Iterator[Networks]:
     finally:
         for network in (made.near, made.far):
             subprocess.run(["ip", "netns", "delete", network], check=False, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """An embedded Triton."""
-    repository = tmp_path_factory.mktemp("models")
-    models.write(repository)
-    with embedded_triton(repository, "checksum") as triton:
-        yield triton
 
 
 @contextmanager

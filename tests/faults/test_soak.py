@@ -6,7 +6,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from app.triton.shared_memory import SHM
-from bench.harness.triton import Triton, embedded_triton
+from bench.harness.triton import Triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Connection, ask, encode
@@ -63,21 +63,6 @@ os.register_at_fork(after_in_child=observe)
 from app.__main__ import main
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with the models of `tests.faults.models`."""
-    folder = tmp_path_factory.mktemp("models")
-    models.write(folder)
-    return folder
-
-
-@pytest.fixture
-def triton(repository: Path) -> Iterator[Triton]:
-    """An embedded Triton that nobody restarts."""
-    with embedded_triton(repository, "checksum") as triton:
-        yield triton
 
 
 @pytest.mark.parametrize("transport", ["shm", "inline"])

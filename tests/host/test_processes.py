@@ -232,7 +232,7 @@ def test_process_that_has_ended_is_not_asked() -> None:
 
 def test_loopback_is_never_behind_a_proxy() -> None:
     """A proxy in the environment is for other machines."""
-    code = "import sys; from app.host.processes import LOOPBACK; print(LOOPBACK.open(sys.argv[1], timeout=5).status)"
+    code = "import sys; from app.host.http import LOOPBACK; print(LOOPBACK.open(sys.argv[1], timeout=5).status)"
     proxy = f"http://127.0.0.1:{free_port()}"
     environ = os.environ | dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), proxy) | {"no_proxy": "", "NO_PROXY": ""}
     with answering() as server:

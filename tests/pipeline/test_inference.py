@@ -575,6 +575,20 @@ async def test_a_request_is_not_tried_again_shortly_before_its_deadline(setup: S
     assert len(setup.fake.requests) == 11
 
 
+async def test_an_inference_that_nobody_waits_for_is_not_tried_again(setup: Setup) -> None:
+    """Triton has more to do."""
+    setup.fake.may_answer.clear()
+    setup.fake.next_refusals = [BROKEN]
+    asking = asyncio.ensure_future(setup.infer(is_shared=True))
+    assert await eventually(lambda: len(setup.fake.requests) == 1)
+    asking.cancel()
+    await asyncio.wait([asking])
+    setup.fake.may_answer.set()
+    await setup.inferences.close(10)
+
+    assert len(setup.fake.requests) == 1
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:  # noqa: FBT001
     """Of a real server that is stopped during the inference, or before it, the caller notices nothing."""

@@ -14,7 +14,7 @@ from PIL import Image
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
-from app.host.processes import LOOPBACK
+from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 from app.pipeline import probe
 from app.pipeline.probe import run_probe

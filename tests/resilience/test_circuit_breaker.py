@@ -10,24 +10,13 @@ import pytest
 from app.errors import TritonUnavailable
 from app.resilience import circuit_breaker
 from app.resilience.circuit_breaker import CircuitBreaker
+from tests.fakes.clock import Clock
 from tests.support import captured_log, eventually
-
-
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(circuit_breaker, "monotonic", made)
-    return made
+    return Clock(monkeypatch, "app.resilience.circuit_breaker")
 
 
 @pytest.fixture(autouse=True)

@@ -5,29 +5,18 @@ import time
 import pytest
 
 from app.resilience.deadline import Deadline
-
-
-class Clock:
-    """A monotonic clock that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("app.resilience.deadline.monotonic", clock)
-    return clock
+    return Clock(monkeypatch, "app.resilience.deadline")
 
 
 def test_deadline_lies_ahead_by_the_given_seconds(clock: Clock) -> None:
     """It is a fixed point in time, counted from now."""
     deadline = Deadline.after(2.5)
-    clock.seconds += 1
+    clock.now += 1
 
     assert deadline == Deadline(1002.5)
     assert deadline.remaining == 1.5
@@ -40,7 +29,7 @@ def test_remaining_time_decreases(clock: Clock) -> None:
     remaining = []
     for _ in range(3):
         remaining.append(deadline.remaining)
-        clock.seconds += 1.5
+        clock.now += 1.5
 
     assert remaining == [2.0, 0.5, -1.0]
 
@@ -48,7 +37,7 @@ def test_remaining_time_decreases(clock: Clock) -> None:
 def test_deadline_of_no_seconds_has_passed(clock: Clock) -> None:
     """A deadline that is now has no time remaining."""
     deadline = Deadline.after(0)
-    clock.seconds += 0.001
+    clock.now += 0.001
 
     assert deadline.remaining < 0
 

@@ -2,25 +2,13 @@
 
 import pytest
 
-from app.resilience import retry_budget
 from app.resilience.retry_budget import RetryBudget
-
-
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(retry_budget, "monotonic", made)
-    return made
+    return Clock(monkeypatch, "app.resilience.retry_budget")
 
 
 @pytest.fixture

@@ -8,31 +8,19 @@ import grpc
 import pytest
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnsupportedModel
-from app.triton import specs
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.status import Unreachable
+from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.support import eventually
 
 Fake = tuple[FakeTriton, TritonClient]
 
 
-class Clock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(specs, "monotonic", made)
-    return made
+    return Clock(monkeypatch, "app.triton.specs")
 
 
 async def test_a_spec_is_read_from_the_config_of_the_model(fake_triton: Fake) -> None:

@@ -1,4 +1,4 @@
-"""The inference after the start, against an HTTP endpoint that answers like Triton's."""
+"""The inference that checks Triton, against an HTTP endpoint that answers like Triton's."""
 
 import json
 import time
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.embedded.startup_check import StartupCheckError, check_inference
+from app.embedded.inference_check import check_inference
+from app.embedded.service import CheckError
 from tests.support import free_port
 
 
@@ -31,11 +32,11 @@ CONFIG = {
 
 @contextmanager
 def triton_like(
-    config: dict[str, Any], output_bytes: int, *, status: int = 200, missing_bytes: int = 0, seconds: float = 0
+    config: dict[str, Any], output_bytes: int, *, error: str = "", missing_bytes: int = 0, seconds: float = 0
 ) -> Iterator[tuple[int, list[Asked]]]:
     """Answer like Triton's HTTP endpoint, with an output of so many bytes; yields the port and what was asked.
 
-    The answer may come late, and its last bytes may be missing.
+    The answer may be an error, it may come late, and its last bytes may be missing.
     """
     asked: list[Asked] = []
 
@@ -49,7 +50,8 @@ def triton_like(
             asked.append(Asked(json.loads(body[:length]), body[length:]))
             output = {"name": "output0", "parameters": {"binary_data_size": output_bytes}}
             time.sleep(seconds)
-            self.reply(status, json.dumps({"outputs": [output]}).encode(), bytes(output_bytes), missing_bytes)
+            answer = {"error": error} if error else {"outputs": [output]}
+            self.reply(500 if error else 200, json.dumps(answer).encode(), bytes(output_bytes), missing_bytes)
 
         def reply(self, code: int, header: bytes, data: bytes, missing_bytes: int = 0) -> None:
             self.send_response(code)
@@ -97,32 +99,56 @@ def test_blank_image_of_the_models_type_is_sent(kind: str, dims: list[int], size
 
 def test_empty_output_fails_the_check() -> None:
     """A backend that lost its shared memory answers without an error; the message names the empty tensor."""
-    with triton_like(CONFIG, 0) as (port, _), pytest.raises(StartupCheckError, match="of tiny returned empty output0"):
+    with triton_like(CONFIG, 0) as (port, _), pytest.raises(CheckError, match="of tiny returned empty output0"):
         check_inference(port, "tiny", 10)
 
 
 def test_failed_inference_fails_the_check() -> None:
     """The message has the model's name and Triton's status."""
-    with triton_like(CONFIG, 24, status=500) as (port, _), pytest.raises(StartupCheckError, match=r"inference of tiny failed.*500"):
+    with (
+        triton_like(CONFIG, 24, error="out of luck") as (port, _),
+        pytest.raises(CheckError, match=r"inference of tiny failed.*500"),
+    ):
         check_inference(port, "tiny", 10)
+
+
+def test_dead_process_of_the_model_is_final() -> None:
+    """The next check might reach another process of the same model."""
+    error = "Failed to process the request(s) for model 'tiny_0_0', message: Stub process 'tiny_0_0' is not healthy."
+    with (
+        triton_like(CONFIG, 24, error=error) as (port, _),
+        pytest.raises(CheckError, match="of tiny has died") as caught,
+    ):
+        check_inference(port, "tiny", 10)
+
+    assert caught.value.is_final
+
+
+@pytest.mark.parametrize("error", ["Exceeds maximum queue size", "Request timeout expired"])
+def test_busy_model_passes_the_check(error: str) -> None:
+    """It works, but for others."""
+    with triton_like(CONFIG, 24, error=f"[request id: <id_unknown>] {error}") as (port, asked):
+        check_inference(port, "tiny", 10)
+
+    assert len(asked) == 1
 
 
 def test_slow_inference_fails_the_check() -> None:
     """The model has only so many seconds to answer."""
-    with triton_like(CONFIG, 24, seconds=1) as (port, _), pytest.raises(StartupCheckError, match="inference of tiny failed"):
+    with triton_like(CONFIG, 24, seconds=1) as (port, _), pytest.raises(CheckError, match="inference of tiny failed"):
         check_inference(port, "tiny", 0.2)
 
 
 def test_answer_that_ends_early_fails_the_check() -> None:
     """A server that dies while it answers is reported like one that fails."""
-    with triton_like(CONFIG, 24, missing_bytes=8) as (port, _), pytest.raises(StartupCheckError, match="inference of tiny failed"):
+    with triton_like(CONFIG, 24, missing_bytes=8) as (port, _), pytest.raises(CheckError, match="inference of tiny failed"):
         check_inference(port, "tiny", 10)
 
 
 def test_model_without_an_adapter_fails_the_check() -> None:
     """A default model that the gateway cannot use is reported at once, with its tensors, and not asked."""
     config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512]}]}
-    with triton_like(config, 24) as (port, asked), pytest.raises(StartupCheckError, match="features FP32"):
+    with triton_like(config, 24) as (port, asked), pytest.raises(CheckError, match="features FP32"):
         check_inference(port, "tiny", 10)
 
     assert asked == []
@@ -140,5 +166,5 @@ def test_model_that_takes_files_is_not_asked() -> None:
 
 def test_missing_server_fails_the_check() -> None:
     """A server that is gone by then is reported like one that fails."""
-    with pytest.raises(StartupCheckError, match="inference of tiny failed"):
+    with pytest.raises(CheckError, match="inference of tiny failed"):
         check_inference(free_port(), "tiny", 10)

@@ -1,4 +1,4 @@
-"""One inference after Triton has started: a backend that returns empty tensors does not report it."""
+"""One inference over HTTP: Triton does not report a backend that returns empty tensors, nor a model whose process has died."""
 
 import json
 import urllib.request
@@ -7,21 +7,14 @@ from urllib.error import HTTPError
 
 import numpy as np
 
+from app.embedded.service import CheckError
 from app.errors import UnsupportedModel
-from app.host.processes import LOOPBACK
+from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 
 _DEAD = b"is not healthy"
 # What Triton answers if it works, but has no time for the inference.
 _BUSY = (b"maximum queue size", b"Request timeout expired")
-
-
-class StartupCheckError(Exception):
-    """The model did not answer as it must; the message is one line for the user."""
-
-
-class DeadModelError(StartupCheckError):
-    """A process in which Triton runs the model has died; others of the same model may still answer."""
 
 
 def check_inference(http_port: int, model: str, seconds: float) -> None:
@@ -33,8 +26,8 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
         seconds: How long it may take.
 
     Raises:
-        DeadModelError: A process of the model has died.
-        StartupCheckError: The inference failed, or an output is empty.
+        CheckError: The inference failed, or an output is empty. It is final if a process in which Triton runs the model has died:
+            others of the same model may still answer.
     """
     base = f"http://127.0.0.1:{http_port}/v2/models/{model}"
     try:
@@ -68,8 +61,8 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
             if any(busy in text for busy in _BUSY):
                 return
             if _DEAD in text:
-                raise DeadModelError(f"a process of {model} has died") from error
-        raise StartupCheckError(f"the start-up inference of {model} failed: {error}") from error
+                raise CheckError(f"a process of {model} has died", is_final=True) from error
+        raise CheckError(f"the inference of {model} failed: {error}") from error
     empty = [output["name"] for output in outputs if not output["parameters"]["binary_data_size"]]
     if empty:
-        raise StartupCheckError(f"the start-up inference of {model} returned empty {', '.join(empty)}")
+        raise CheckError(f"the inference of {model} returned empty {', '.join(empty)}")
