@@ -31,6 +31,7 @@ _HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a 
 _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
+_REMIND_SECONDS = 0.5
 _MAX_MISSED_BEATS = 10
 
 
@@ -120,7 +121,21 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         for worker in self.wrks:
             if worker.inner.pid not in started:  # it has no requests, and may wait for Triton
                 worker.kill()
+        have_ended = threading.Event()
+        threading.Thread(target=self._remind_workers, args=(have_ended,), daemon=True).start()
         super()._stop_workers()
+        have_ended.set()
+
+    def _remind_workers(self, have_ended: threading.Event) -> None:
+        """Tell workers again and again to stop.
+
+        A worker's event loop does not run for a moment between the start of its application and its first request; uvloop keeps
+        a signal that comes then until there is another one.
+        """
+        while not have_ended.wait(_REMIND_SECONDS):
+            for worker in list(self.wrks):
+                if worker.is_alive():
+                    worker.terminate()
 
     def _watch_workers(self) -> None:
         """Kill workers whose event loop does not run, or that are stopped; Granian starts others in their place.

@@ -328,6 +328,34 @@ os.waitpid = wait_late"""
         assert api.messages == []
 
 
+async def test_a_worker_that_misses_the_signal_stops_all_the_same(fake: FakeTriton, tmp_path: Path) -> None:
+    """Between its start and its first request the event loop does not run, and forgets signals until another one comes."""
+    patch = f"""
+import time
+import granian.server.mp as mp
+worker = mp.ASGIWorker
+def make_late(*arguments):
+    open({str(tmp_path / "started")!r}, "w").close()
+    time.sleep(1)
+    return worker(*arguments)
+mp.ASGIWorker = make_late"""
+    patient = {"drain_delay_seconds": 0, "timeout_seconds": 1, "max_timeout_seconds": 1, "body_seconds": 4}
+    api = Api(fake.url, tmp_path, patch, **patient)
+
+    async def has_started() -> bool:
+        assert api.process.poll() is None
+        return (tmp_path / "started").exists()
+
+    try:
+        await until(has_started)
+        os.killpg(api.process.pid, signal.SIGTERM)
+        assert await api.exit_code() == 0
+        assert api.messages == []
+    finally:
+        await api.client.aclose()
+        kill_group(api.process)
+
+
 def count_alive(folder: Path) -> int:
     """Count the workers that have shown that they are alive."""
     return len(list(folder.glob("*.alive")))
