@@ -15,6 +15,7 @@ from app.api.client_watch import BodyLimits
 from app.api.dependencies import WorkerResources, providers
 from app.api.detect import detect, predict
 from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.head import HeadMiddleware
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.middleware import RequestContextMiddleware
@@ -62,7 +63,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(CapacityMiddleware(app, resources, keys))
+    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)))
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

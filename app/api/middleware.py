@@ -39,6 +39,7 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
+        method = scope["method"]  # of which `api/head` may make another one
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -63,7 +64,7 @@ class RequestContextMiddleware:
             log(
                 "request",
                 request_id=context.request_id,
-                method=scope["method"],
+                method=method,
                 path=_printable(scope["path"][:200]),
                 status=status,
                 duration_ms=round(context.timing.total, 2),
