@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Scope, Send
 
 from app.api.context import RequestContext, context_of
+from app.api.route import note_route_of_other_method
 from app.api.schema import Problem
 from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
 
@@ -48,9 +49,12 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     status = HTTPStatus(error.status_code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _from_exception(request, error)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        note_route_of_other_method(request, headers.get("allow", "").partition(",")[0])
     detail = _DETAILS.get(status, status.description or status.phrase)
     text = status.name.lower(), status.phrase, detail
-    return _respond(status, dict(error.headers or {}), _write(context_of(request.scope), status, *text))
+    return _respond(status, headers, _write(context_of(request.scope), status, *text))
 
 
 def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -143,7 +143,7 @@ async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, A
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), "/detect"))
     assert await eventually(lambda: len(fake.requests) == 1)
-    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/v1")
+    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/predict/a/b")
     async with calling(app) as client:
         statuses = [(await client.request(method, path)).status_code for method, path in others]
     fake.may_answer.set()
