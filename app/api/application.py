@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
 from litestar.handlers import HTTPRouteHandler
@@ -25,18 +26,30 @@ from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 
+if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+    from app.telemetry.tracing import Tracing
+
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector]]]
 """Opens the Triton client and the detector of a worker, and closes them after the last request."""
 
 
-def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys | None = None) -> Application:
+def build(
+    open_resources: OpenResources,
+    body_limits: BodyLimits,
+    keys: ApiKeys | None = None,
+    *,
+    slow_request_ms: float = 0,
+    tracing: "Tracing | None" = None,
+) -> Application:
     """Build the application of one worker.
 
     Args:
         open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
         body_limits: What a request body may be.
         keys: The API keys, of which callers must have one; None if they need none.
+        slow_request_ms: A request that takes longer is logged as a warning; 0: none is.
+        tracing: Makes the spans of each request; closed by its owner.
     """
     resources = WorkerResources()
 
@@ -63,7 +76,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)))
+    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)), slow_request_ms, tracing)
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

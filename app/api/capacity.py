@@ -68,6 +68,8 @@ class CapacityMiddleware:
         context = context_of(scope)
         if named or not needs_parsing(context.content_type):
             context.model = model
+            if detector.is_known(model):
+                context.log_fields["model"] = model
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
         if detector.is_circuit_closed(model):
             await detector.admission.check(model, share)

@@ -12,7 +12,7 @@ from litestar.types import ExceptionHandlersMap, Scope, Send
 from app.api.context import RequestContext, context_of
 from app.api.route import note_route_of_other_method
 from app.api.schema import Problem
-from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
+from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized, UnknownModel
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -69,7 +69,7 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
     """Return status, headers and body of the response to an error."""
     if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
         context.is_detail_logged = False
-    elif error.__cause__ is not None:
+    elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     if isinstance(error, Unauthorized):
