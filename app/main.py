@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -31,6 +32,9 @@ from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from app.zoo import registry
 
+if TYPE_CHECKING:
+    from app.telemetry.tracing import Tracing
+
 LOG = structlog.get_logger()
 
 _HOUSEKEEPING_SECONDS = 1.0
@@ -49,12 +53,23 @@ def create_app(settings: Settings | None = None) -> application.Application:
     settings = settings or config.load()
     logging.configure(settings.log_level, settings.log_format)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
-    return application.build(partial(open_resources, settings), describe(settings), keys)
+    tracing = _open_tracing() if settings.tracing else None
+    return application.build(partial(open_resources, settings, tracing), describe(settings), keys, tracing)
+
+
+def _open_tracing() -> "Tracing":
+    # Imported here, because it takes time and memory, and OpenTelemetry need not be installed.
+    from app.telemetry.tracing import Tracing  # noqa: PLC0415
+
+    logging.forward("opentelemetry")
+    return Tracing()
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
-    """Open the Triton client, the detector and the metrics of a worker, and close them in reverse order."""
+async def open_resources(
+    settings: Settings, tracing: "Tracing | None" = None
+) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+    """Open the Triton client, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
@@ -64,6 +79,8 @@ async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient
         is_started = asyncio.Event()
         beating = asyncio.create_task(_beat(table, is_started))
         stack.push_async_callback(_cancel, beating)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
         tls = credentials.load(settings.triton_tls_files)
         triton = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
         stack.push_async_callback(triton.close)
@@ -102,6 +119,7 @@ def describe(settings: Settings) -> Deployment:
             max_timeout_seconds=settings.max_timeout_seconds,
         ),
         settings.metrics_url,
+        settings.slow_request_ms,
     )
 
 

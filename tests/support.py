@@ -61,6 +61,7 @@ DEPLOYMENT = Deployment(
         max_timeout_seconds=30,
     ),
     triton_metrics_url="",
+    slow_request_ms=0,
 )
 RESOURCES = WorkerResources(DEPLOYMENT)
 """What the outermost layer of an application needs."""

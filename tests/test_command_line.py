@@ -272,6 +272,18 @@ def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch,
     assert "run: rm -r .venv && ./just" in one_line(capsys)
 
 
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_tracing_without_opentelemetry_is_an_error(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the setting and the extra."""
+    monkeypatch.setenv("NEREID_TRACING", "true")
+    monkeypatch.setattr("app.preflight.has_exporter", lambda: False)
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert one_line(capsys) == "NEREID_TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'"
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
     """Collect the servers that would run; none of them does."""

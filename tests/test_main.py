@@ -19,6 +19,7 @@ from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
 from app.pipeline import detector
 from app.triton.shared_memory import SHM
+from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
@@ -190,6 +191,38 @@ async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: 
         assert await eventually(lambda: len(done) == 2)
 
     assert [call.args for call in log] == [("housekeeping failed",)]
+
+
+async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenTelemetry has not exported by then; and its thread has ended."""
+    threads = set(threading.enumerate())
+    async with serving(FakeTriton()) as port:
+        with receiving_traces() as receiver:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+            monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+            async with started(create_app(msgspec.structs.replace(with_triton(settings, port), tracing=True))) as client:
+                response = await client.get("/livez")
+                assert receiver.spans == []
+
+            assert receiver.named("GET /livez").trace_id.hex() == response.headers["traceparent"].split("-")[1]
+    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]
+
+
+async def test_what_opentelemetry_complains_of_is_in_the_log(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As lines of JSON; requests are answered all the same."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    async with serving(FakeTriton()) as port:
+        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True, log_format="json")
+        async with started(create_app(traced)) as client:
+            assert (await client.get("/livez")).status_code == 200
+
+    out, err = capsys.readouterr()
+    lines = [msgspec.json.decode(line) for line in out.splitlines()]
+    assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
+    assert err == ""
 
 
 async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
 from litestar.handlers import HTTPRouteHandler
@@ -14,6 +15,7 @@ from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import detect, predict
 from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.head import HeadMiddleware
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.metrics import metrics
@@ -25,18 +27,24 @@ from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 
+if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+    from app.telemetry.tracing import Tracing
+
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector, Metrics]]]
 """Opens the Triton client, the detector and the metrics of a worker, and closes them after the last request."""
 
 
-def build(open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None) -> Application:
+def build(
+    open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None, tracing: "Tracing | None" = None
+) -> Application:
     """Build the application of one worker.
 
     Args:
         open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
         deployment: What the settings say.
         keys: The API keys, of which callers must have one; None if they need none.
+        tracing: Makes the spans of each request; closed by its owner.
     """
     resources = WorkerResources(deployment)
 
@@ -63,7 +71,7 @@ def build(open_resources: OpenResources, deployment: Deployment, keys: ApiKeys |
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(CapacityMiddleware(app, resources, keys), resources)
+    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)), resources, tracing)
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

@@ -7,18 +7,25 @@ from litestar.types import Scope
 from app.api.client_watch import BodyLimits
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 
 
 class RequestContext:
-    """Request id, timing and log fields of one request, and the status of its response."""
+    """Request id, trace, timing and log fields of one request, and what is known of its response."""
 
     def __init__(self, request_id: str, content_type: str) -> None:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
         self.timing = Timing()
+        self.trace: TraceContext | None = None
+        """The request's own span; None if it belongs to no trace."""
         self.status = 0
         """Status of the response; 0 until it is sent."""
+        self.request_bytes = 0
+        """Size of the body, as far as it has been received."""
+        self.response_bytes = 0
+        """Size of the response's body, as far as it has been sent."""
         self.body_limits: BodyLimits
         """Set by the guard of routes with a body."""
         self.model = ""
@@ -43,11 +50,6 @@ def context_of(scope: Scope) -> RequestContext:
     """Return the context of the request with this scope."""
     context: RequestContext = scope["state"]["request_context"]
     return context
-
-
-def endpoint_of(scope: Scope) -> str:
-    """Return the template of the route that handles a request, such as `/predict/{model}`; `unmatched` if none does."""
-    return scope.get("path_template") or "unmatched"
 
 
 def attach(context: RequestContext, scope: Scope) -> None:

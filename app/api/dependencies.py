@@ -19,6 +19,8 @@ class Deployment(NamedTuple):
     """For the report of health."""
     triton_metrics_url: str
     """Empty if it is not known."""
+    slow_request_ms: float
+    """A request that takes longer is logged as a warning; 0: none is."""
 
 
 class WorkerResources:

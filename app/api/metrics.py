@@ -24,7 +24,7 @@ def count(metrics: Metrics, context: RequestContext, endpoint: str, status: int)
     """Count a request that has ended."""
     metrics.requests.add(1, endpoint, str(status))
     metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)
-    for stage, milliseconds in context.timing.stages.items():
+    for stage, milliseconds in context.timing.stages.copy().items():  # a thread may still record a stage
         metrics.stage_seconds.observe(milliseconds / 1e3, stage)
     if context.error:
         metrics.errors.add(1, context.error)

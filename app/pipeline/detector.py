@@ -105,6 +105,10 @@ class Detector:
         """Return whether Triton runs a model, as far as is known."""
         return self._inferences.is_circuit_closed(model)
 
+    def is_known(self, model: str) -> bool:
+        """Return whether this is the name of a model, and not just a word of the caller's."""
+        return model == self.default_model or model in self.pullable or self._specs.has_had(model)
+
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
 
@@ -187,7 +191,7 @@ class Detector:
             buffer = InputBuffer(self._transport, permit)
             transform = await self._fill(buffer, data, spec, call, permit)
             timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, deadline, call.request_id, permit)
+            result = await self._inferences.run(spec, buffer, call, permit)
             timing.lap("infer")
             decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
             found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()

@@ -52,6 +52,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.still_read = 0
         """How often unregistering a region is refused, because an inference reads it."""
         self.requests: list[messages.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        """What came with each inference."""
         self.cancelled = 0
         """Inferences cancelled by the client."""
         self.running = 0
@@ -69,6 +71,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         try:

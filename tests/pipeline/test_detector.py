@@ -145,6 +145,23 @@ async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton:
     assert "shared_memory_region" in request.inputs[0].parameters
 
 
+async def test_a_name_is_that_of_a_model_once_somebody_knows_it(detector: Detector) -> None:
+    """It is the default one, or could be pulled, or Triton has had it."""
+    assert [detector.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
+    await detect(detector, options=OPTIONS._replace(model="other"))
+
+    assert detector.is_known("other")
+
+
+async def test_triton_is_told_of_the_trace(fake_triton: Fake, detector: Detector) -> None:
+    """A request that belongs to one passes it on."""
+    fake, _ = fake_triton
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await detector.detect(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", traceparent=traceparent))
+
+    assert [metadata["traceparent"] for metadata in fake.metadata] == [traceparent]
+
+
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
 async def test_the_default_model_is_asked_unless_another_is_named(
     fake_triton: Fake, detector: Detector, model: str | None, asked: str
