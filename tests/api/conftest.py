@@ -1,6 +1,6 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
@@ -38,7 +38,7 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def routes_of(app: Any) -> list[BaseRoute]:  # noqa: ANN401 - an application does not show what it wraps
+def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application does not show what it wraps
     """List the routes of an application."""
     while not isinstance(app, Litestar):
         app = app.app

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from litestar.enums import ScopeType
 from litestar.routes import HTTPRoute
 from litestar.types import Receive, Scope, Send
 
@@ -95,7 +96,7 @@ async def test_bodies_of_all_kinds_are_left_out(body: list[dict[str, Any]]) -> N
     sent: list[Any] = []
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
-        assert scope["type"] == "http"
+        assert scope["type"] == ScopeType.HTTP
         assert scope["method"] == "GET"
         for message in ({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]}, *body):
             await send(message)  # type: ignore[arg-type]

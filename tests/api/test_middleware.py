@@ -113,7 +113,7 @@ async def test_the_log_line_describes_the_request(log: Log) -> None:
     """Method, route, path, status, time, sizes, and what handlers have added."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
-        scope["path_template"] = "/predict/{model}"  # type: ignore[typeddict-unknown-key]  # as Litestar does
+        scope["path_template"] = "/predict/{model}"  # as Litestar does
         context_of(scope).log_fields |= {"model": "tiny", "detections": 3}
         await respond(send, 200)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from litestar.enums import ScopeType
 from litestar.types import Receive, Scope, Send
 
 from app.api.application import Application
@@ -20,7 +21,7 @@ def watched(app: Application, routes: list[str]) -> Application:
 
     async def watch(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)
-        if scope["type"] == "http":
+        if scope["type"] == ScopeType.HTTP:
             routes.append(route_of(scope))
 
     return watch

@@ -82,7 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
     """Parse OTLP's JSON, in which ids are hexadecimal and not base64 as protobuf has them."""
     text = re.sub(rb'("(?:traceId|spanId|parentSpanId)"\s*:\s*)"([0-9a-f]*)"', _to_base64, body)
-    return json_format.Parse(text, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    request = ExportTraceServiceRequest()
+    json_format.Parse(text, request, ignore_unknown_fields=True)
+    return request
 
 
 def _to_base64(found: re.Match[bytes]) -> bytes:
