@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPReceiveMessage, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
 from app.api.context import RequestContext, attach
 from app.api.dependencies import WorkerResources
@@ -67,10 +67,11 @@ class RequestContextMiddleware:
         method = scope["method"]  # of which `api/head` may make another one
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
 
-        async def receive_and_count() -> HTTPReceiveMessage:
-            message: Any = await receive()
-            context.request_bytes += len(message.get("body", b""))
-            return message  # type: ignore[no-any-return]
+        async def receive_and_count() -> ReceiveMessage:
+            message = await receive()
+            if message["type"] == "http.request":
+                context.request_bytes += len(message["body"])
+            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -22,7 +22,7 @@ from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
-# Before this version a cancelled or expired RPC can crash the whole server: its pull requests 7840, 8078 and 8220.
+# Before this version a cancelled or expired RPC can crash the whole server: pull requests 7840, 8078, 8220 of Triton's server.
 _FIRST_CANCEL_SAFE = (2, 59, 1)
 # How much longer than its caller's deadline an RPC may last, if Triton survives its end.
 _BACKSTOP_SECONDS = 60.0
