@@ -40,6 +40,8 @@ class RequestContext:
         """Whether the log line has the `detail` of an error."""
         self.error = ""
         """The code of the error in the response; empty if there is none."""
+        self.failed_stage = ""
+        """The stage of a detection in which it failed."""
         self.rejection_reason = ""
         """What is used up, if the request is rejected because the gateway is full."""
         self.log_fields: dict[str, Any] = {}

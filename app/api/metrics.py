@@ -31,4 +31,4 @@ def count(metrics: Metrics, context: RequestContext, endpoint: str, status: int)
         if context.rejection_reason:
             metrics.rejections.add(1, context.rejection_reason)
         elif context.error == DeadlinePassed.code:
-            metrics.deadlines_missed.add(1, context.timing.stage)
+            metrics.deadlines_missed.add(1, context.failed_stage)

@@ -12,7 +12,16 @@ from litestar.types import ExceptionHandlersMap, Scope, Send
 from app.api.context import RequestContext, context_of
 from app.api.route import note_route_of_other_method
 from app.api.schema import Problem
-from app.errors import ClientGone, GatewayError, GatewayFull, InvalidParameter, MalformedRequest, Unauthorized, UnknownModel
+from app.errors import (
+    ClientGone,
+    DeadlinePassed,
+    GatewayError,
+    GatewayFull,
+    InvalidParameter,
+    MalformedRequest,
+    Unauthorized,
+    UnknownModel,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -67,6 +76,8 @@ def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Respon
 
 def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
     """Return status, headers and body of the response to an error."""
+    if context.timing.stages or isinstance(error, DeadlinePassed):  # a detection has begun
+        context.failed_stage = context.timing.fail()
     if isinstance(error, GatewayFull):
         context.rejection_reason = error.reason
     if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log

@@ -191,10 +191,8 @@ class Detector:
             buffer = InputBuffer(self._transport, permit)
             transform = await self._fill(buffer, data, spec, call, permit)
             timing.lap("decode")
-            try:
-                result = await self._inferences.run(spec, buffer, call, permit)
-            finally:  # also of a request that has waited in vain
-                timing.lap("infer")
+            result = await self._inferences.run(spec, buffer, call, permit)
+            timing.lap("infer")
             decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
             found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
         timing.lap("post")

@@ -26,10 +26,11 @@ class Timing:
         self.stages[stage] = (now - self._lap_start) * 1e3
         self._lap_start = now
 
-    @property
-    def stage(self) -> str:
-        """The first of `STAGES` that has not ended."""
-        return next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
+    def fail(self) -> str:
+        """Record the time since the last lap as the first of `STAGES` that has not ended, and return that."""
+        stage = next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
+        self.lap(stage)
+        return stage
 
     @property
     def total(self) -> float:

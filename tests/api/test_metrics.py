@@ -127,6 +127,7 @@ async def test_a_missed_deadline_counts_in_its_stage(gateway: Gateway) -> None:
 
     changed = await differences(client, before)
     assert changed['api_deadlines_missed_total{stage="infer"}'] == 1
+    assert changed['api_stage_duration_seconds_sum{stage="infer"}'] > 0.02
     assert changed[requests("/detect", 504)] == 1
 
 

@@ -220,17 +220,6 @@ async def test_every_step_is_timed(detector: Detector) -> None:
     assert list(timing.stages) == ["model", "queue", "decode", "infer", "post"]
 
 
-async def test_an_inference_without_an_answer_is_timed(fake_triton: Fake, detector: Detector) -> None:
-    """So that it is known where the time of the request has gone."""
-    fake, _ = fake_triton
-    fake.may_answer.clear()
-    timing = Timing()
-    with pytest.raises(DeadlinePassed):
-        await detect(detector, seconds=1, timing=timing)
-
-    assert list(timing.stages) == ["model", "queue", "decode", "infer"]
-
-
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
 async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, detector: Detector, image_format: str) -> None:
     """Milliseconds on the event loop would delay every other request."""

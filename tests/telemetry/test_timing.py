@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from app.telemetry.timing import Timing
+from app.telemetry.timing import STAGES, Timing
 
 
 @pytest.fixture
@@ -100,3 +100,21 @@ def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeyp
         assert all(begin <= end for _, begin, end in timing.intervals())
     recording.join()
     assert len(timing.intervals()) == 20_000
+
+
+def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
+    """The time since the last lap belongs to the first stage that has not ended."""
+    timing.lap("read")
+    timing.lap("model")
+
+    assert timing.fail() == "queue"
+    assert list(timing.stages) == ["read", "model", "queue"]
+
+
+def test_a_failure_after_all_stages_belongs_to_the_last_one(timing: Timing) -> None:
+    """There is none behind it."""
+    for stage in STAGES:
+        timing.lap(stage)
+
+    assert timing.fail() == "post"
+    assert list(timing.stages) == list(STAGES)
