@@ -111,8 +111,9 @@ def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
     assert list(timing.stages) == ["read", "model", "queue"]
 
 
-def test_a_failure_after_all_stages_belongs_to_the_last_one(timing: Timing) -> None:
+def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
     """There is none behind it."""
+    timing = Timing()
     for stage in STAGES:
         timing.lap(stage)
 
