@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from app.zoo import registry
+from app.zoo.registry import RegistryError
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -89,11 +90,12 @@ async def open_resources(
         await transport.sweep()
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        pullable = frozenset(registry.load(settings.registry_path))
-        detector = Detector(triton, transport, admission, metrics, settings.model, pullable, limits)
+        detector = Detector(triton, transport, admission, metrics, settings.model, _pullable(settings), limits)
         stack.push_async_callback(detector.close)
-        with suppress(GatewayError):  # Triton may start later
+        try:
             await detector.warm_up()
+        except GatewayError as error:  # Triton may start later
+            LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
         housekeeping = asyncio.create_task(_keep_house(transport, detector))
         stack.push_async_callback(_cancel, housekeeping)
         is_started.set()
@@ -121,6 +123,15 @@ def describe(settings: Settings) -> Deployment:
         settings.metrics_url,
         settings.slow_request_ms,
     )
+
+
+def _pullable(settings: Settings) -> frozenset[str]:
+    """Return the models that `pull` knows; none if their list became invalid after the start, because no request needs it."""
+    try:
+        return frozenset(registry.load(settings.registry_path))
+    except RegistryError as error:
+        LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error of the file
+        return frozenset()
 
 
 def _pixel_limits(settings: Settings) -> PixelLimits:

@@ -54,11 +54,30 @@ async def test_default_model_is_known_before_the_first_request(settings: Setting
         assert fake.config_reads == 1
 
 
-async def test_application_starts_without_triton(settings: Settings) -> None:
-    """Triton may start later; until then only what needs it fails."""
+async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton may start later; until then only what needs it fails, which is logged."""
+    log = captured_log(monkeypatch, main)
     async with started(create_app(with_triton(settings, free_port()))) as client:
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/models")).status_code == 503
+
+    ((level, (event,), fields),) = log
+    assert (level, event) == ("warning", "the default model cannot be used yet")
+    assert fields == {"model": "tiny", "code": "triton_unavailable", "detail": "Triton does not answer"}
+
+
+async def test_application_starts_without_the_list_of_models(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was valid when the service started: a worker that is replaced later goes without, and says so."""
+    (tmp_path / "models.toml").write_text("[yolo11n", encoding="utf-8")
+    log = captured_log(monkeypatch, main)
+    async with serving(FakeTriton()) as port, started(create_app(with_triton(settings, port))) as client:
+        assert (await client.get("/models")).status_code == 200
+
+    ((level, fields),) = [(call.method_name, call.kwargs) for call in log if call.args == ("the list of models could not be read",)]
+    assert level == "error"
+    assert fields["detail"].startswith(f"{tmp_path}/models.toml: ")
 
 
 async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:

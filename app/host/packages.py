@@ -17,6 +17,9 @@ from tempfile import TemporaryDirectory
 
 import PIL
 
+# pip's warning; what it says at last is only that there is no such package.
+_UNREACHABLE = b"connection broken by"
+
 
 class PackageError(Exception):
     """A package is not available or not the expected one; the message is one line for the user."""
@@ -88,6 +91,11 @@ def _pip(python: Path, command: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str], failure: str) -> None:
-    """Run a program and show its output as it comes."""
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:  # noqa: S603 - our own command lines
-        raise PackageError(f"{failure}; the reason is above")
+    """Run a program, show its output as it comes, and its errors if it fails; many lines about the network become one."""
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own command lines
+    if not done.returncode:
+        return
+    if _UNREACHABLE in done.stderr:
+        raise PackageError(f"{failure}: the package index cannot be reached; is there a network, and is pip configured for it?")
+    sys.stderr.write(done.stderr.decode(errors="replace"))
+    raise PackageError(f"{failure}; the reason is above")

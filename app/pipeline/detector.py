@@ -144,7 +144,7 @@ class Detector:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
             if model in self.pullable:
-                raise UnknownModel(f"{model} has not been pulled; run ./just pull {model}, then restart Triton") from None
+                raise UnknownModel(f"Triton does not have {model}; run ./just pull {model}, then restart Triton") from None
             raise
         return spec
 

@@ -36,6 +36,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """The same for the next inferences, one each; None for one that is answered."""
         self.query_refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every question about the server and its models."""
+        self.model_refusal: tuple[grpc.StatusCode, str] | None = None
+        """The same for questions about a model only; the index lists what it always does."""
         self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
         self.config = CONFIG
         """Of every model, but for its name."""
@@ -127,6 +129,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.config_reads += 1
         await self._refuse_query(context)
+        if self.model_refusal:
+            await context.abort(*self.model_refusal)
         return messages.ModelMetadataResponse(name=request.name, versions=self.model_versions)
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802

@@ -113,6 +113,21 @@ def test_wheel_that_does_not_exist_is_an_error(index: Path, downloads: Path, cap
     assert out == ""
 
 
+def test_index_that_cannot_be_reached_is_one_line(
+    downloads: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What pip says of it takes many lines, the last of which is that there is no such package."""
+    for name, value in (("CONFIG_FILE", os.devnull), ("INDEX_URL", "http://127.0.0.1:1/"), ("RETRIES", "1"), ("NO_INDEX", "0")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+
+    with pytest.raises(
+        PackageError, match=r"pip download failed: the package index cannot be reached; is there a network"
+    ) as caught:
+        download_wheel(f"{NAME}==1.0", downloads)
+    assert_one_line(caught.value)
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
 def test_source_distribution_is_not_downloaded(index: Path, downloads: Path, tmp_path: Path) -> None:
     """A package without a wheel would have to be built, which runs its code."""
     source, was_run = tmp_path / f"{NAME}-1.0", tmp_path / "was run"

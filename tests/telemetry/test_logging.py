@@ -2,7 +2,9 @@
 
 import json
 import logging as python_logging
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Literal
@@ -11,6 +13,7 @@ import pytest
 import structlog
 
 from app.telemetry import logging
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +158,38 @@ def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) ->
     logging.say("downloading")
 
     assert tuple(capsys.readouterr()) == ("", "nereid: downloading\n")
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_each_line_is_one_write(log_format: str) -> None:
+    """Messages, events and tracebacks of several processes do not merge, also where Python is told not to buffer."""
+    script = f"""
+import sys
+import structlog
+from granian.log import LogLevels, configure_logging, logger
+from app.telemetry import logging
+logging.write_whole_lines()
+logging.configure("info", {log_format!r})
+configure_logging(LogLevels.info)
+logging.say("a message")
+structlog.get_logger().info("an event")
+logger.error("a worker ended")
+print("in", "parts")
+print("in", "parts", file=sys.stderr)
+1 / 0
+"""
+    read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environ, stdout=write, stderr=write)
+    os.close(write)
+    writes = []
+    while written := os.read(read, 4096):
+        writes.append(written.decode())
+    os.close(read)
+
+    assert process.wait() == 1
+    assert [text for text in writes if text.count("\n") != 1 or not text.endswith("\n")] == []
+    assert [text for text in writes if "in parts" in text] == ["in parts\n"] * 2
+    for text in ("nereid: a message\n", "[ERROR] a worker ended\n", "ZeroDivisionError: division by zero\n"):
+        assert text in writes
+    assert [text for text in writes if "an event" in text]

@@ -215,6 +215,21 @@ async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> No
             await cache.get("a")
 
 
+@pytest.mark.parametrize(
+    "text", ["Request for unknown model: 'b' has no available versions", "Request for unknown model: 'b' is not found"]
+)
+async def test_a_model_that_triton_could_not_load_is_not_ready(fake_triton: Fake, text: str) -> None:
+    """Triton finds it in its repository; only a model that is not there, either, is unknown."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, text
+    for model in ("b", "c"):
+        with pytest.raises(ModelNotReady, match="could not load"):
+            await cache.get(model)
+    with pytest.raises(UnknownModel):
+        await cache.get("d")
+
+
 async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock) -> None:
     """The event loop has nothing to say about it."""
     fake, client = fake_triton
