@@ -25,15 +25,8 @@ class Service(NamedTuple):
 
     def triton(self) -> psutil.Process | None:
         """Return its Triton, if it runs."""
-        return self._child("tritonserver")
-
-    def api(self) -> psutil.Process | None:
-        """Return the parent of its workers, if it runs."""
-        return self._child("nereid")
-
-    def _child(self, name: str) -> psutil.Process | None:
-        found = (child for child in self.process.children() if child.name() == name and child.status() != psutil.STATUS_ZOMBIE)
-        return next(found, None)
+        running = (child for child in self.process.children() if child.status() != psutil.STATUS_ZOMBIE)
+        return next((child for child in running if child.name() == "tritonserver"), None)
 
 
 @contextmanager
