@@ -1,6 +1,6 @@
 """Each alert, set off by a real fault in front of a real Prometheus.
 
-All times in the rules are divided by 30, so that 5 minutes take 10 seconds; thresholds are those that are shipped.
+All times in the rules are divided by 12, so that 5 minutes take 25 seconds; thresholds are those that are shipped.
 """
 
 import asyncio
@@ -59,12 +59,11 @@ def stub_of(triton: Triton, model: str) -> psutil.Process:
 
 
 async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
-    """Also not if clients make mistakes, and if requests are few."""
+    """Also not if clients make mistakes."""
     async with asking(watched.gateway, _GOOD, encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")) as statuses:
-        await asyncio.sleep(15)
+        await asyncio.sleep(30)
+
     assert set(statuses) == {200, 404, 415}
-    async with asking(watched.gateway, _NONSENSE, every=7):  # 8 of 8 in what stands for 28 minutes
-        await asyncio.sleep(15)
 
     assert await watched.firing() == set()
 

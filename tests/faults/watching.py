@@ -20,9 +20,10 @@ from tests.faults import models
 from tests.faults.exchange import ask
 from tests.faults.serving import Gateway
 
-_FACTOR = 30
-SCRAPE_SECONDS = 0.5
-PATIENCE_SECONDS = 90.0
+_FACTOR = 12
+SCRAPE_SECONDS = 2.0
+"""The gateway waits one second for a Triton that does not answer, and a scrape may not take longer than its interval."""
+PATIENCE_SECONDS = 180.0
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+)([smh])")
 _WINDOW = re.compile(r"(?<=\[)\d+[smh](?=\])")
