@@ -84,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_metrics_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://.*)?$",
+            description="Metrics endpoint of a running Triton, `http://host:8002/metrics`, for the GPUs in `/health`. Empty: none; "
+            "that of the embedded Triton is known.",
+        ),
+    ] = ""
     triton_control_key_file: Annotated[
         str,
         Meta(
@@ -150,6 +158,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def triton_url(self) -> str:
         """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Triton's metrics endpoint; empty if it is not known."""
+        return self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
 
     @property
     def control_key_path(self) -> Path | None:

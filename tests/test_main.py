@@ -162,7 +162,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
     resident = 100
     monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
     monkeypatch.setattr("app.host.memory.resident_bytes", lambda: resident)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         with opened.admission.memory.reserve() as memory:
             memory.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
@@ -178,7 +178,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
 async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and done again a second later."""
     log = captured_log(monkeypatch, main)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         done: list[str] = []
 
         def refresh() -> None:

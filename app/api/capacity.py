@@ -46,16 +46,20 @@ class CapacityMiddleware:
         path = scope["path"]
         if path not in _DETECT:
             path = normalize_path(path)  # as Litestar does
-        path = path.removeprefix("/v1")
-        is_predict = path.startswith(_PREDICT)
-        share = self._share(scope) if is_predict or path in _DETECT else None
+        unversioned = path.removeprefix("/v1")
+        is_predict = unversioned.startswith(_PREDICT)
+        if not is_predict and path not in _DETECT:
+            return
+        # Litestar sets it, too, but does not see a request that is rejected here.
+        scope["path_template"] = path.removesuffix(unversioned) + _PREDICT + "{model}" if is_predict else path
+        share = self._share(scope)
         if share is None:
             return
         detector = self._resources.detector
         query = scope["query_string"]
         named = ""
         if is_predict:
-            named = path.removeprefix(_PREDICT)
+            named = unversioned.removeprefix(_PREDICT)
         elif b"model" in query:
             values = parse_qs(query.decode("latin-1"))
             named = next((values[name][0] for name in MODEL_NAMES if name in values), "")

@@ -31,6 +31,10 @@ class RequestContext:
         """Whether the client disconnected before its request was complete, or before its response."""
         self.is_detail_logged = True
         """Whether the log line has the `detail` of an error."""
+        self.error = ""
+        """The code of the error in the response; empty if there is none."""
+        self.rejection_reason = ""
+        """What is used up, if the request is rejected because the gateway is full."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 
@@ -39,6 +43,11 @@ def context_of(scope: Scope) -> RequestContext:
     """Return the context of the request with this scope."""
     context: RequestContext = scope["state"]["request_context"]
     return context
+
+
+def endpoint_of(scope: Scope) -> str:
+    """Return the template of the route that handles a request, such as `/predict/{model}`; `unmatched` if none does."""
+    return scope.get("path_template") or "unmatched"
 
 
 def attach(context: RequestContext, scope: Scope) -> None:

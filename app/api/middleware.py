@@ -12,8 +12,10 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from app.api.context import RequestContext, attach
+from app.api.context import RequestContext, attach, endpoint_of
+from app.api.dependencies import WorkerResources
 from app.api.drain import drain, has_body
+from app.api.metrics import count
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE = 499
@@ -25,8 +27,9 @@ LOG = structlog.get_logger()
 class RequestContextMiddleware:
     """Creates the `RequestContext` of each request and logs it at the end."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, resources: WorkerResources) -> None:
         self.app = app
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an HTTP request; pass anything else (the lifespan) through."""
@@ -39,6 +42,8 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
+        metrics = self._resources.metrics
+        metrics.active_requests.add(1)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -69,6 +74,8 @@ class RequestContextMiddleware:
                 duration_ms=round(context.timing.total, 2),
                 **context.log_fields,
             )
+            metrics.active_requests.add(-1)
+            count(metrics, context, endpoint_of(scope), status)
         if not context.is_body_received and has_body(headers):
             await drain(receive)
 

@@ -11,7 +11,7 @@ from litestar.types import ExceptionHandlersMap, Scope, Send
 
 from app.api.context import RequestContext, context_of
 from app.api.schema import Problem
-from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
+from app.errors import ClientGone, GatewayError, GatewayFull, InvalidParameter, MalformedRequest, Unauthorized
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -63,6 +63,8 @@ def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Respon
 
 def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
     """Return status, headers and body of the response to an error."""
+    if isinstance(error, GatewayFull):
+        context.rejection_reason = error.reason
     if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
         context.is_detail_logged = False
     elif error.__cause__ is not None:
@@ -79,7 +81,7 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
 
 def _write(context: RequestContext, status: int, code: str, title: str, detail: str) -> bytes:
     """Write a problem as JSON, and note it for the log."""
-    context.log_fields["code"] = code
+    context.error = context.log_fields["code"] = code
     if context.is_detail_logged:
         context.log_fields["detail"] = detail
     return msgspec.json.encode(Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id))

@@ -13,6 +13,7 @@ from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
 from app.resilience.retry_budget import RetryBudget
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.specs import SpecCache
@@ -32,18 +33,20 @@ class InferenceRunner:
     opens the model's circuit.
     """
 
-    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, hang_seconds: float) -> None:
+    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, metrics: Metrics, hang_seconds: float) -> None:
         """Run inferences.
 
         Args:
             client: Calls Triton.
             transport: Owns the slots that Triton reads.
             specs: Told when a model may have changed.
+            metrics: Counts inferences and retries.
             hang_seconds: An inference that has no answer after this time has failed, unless others of its model were answered.
         """
         self._client = client
         self._transport = transport
         self._specs = specs
+        self._metrics = metrics
         self._hang_seconds = hang_seconds
         self._abandoned: dict[Call, str] = {}
         """With their models."""
@@ -56,6 +59,11 @@ class InferenceRunner:
         """Return whether Triton runs a model, as far as is known."""
         breaker = self._breakers.get(model)
         return breaker is None or breaker.state == "closed"
+
+    @property
+    def circuits(self) -> dict[str, bool]:
+        """Models that have failed at some time, and whether their circuit is closed now."""
+        return {model: breaker.state == "closed" for model, breaker in self._breakers.items()}
 
     async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str, permit: Permit) -> InferResult:
         """Run one inference on the image in a buffer.
@@ -110,9 +118,11 @@ class InferenceRunner:
         """Call Triton; once more, if it has not seen the request or lost it."""
         call = partial(self._client.infer, spec, buffer.tensor, request_id=request_id)
         slot = buffer.slot
+        self._metrics.inferences.add(1, "inline" if slot is None else "shm")
         try:
             return await call(timeout_seconds=deadline.remaining, slot=slot)
         except UnknownRegion:  # it was restarted; it rejects such a request at once, so that another try costs it nothing
+            reason = "unknown_region"
             is_registered = slot is not None and deadline.remaining > 0 and await self._transport.register_again(slot.arena)
         except Unanswered:
             if slot is not None:
@@ -125,10 +135,12 @@ class InferenceRunner:
             is_given_up = asyncio.current_task() in self._abandoned or deadline.remaining <= delay
             if is_given_up or not self._retries.take():
                 raise
+            reason = type(error).__name__.lower()
             await asyncio.sleep(delay)
             is_registered = False
         if deadline.remaining <= 0:
             raise DeadlinePassed(_LATE)
+        self._metrics.retries.add(1, reason)
         return await call(timeout_seconds=deadline.remaining, slot=slot if is_registered else None)
 
     def _abandon(self, task: Call, spec: ModelSpec, buffer: InputBuffer, started_at: float) -> None:

@@ -2,6 +2,9 @@
 
 from time import perf_counter
 
+STAGES = ("read", "model", "queue", "decode", "infer", "post")
+"""The stages of a request for detection, in order."""
+
 
 class Timing:
     """Stopwatch of one request, started when it is created. All times are milliseconds."""
@@ -19,6 +22,11 @@ class Timing:
         now = perf_counter()
         self.stages[stage] = (now - self._lap_start) * 1e3
         self._lap_start = now
+
+    @property
+    def stage(self) -> str:
+        """The first of `STAGES` that has not ended."""
+        return next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
 
     @property
     def total(self) -> float:

@@ -12,7 +12,7 @@ from structlog.testing import CapturedCall
 from app.api import middleware
 from app.api.context import context_of
 from app.api.middleware import RequestContextMiddleware
-from tests.support import call, captured_log, receiving
+from tests.support import RESOURCES, call, captured_log, receiving
 
 Log = list[CapturedCall]
 
@@ -38,7 +38,7 @@ def responding(status: int) -> RequestContextMiddleware:
     async def app(_: Scope, __: Receive, send: Send) -> None:
         await respond(send, status)
 
-    return RequestContextMiddleware(app)
+    return RequestContextMiddleware(app, RESOURCES)
 
 
 async def test_a_response_gets_its_headers(log: Log) -> None:
@@ -86,7 +86,7 @@ async def test_the_last_of_several_content_types_counts() -> None:
         seen.append(context_of(scope).content_type)
         await respond(send, 200)
 
-    wrapped = RequestContextMiddleware(app)
+    wrapped = RequestContextMiddleware(app, RESOURCES)
     await call(wrapped, receiving(), headers=[("Content-Type", "text/html"), ("Content-Type", "image/png; x=y")])
     await call(wrapped, receiving())
 
@@ -109,7 +109,7 @@ async def test_the_log_line_describes_the_request(log: Log) -> None:
         context_of(scope).log_fields |= {"model": "tiny", "detections": 3}
         await respond(send, 200)
 
-    await call(RequestContextMiddleware(app), receiving(), "/detect?classes=secret")
+    await call(RequestContextMiddleware(app, RESOURCES), receiving(), "/detect?classes=secret")
 
     (line,) = log
     fields = dict(line.kwargs)
@@ -134,7 +134,7 @@ async def test_the_stages_of_a_request_are_in_its_headers(log: Log) -> None:
         await start(send, 200)
         context_of(scope).timing.lap("late")
 
-    reply = await call(RequestContextMiddleware(app), receiving())
+    reply = await call(RequestContextMiddleware(app, RESOURCES), receiving())
 
     assert re.fullmatch(r"read;dur=[0-9.]+, total;dur=[0-9.]+", reply.headers["server-timing"])
     assert len(log) == 1
@@ -169,7 +169,7 @@ async def run(app: Callable[..., Any], sent: list[Any] | None = None) -> None:
             sent.append(message)
 
     scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    await RequestContextMiddleware(app)(scope, receiving(), send)
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), send)
 
 
 async def test_a_crash_before_the_response_is_logged_as_500(log: Log) -> None:
@@ -270,7 +270,7 @@ async def test_the_rest_of_a_body_is_received_after_an_early_response(
         await respond(send, 401)
         assert answered == []
 
-    reply = await call(RequestContextMiddleware(app), receive, headers=headers)
+    reply = await call(RequestContextMiddleware(app, RESOURCES), receive, headers=headers)
 
     assert reply.status == 401
     assert len(messages) == left
@@ -285,7 +285,7 @@ async def test_what_is_not_a_request_passes_through(log: Log) -> None:
 
     scope: Any = {"type": "lifespan"}
     arguments: tuple[Any, ...] = (scope, object(), object())
-    await RequestContextMiddleware(app)(*arguments)
+    await RequestContextMiddleware(app, RESOURCES)(*arguments)
 
     assert all(given is passed for given, passed in zip(arguments, seen, strict=True))
     assert scope == {"type": "lifespan"}
@@ -304,6 +304,6 @@ async def test_the_state_of_the_server_is_kept(log: Log) -> None:
     async def send(_: Any) -> None:  # noqa: ANN401
         pass
 
-    await RequestContextMiddleware(app)(scope, receiving(), send)
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), send)
 
     assert len(log) == 1

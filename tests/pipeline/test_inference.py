@@ -40,7 +40,7 @@ from app.triton.specs import SpecCache
 from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import SCENE, eventually, finds, json, started
+from tests.support import METRICS, SCENE, eventually, finds, json, started
 
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
@@ -54,7 +54,7 @@ class Setup:
         self.specs = SpecCache(client)
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
-        self.inferences = InferenceRunner(client, self.shared, self.specs, hang_seconds=0.4)
+        self.inferences = InferenceRunner(client, self.shared, self.specs, METRICS, hang_seconds=0.4)
         self.table = WorkerTable()
         self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
