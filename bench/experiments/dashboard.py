@@ -3,7 +3,8 @@
 import argparse
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,14 +19,13 @@ from bench.harness.prometheus import Prometheus, running_prometheus
 from bench.harness.service import Service, running_service
 from bench.load.images import unlabelled_samples
 from bench.load.overload import drive_arrivals, drive_crowd
-from bench.models.repository import write_models
+from bench.models.repository import write_fixture
 from bench.report.dashboard import Dashboard, Panel, everything, fill_in, load_dashboard
 from bench.report.dashboard_page import Curve, dashboard_page
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "nereid.json"
-SETTINGS = {"model": "sim_gpu", "workers": 2, "timeout_seconds": 2}
-"""Of the service that `exercise` loads, which has the models of `bench.models`."""
 
+_MODEL, _SLOW_MODEL = "sim_gpu", "wait_20"
 _POINTS = 120  # of each curve
 _SCRAPES = 4  # within the time for which rates are taken
 _SHIPPED_SCRAPE_SECONDS = 15.0
@@ -38,7 +38,7 @@ _ODD = (
     ("GET", "/nowhere"),
     ("POST", "/detect"),  # without a body
     ("POST", "/detect?timeout_ms=1"),
-    ("POST", "/predict/wait_20?timeout_ms=20"),
+    ("POST", f"/predict/{_SLOW_MODEL}?timeout_ms=20"),
 )
 
 
@@ -51,9 +51,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         with TemporaryDirectory(prefix="nereid-bench-") as temporary:
             folder = Path(temporary)
-            write_models(folder / "models")
             with (
-                running_service(folder / "models", folder, SETTINGS) as service,
+                loadable_service(folder) as service,
                 running_prometheus(service.targets, folder, scrape_seconds=_SCRAPE_SECONDS) as prometheus,
             ):
                 uvloop.run(exercise(service, options.seconds))
@@ -77,18 +76,34 @@ def add_to(commands: Commands) -> None:
     command.set_defaults(run=run)
 
 
+@contextmanager
+def loadable_service(folder: Path) -> Iterator[Service]:
+    """Run a service with two workers, a fast model and a slow one, until the block ends.
+
+    Args:
+        folder: Gets the models, and everything that it writes.
+
+    Raises:
+        ContestantError, InstallError, PackageError: As `running_service` says.
+    """
+    for model in (_MODEL, _SLOW_MODEL):
+        write_fixture(model, folder / "models")
+    with running_service(folder / "models", folder, {"model": _MODEL, "workers": 2, "timeout_seconds": 2}) as service:
+        yield service
+
+
 async def exercise(service: Service, seconds: float) -> None:
     """Let something happen in every panel: steady load, a crowd, odd requests, and a Triton that is killed.
 
     Args:
-        service: Runs with `SETTINGS`.
+        service: That of `loadable_service`.
         seconds: How long. Triton needs 20 of them to come back.
     """
     samples = unlabelled_samples()
 
     async def crowd() -> None:
         await asyncio.sleep(seconds / 6)
-        await drive_crowd(f"{service.url}/predict/wait_20", samples, clients=_CROWD, seconds=seconds / 4, is_polite=True)
+        await drive_crowd(f"{service.url}/predict/{_SLOW_MODEL}", samples, clients=_CROWD, seconds=seconds / 4, is_polite=True)
 
     async def kill() -> None:
         await asyncio.sleep(seconds / 2)

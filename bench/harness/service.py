@@ -14,6 +14,9 @@ from app.embedded.install import install
 from app.host.ports import find_free
 from bench.harness.processes import running
 
+_READY_SECONDS = 120.0
+"""Triton starts first."""
+
 
 class Service(NamedTuple):
     """A `serve` that runs."""
@@ -60,6 +63,7 @@ def running_service(repository: Path, folder: Path, settings: Mapping[str, objec
         **settings,
     }
     environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
-    with running([sys.executable, "-m", "app", "serve"], environment, port, "/readyz", folder / "serve.log") as server:
+    command, log = [sys.executable, "-m", "app", "serve"], folder / "serve.log"
+    with running(command, environment, port, "/readyz", log, ready_seconds=_READY_SECONDS) as server:
         targets = {"nereid": f"127.0.0.1:{port}", "triton": f"127.0.0.1:{metrics}"}
         yield Service(server.url, server.process, targets)

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from bench.experiments.dashboard import DASHBOARD, SETTINGS, draw, exercise
+from bench.experiments.dashboard import DASHBOARD, draw, exercise, loadable_service
 from bench.harness.prometheus import CONFIG, Prometheus, running_prometheus
-from bench.harness.service import running_service
-from bench.models.repository import write_models
 from bench.report.dashboard import Panel, Target, everything, fill_in, load_dashboard
 from tests.processes import no_process_left
 from tests.programs import require_program
@@ -44,10 +42,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """A service that was loaded, whose Triton was killed, and that is still there."""
     require_program("prometheus", "prometheus")
     folder = tmp_path_factory.mktemp("observed")
-    write_models(folder / "models")
     with (
         no_process_left(),
-        running_service(folder / "models", folder, SETTINGS) as service,
+        loadable_service(folder) as service,
         running_prometheus(service.targets, folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
     ):
         start = time.time()
@@ -71,7 +68,7 @@ def test_every_metric_exists(observed: Observed) -> None:
     rules = [msgspec.yaml.decode((CONFIG.parent / name).read_bytes()) for name in ("recordings.yml", "alerts.yml")]
     expressions = [rule["expr"] for file in rules for group in file["groups"] for rule in group["rules"]]
     expressions += [target.expr for panel in PANELS if panel.title not in GPU_PANELS for target in panel.targets]
-    used = {name for expression in expressions for name in re.findall(r"\b(?:api|triton|nv|instance:nereid)_\w+", expression)}
+    used = {name for expression in expressions for name in re.findall(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)", expression)}
 
     assert len(used) > 30
     assert used - observed.prometheus.names() == set()

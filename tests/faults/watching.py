@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench import models as bench_models
 from bench.harness.prometheus import CONFIG, Prometheus
 from bench.harness.triton import Triton
+from bench.models.repository import write_fixture
 from tests.faults import models
 from tests.faults.exchange import ask
 from tests.faults.serving import Gateway
@@ -77,13 +77,11 @@ def write_short_rules(folder: Path) -> None:
 def write_models(repository: Path) -> None:
     """Write the models that the faults need: among others `wait_20` and, like it, one that takes 3 s per image."""
     models.write(repository)
-    source = Path(bench_models.__file__).parent
-    text = (source / "wait_20" / "config.pbtxt").read_text(encoding="utf-8")
-    for name, milliseconds in (("wait_20", "50"), ("wait_3000", "3000")):
-        (repository / name / "1").mkdir(parents=True)
-        shutil.copyfile(source / "model.py", repository / name / "1" / "model.py")
-        config = text.replace('"wait_20"', f'"{name}"').replace('string_value: "50"', f'string_value: "{milliseconds}"')
-        (repository / name / "config.pbtxt").write_text(config, encoding="utf-8")
+    write_fixture("wait_20", repository)
+    shutil.copytree(repository / "wait_20", repository / "wait_3000")
+    config = repository / "wait_3000" / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace('"wait_20"', '"wait_3000"').replace('"50"', '"3000"')
+    config.write_text(text, encoding="utf-8")
 
 
 @asynccontextmanager
