@@ -76,9 +76,10 @@ class Prometheus(NamedTuple):
             response = httpx.get(
                 f"{self.url}/api/v1/{path}", params=parameters, timeout=_ANSWER_SECONDS, trust_env=False, verify=_authorities()
             )
-            answer = msgspec.json.decode(response.content, type=_Answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ContestantError(f"Prometheus at {self.url} cannot be asked: {error}") from error
+        try:
+            answer = msgspec.json.decode(response.content, type=_Answer)
         except msgspec.DecodeError as error:
             raise ContestantError(f"{self.url} is no Prometheus: it answers with status {response.status_code}") from error
         if answer.status != "success":

@@ -68,7 +68,11 @@ def test_every_metric_exists(observed: Observed) -> None:
     rules = [msgspec.yaml.decode((CONFIG.parent / name).read_bytes()) for name in ("recordings.yml", "alerts.yml")]
     expressions = [rule["expr"] for file in rules for group in file["groups"] for rule in group["rules"]]
     expressions += [target.expr for panel in PANELS if panel.title not in GPU_PANELS for target in panel.targets]
-    used = {name for expression in expressions for name in re.findall(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)", expression)}
+    used = {
+        name
+        for expression in expressions
+        for name in re.findall(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)", expression)
+    }
 
     assert len(used) > 30
     assert used - observed.prometheus.names() == set()

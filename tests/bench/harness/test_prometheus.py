@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.harness import prometheus as prometheus_module
 from bench.harness.errors import ContestantError
 from bench.harness.prometheus import CONFIG, Prometheus, Series, adapt, running_prometheus
 from tests.bench.support import always, answer, serving
@@ -47,7 +46,7 @@ def test_it_answers_queries(tmp_path: Path) -> None:
 
 def test_without_prometheus_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one line."""
-    monkeypatch.setattr(prometheus_module.shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "")
 
     with (
         pytest.raises(ContestantError, match="apt-get install prometheus"),
