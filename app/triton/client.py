@@ -16,6 +16,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
 from app.model.spec import ModelSpec
 from app.triton import control_key
+from app.triton.channel import open_channel
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
@@ -28,22 +29,6 @@ _FIRST_CANCEL_SAFE = (2, 59, 1)
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
-
-_CHANNEL_OPTIONS = [
-    # gRPC's default limit is 4 MiB, less than one FP32 image.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # A connection breaks when the other host has confirmed nothing for three seconds, instead of a quarter of an hour. Linux
-    # does that if keep-alive is on; pings more often than each five minutes would make Triton close the connection.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    # A proxy in the environment is for the web, not for an inference server.
-    ("grpc.enable_http_proxy", 0),
-]
 
 
 class ServerInfo(NamedTuple):
@@ -69,7 +54,7 @@ class TritonClient:
             credentials: For TLS; None sends everything unencrypted.
         """
         self._control_key_path = control_key_path
-        self._channel = _open_channel(url, credentials)
+        self._channel = open_channel(url, credentials)
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = self._channel.unary_unary(
@@ -112,8 +97,7 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        request = service_pb2.RepositoryIndexRequest()
-        index = await _query(self._stub.RepositoryIndex(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata))
+        index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         states: dict[str, str] = {}
         for model in index.models:  # one entry per version
             if states.get(model.name) != "READY":
@@ -156,9 +140,8 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        request = service_pb2.SystemSharedMemoryStatusRequest()
-        call = self._stub.SystemSharedMemoryStatus(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
-        return {region.name: region.key.removeprefix("/") for region in (await _query(call)).regions.values()}
+        answer = await self.ask("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
+        return {region.name: region.key.removeprefix("/") for region in answer.regions.values()}
 
     async def unregister(self, region: str) -> None:
         """Let Triton unmap a region, whether or not Triton knows it or answers.
@@ -176,6 +159,20 @@ class TritonClient:
                         if not is_region_in_use(error):
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
+
+    async def ask(self, method: str, request: Any, seconds: float = _QUERY_SECONDS) -> Any:  # noqa: ANN401 - messages have no types
+        """Make a call that may need the control key, and return its answer.
+
+        Args:
+            method: Name of the call in Triton's protocol.
+            request: The message that it takes.
+            seconds: How long the answer may take.
+
+        Raises:
+            TritonUnavailable: Triton does not answer in time.
+            GatewayError: Triton rejected it.
+        """
+        return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
 
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,
@@ -231,13 +228,6 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS)
                     continue
             await self._channel.wait_for_state_change(state)
-
-
-def _open_channel(url: str, credentials: Credentials | None) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
-    tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
-    return grpc.aio.secure_channel(url, tls, options=_CHANNEL_OPTIONS)
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

@@ -62,6 +62,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.keys: dict[str, str] = {}
         """Keys of the regions, which are the names of their files; of those that the test has registered itself, if it matters."""
         self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
+        self.statistics = messages.ModelStatisticsResponse()
+        """Of all models."""
         self.config_reads = 0
         self.server_reads = 0
 
@@ -127,6 +129,10 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
         return ParseDict({"config": {**self.config, "name": request.name}}, messages.ModelConfigResponse())
+
+    async def ModelStatistics(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self._refuse_query(context)
+        return self.statistics
 
     async def RepositoryIndex(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
