@@ -49,4 +49,4 @@ def read_config_file(path: Path) -> dict[str, Any]:
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return MessageToDict(config, preserving_proto_field_name=True)
+    return dict(MessageToDict(config, preserving_proto_field_name=True))

@@ -87,7 +87,7 @@ def test_how_long_a_stop_takes_is_told() -> None:
         ({"worker_max_age_seconds": 60}, "NEREID_WORKER_MAX_AGE_SECONDS="),
     ],
 )
-def test_workers_that_are_replaced_all_the_time(settings: dict[str, int], fix: str) -> None:
+def test_workers_that_are_replaced_all_the_time(settings: dict[str, Any], fix: str) -> None:
     """Each of the limits can be too low."""
     (value,) = settings.values()
 

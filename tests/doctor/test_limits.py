@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from typing import Any, Literal
@@ -12,7 +13,9 @@ import pytest
 from app.config import Settings
 from app.doctor import limits
 from app.doctor.finding import Finding, Severity
+from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
+from app.triton import shared_memory
 from app.triton.transport import MAX_ARENA_BYTES
 from tests.doctor.setups import assert_useful
 from tests.support import ROOT, free_port
@@ -31,9 +34,9 @@ def check(settings: Settings, slot_bytes: int | None = UINT8_640, *, maps_memory
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What this machine has, for the test to change."""
     has: dict[str, Any] = {"cores": 4.0, "room": 2**30, "memory": 2**33}
-    monkeypatch.setattr(limits.cores, "available", lambda: has["cores"])
-    monkeypatch.setattr(limits.shared_memory, "room", lambda: has["room"])
-    monkeypatch.setattr(limits.memory, "available_bytes", lambda: has["memory"])
+    monkeypatch.setattr(cores, "available", lambda: has["cores"])
+    monkeypatch.setattr(shared_memory, "room", lambda: has["room"])
+    monkeypatch.setattr(memory, "available_bytes", lambda: has["memory"])
     return has
 
 
@@ -168,7 +171,7 @@ def test_too_few_decoding_threads(machine: dict[str, Any]) -> None:
 )
 def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, severity: Severity) -> None:
     """A worker needs some for itself."""
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (min(hard, 1024), hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (min(hard, 1024), hard))
 
     assert check(Settings())["open_files"].severity is severity
 

@@ -1,6 +1,7 @@
 """What is said of this machine."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def check(settings: Settings) -> dict[str, Finding]:
 
 def run_prepared(preparation: str) -> tuple[int, dict[str, Finding]]:
     """Run the command in a process in which something was done before anything was imported."""
-    environ = {"NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port()), "PATH": "/usr/bin:/bin"}
+    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port())}
     result = subprocess.run(
         [sys.executable, "-c", PREPARED.format(preparation)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )

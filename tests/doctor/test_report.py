@@ -41,8 +41,11 @@ WITH_A_MODEL = {
 }
 
 
-def test_a_good_model_gives_no_advice(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_model_gives_no_advice(
+    hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the report says of a model whose config is right is ok; every check is in it."""
+    monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 10_000)  # this machine may be busy
     examined = examine(hurting, capsys, with_burst=True)
 
     assert (examined.code, examined.report.failures) == (0, 0)
