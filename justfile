@@ -76,7 +76,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick, full, sustained, sweep, open, overload, versus, limit, stages, workers, compare, report, accuracy, instances
+# Measure: quick, full, sustained, sweep, open, overload, versus, limit, stages, metrics, workers, compare, report, accuracy, instances
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
@@ -90,7 +90,7 @@ profile seconds="60" out="profile.svg" *args:
 [group('develop')]
 lock:
     {{ compile }} -o requirements/api.txt pyproject.toml
-    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --group test --group bench --group lint
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in

@@ -1,26 +1,30 @@
 """The command line: nereid serve | api | triton | pull | key | doctor | settings."""
 
+import signal
+
+if __name__ == "__main__":  # a Ctrl-C during the imports needs no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import os
-import signal
 import sys
 import time
 from functools import partial
 from pathlib import Path
 
-from app import config, preflight
+from app import config, preflight, settings_rules
 from app.api import keys
 from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError, install
 from app.embedded.launch import loadable_models
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
+from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, require_ports
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports
 from app.host.packages import PackageError
-from app.host.processes import DRAIN_SIGNAL, die_with_parent
+from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.resilience import worker_table
-from app.telemetry.logging import say
+from app.telemetry.logging import say, write_whole_lines
 from app.triton.credentials import CredentialsError
 from app.zoo import registry
 from app.zoo.download import DownloadError
@@ -58,15 +62,17 @@ _DOCTOR_HELP = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    write_whole_lines()
     options = _parser().parse_args(arguments)
     for flag in ("port", "workers", "instances", "model", "triton"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_URLS"}.get(flag, flag.upper())] = str(value)
-    # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, signal.default_int_handler)
     try:
+        # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop, signal.default_int_handler)
         settings = config.load()
+        settings_rules.check(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
@@ -120,6 +126,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     else:
         preflight.require_address(settings)
     if settings.triton_urls:
+        preflight.warn_of_unreachable_triton(settings)
         return supervise(settings, None)
     _prepare(settings)
     triton = EmbeddedTriton(settings)
@@ -141,6 +148,8 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     preflight.require_address(settings)
     if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):
         say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
+    if SUPERVISED not in os.environ:
+        preflight.warn_of_unreachable_triton(settings)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()
@@ -199,9 +208,14 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Install the embedded Triton and pull the default model, unless they are there."""
+    """Install the embedded Triton and pull the default model, unless they are there; its ports must be free."""
+    require_ports(settings)
     repository = Path(settings.model_repository)
-    entry = None if settings.model in loadable_models(repository) else _entry(settings, settings.model)
+    try:
+        is_pulled = settings.model in loadable_models(repository)
+    except OSError as error:
+        raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
+    entry = None if is_pulled else _entry(settings, settings.model)
     install(Path(settings.triton_home))
     if entry is not None:
         pull(settings.model, entry, repository)

@@ -84,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_metrics_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://.*)?$",
+            description="Metrics endpoint of a running Triton, `http://host:8002/metrics`, for the GPUs in `/health`. Empty: none; "
+            "that of the embedded Triton is known.",
+        ),
+    ] = ""
     triton_control_key_file: Annotated[
         str,
         Meta(
@@ -145,11 +153,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
     ] = "auto"
+    slow_request_ms: Annotated[
+        float, Meta(ge=0, le=1e7, description="A request that takes longer is a warning in the log, milliseconds. 0: none.")
+    ] = 1000.0
+    tracing: Annotated[
+        bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
+    ] = False
 
     @property
     def triton_url(self) -> str:
         """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Triton's metrics endpoint; empty if it is not known."""
+        return self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
 
     @property
     def control_key_path(self) -> Path | None:
@@ -202,35 +221,28 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
 
     Raises:
-        SettingsError: A variable with our prefix is unknown, its value has the wrong type or is out of range, or it does not
-            fit another one.
+        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
     """
     values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
     unknown = sorted(values.keys() - set(Settings.__struct_fields__))
     if unknown:
         raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")
     try:
-        settings = msgspec.convert(values, Settings, strict=False)
+        return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        message, _, field = str(error).partition(" - at `$.")
-        raise SettingsError(f"{PREFIX}{field.rstrip('`').upper()}: {message}") from error
-    if "," in settings.triton_urls:
-        raise SettingsError(f"{PREFIX}TRITON_URLS: only one address is supported")
-    _check_tls(settings)
-    if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
-        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
-    return settings
+        message, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`")
+        if choices := _choices(name):
+            message = f"Expected one of {', '.join(choices)}; got {values[name]!r}"
+        raise SettingsError(f"{PREFIX}{name.upper()}: {message}") from error
 
 
-def _check_tls(settings: Settings) -> None:
-    if settings.triton_tls and not settings.triton_urls:
-        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_URLS names no Triton, and the embedded one has no TLS")
-    for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
-        if getattr(settings, name) and not settings.triton_tls:
-            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
-    for name, other in (("triton_cert_file", "triton_key_file"), ("triton_key_file", "triton_cert_file")):
-        if getattr(settings, name) and not getattr(settings, other):
-            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}{other.upper()}")
+def _choices(name: str) -> tuple[str, ...]:
+    """Return all the values that a setting may have; none if they cannot be listed."""
+    kind = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[name])[0]
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return ("true", "false") if kind is bool else ()
 
 
 def table() -> str:

@@ -1,35 +1,56 @@
 """What must hold before the API starts; what does not is reported in one line."""
 
+import errno
 import os
+import socket
 import sys
 from pathlib import Path
 
 from app.api import keys
 from app.config import PREFIX, Settings, SettingsError
 from app.host import ports
-from app.host.packages import has_pillow_simd
+from app.host.packages import has_exporter, has_pillow_simd
+from app.host.processes import SUPERVISED
+from app.telemetry.logging import say
 from app.triton import control_key, credentials
 from app.zoo import registry
+
+_CONNECT_SECONDS = 2.0
 
 
 def require_usable(settings: Settings) -> None:
     """Check what every worker would complain about.
 
+    A list of models that became invalid while the service runs does not stop it: no request needs it.
+
     Raises:
         SettingsError, KeysError, CredentialsError, RegistryError: Something cannot be used.
     """
-    registry.load(settings.registry_path)
+    if SUPERVISED not in os.environ:
+        registry.load(settings.registry_path)
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_files)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_simd()
+    if settings.tracing and not has_exporter():
+        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
 
 
 def _require_simd() -> None:
     if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
         raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
+
+
+def warn_of_unreachable_triton(settings: Settings) -> None:
+    """Tell the user if nobody listens at Triton's address; Triton may start later."""
+    host, _, port = settings.triton_url.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # a part of a host's name may be too long for the encoding of such names
+        reason = getattr(error, "strerror", None) or error
+        say(f"warning: Triton cannot be reached at {settings.triton_url}: {reason}; until it can, requests are answered with 503")
 
 
 def require_address(settings: Settings) -> None:
@@ -43,8 +64,9 @@ def require_address(settings: Settings) -> None:
         return
     try:
         is_free = ports.is_free(settings.host, settings.port)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
     if not is_free:
         raise SettingsError(f"port {settings.port} is in use; choose another with --port")
 
@@ -53,12 +75,14 @@ def make_socket_folder(folder: Path) -> None:
     """Make the folder for the sockets of several instances.
 
     Raises:
-        SettingsError: It cannot be made.
+        SettingsError: It cannot be made, or no socket in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"cannot create {folder} for the instances' sockets: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"cannot create the instances' sockets in {folder}: {os.strerror(errno.EACCES)}")
 
 
 def _require_socket(path: Path) -> None:

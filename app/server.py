@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
-from app.config import MIN_AGE_SECONDS, Settings
+from app.config import MIN_AGE_SECONDS, Settings, SettingsError
 from app.host import ports
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, raise_file_limit
 from app.host.signals import StopSignals
@@ -78,6 +79,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         self._signals.note(number)
         if is_first:
             for worker in self.wrks:
+                worker.interrupt_by_parent = True  # its end is expected: a terminal and systemd send it the signal, too
                 _send(worker, DRAIN_SIGNAL)
             delay = 0.0 if number == signal.SIGINT else self._drain_delay  # who presses Ctrl-C is no load balancer
             threading.Timer(delay, super().signal_handler_interrupt).start()
@@ -93,6 +95,17 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         if self.bind_uds:
             self.bind_uds.unlink(missing_ok=True)
         os._exit(0)
+
+    def _init_shared_socket(self) -> None:
+        try:
+            super()._init_shared_socket()
+        except RuntimeError as error:  # its message is a backtrace
+            raise SettingsError(f"cannot listen on {self._bind_addr_fmt}: {str(error).partition(chr(10))[0]}") from None
+
+    def _spawn_worker(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Granian's own
+        worker = super()._spawn_worker(*arguments, **options)
+        worker.is_alive = partial(_is_alive, worker)
+        return worker
 
     def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - Granian's own
         for index in workers:
@@ -123,6 +136,18 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
                     say(f"worker {pid} does not respond; replacing it")
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+
+
+def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
+    """Return whether a worker has not ended.
+
+    To `multiprocessing` it has not while another thread is collecting it, and Granian has one that waits for each worker: it
+    would be said to refuse to stop, and a signal be sent to its former process id.
+    """
+    try:
+        return os.waitid(os.P_PID, worker.inner.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _send(worker: Any, number: signal.Signals) -> None:  # noqa: ANN401 - Granian's own

@@ -21,6 +21,8 @@ from app.config import PREFIX, Settings, SettingsError
 from app.embedded.install import InstallError
 from app.embedded.server import EmbeddedTritonError
 from app.host.packages import PackageError
+from app.host.ports import find_free
+from app.host.processes import SUPERVISED
 from app.server import Server
 from app.triton.credentials import CredentialsError
 from app.zoo.download import DownloadError
@@ -65,7 +67,8 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a repository of the test's own, with the project's registry and no model."""
+    """Use a repository of the test's own, with the project's registry and no model, whoever has the ports of Triton."""
+    monkeypatch.setattr("app.__main__.require_ports", lambda _: None)
     shutil.copy(REPOSITORY / "models.toml", tmp_path)
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
@@ -82,6 +85,25 @@ def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
     monkeypatch.setattr("app.__main__.pull", pull)
     return seen
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if the embedded Triton is installed, started or given a model."""
+
+    def never(*_: object, **__: object) -> None:
+        pytest.fail("the embedded Triton was touched")
+
+    for name in ("install", "EmbeddedTriton", "pull"):
+        monkeypatch.setattr(f"app.__main__.{name}", never)
+
+
+@pytest.fixture
+def reachable_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let somebody listen at Triton's address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{server.getsockname()[1]}")
+        yield
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -190,6 +212,8 @@ def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["serve", "--workers=-1"], "NEREID_WORKERS"),
         (["serve", "--instances", "many"], "NEREID_INSTANCES"),
         (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
+        (["serve", "--triton", "http://triton:8001"], "NEREID_TRITON_URLS"),
+        (["api", "--triton", "triton"], "NEREID_TRITON_URLS"),
     ],
 )
 def test_invalid_value_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +268,30 @@ def test_invalid_registry_is_one_line(repository: Path, capsys: pytest.CaptureFi
     assert one_line(capsys).startswith(f"{repository}/models.toml: ")
 
 
+@pytest.mark.parametrize("command", ["serve", "api"])
+@pytest.mark.parametrize("content", ["[yolo11n", "[yolo11n]\ntitle = 3", "[yolo11n]\nlicense = 'a misspelt field'"])
+def test_no_api_starts_with_an_invalid_registry(
+    repository: Path, capsys: pytest.CaptureFixture[str], command: str, content: str
+) -> None:
+    """Its workers would all complain about it, and be started again; nothing is installed."""
+    (repository / "models.toml").write_text(content, encoding="utf-8")
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert one_line(capsys).startswith(f"{repository}/models.toml: ")
+
+
+def test_a_running_service_does_not_need_the_registry(
+    repository: Path, served: list[Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An API that the supervisor starts again goes without it, because no request needs it."""
+    (repository / "models.toml").write_text("[yolo11n", encoding="utf-8")
+    monkeypatch.setenv(SUPERVISED, "1")
+
+    assert main(["api", "--port", str(free_port()), "--triton", "127.0.0.1:1"]) == 0
+    assert len(served) == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict[str, Any]]]) -> None:
     """Name, source and SHA-256 are those on the command line."""
     assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
@@ -279,6 +327,33 @@ def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str
     assert one_line(capsys) == f"port {port} is in use; choose another with --port"
 
 
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("command", ["serve", "api", "triton"])
+def test_ports_that_collide_are_one_line(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has both settings, and nothing is installed, pulled or started."""
+    monkeypatch.setenv("NEREID_PORT", "4601")
+
+    assert main([command]) == 1
+    assert one_line(capsys) == "NEREID_PORT and NEREID_TRITON_GRPC_PORT are both 4601: each needs a port of its own"
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("command", ["serve", "triton"])
+@pytest.mark.parametrize("name", ["NEREID_TRITON_HTTP_PORT", "NEREID_TRITON_GRPC_PORT", "NEREID_TRITON_METRICS_PORT"])
+def test_port_of_triton_in_use_is_one_line(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the setting, and nothing is installed, pulled or started."""
+    for other, port in zip(("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"), find_free(4), strict=True):
+        monkeypatch.setenv(PREFIX + other, str(port))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv(name, str(port))
+        assert main([command]) == 1
+
+    assert one_line(capsys) == f"port {port} is in use; stop what uses it or choose another with {name}"
+
+
 @pytest.mark.parametrize("command", ["serve", "api"])
 def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """If another package replaced pillow-simd by Pillow, the message says what to do."""
@@ -288,6 +363,18 @@ def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch,
 
     assert main([command, "--port", str(free_port())]) == 1
     assert "run: rm -r .venv && ./just" in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_tracing_without_opentelemetry_is_an_error(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the setting and the extra."""
+    monkeypatch.setenv("NEREID_TRACING", "true")
+    monkeypatch.setattr("app.preflight.has_exporter", lambda: False)
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert one_line(capsys) == "NEREID_TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'"
 
 
 @pytest.fixture
@@ -373,6 +460,7 @@ def test_stale_socket_is_no_obstacle(served: list[Server], tmp_path: Path, monke
     assert served[0].bind_uds == path
 
 
+@pytest.mark.usefixtures("reachable_triton")
 def test_host_and_port_do_not_matter_with_a_socket(
     served: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,6 +482,7 @@ def test_name_of_this_machine_is_a_host(served: list[Server], monkeypatch: pytes
     assert served[0].bind_addr in {"127.0.0.1", "::1"}
 
 
+@pytest.mark.usefixtures("reachable_triton")
 @pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])  # noqa: S104
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_an_open_api_that_others_can_reach_is_a_warning(
@@ -462,6 +551,7 @@ def test_key_with_an_invalid_id_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert one_line(capsys) == "a key's id has 1 to 64 letters, digits, '_' or '-'"
 
 
+@pytest.mark.usefixtures("untouched")
 def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a Triton is named, nothing is installed or pulled, and no Triton is started or watched."""
     seen: list[tuple[str, object]] = []
@@ -470,12 +560,7 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
         seen.append((settings.triton_url, triton))
         return 7
 
-    def never(*_: object, **__: object) -> None:
-        pytest.fail("the embedded Triton was touched")
-
     monkeypatch.setattr("app.__main__.supervise", supervise)
-    for name in ("app.__main__.install", "app.__main__.EmbeddedTriton", "app.__main__.pull"):
-        monkeypatch.setattr(name, never)
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--port", str(free_port())]) == 7
     assert seen == [("127.0.0.1:8001", None)]
@@ -492,6 +577,37 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     monkeypatch.setattr("app.__main__.supervise", supervise)
     return seen
+
+
+@pytest.mark.usefixtures("served", "supervised")
+@pytest.mark.parametrize("command", ["serve", "api"])
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{port}", "Connection refused"),
+        ("[::1]:{port}", ""),
+        ("no-such-host.invalid:{port}", ""),
+        ("no..host:{port}", "encoding with 'idna' codec failed"),
+    ],
+)
+def test_a_triton_that_cannot_be_reached_is_a_warning(
+    command: str, address: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is one line, and the API runs: Triton may start later."""
+    address = address.format(port=free_port())
+
+    assert main([command, "--triton", address, "--port", str(free_port())]) == 0
+    line = one_line(capsys)
+    assert line.startswith(f"warning: Triton cannot be reached at {address}: {reason}")
+    assert line.endswith("; until it can, requests are answered with 503")
+
+
+@pytest.mark.usefixtures("served", "supervised", "reachable_triton")
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_a_triton_that_can_be_reached_is_no_warning(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody listens at its address."""
+    assert main([command, "--port", str(free_port())]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_serve_runs_as_many_instances_as_it_is_told(
@@ -516,6 +632,33 @@ def test_folder_of_sockets_that_cannot_be_made_is_one_line(
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "2", "--port", str(free_port())]) == 1
     assert str(tmp_path / "file" / "run") in one_line(capsys)
+
+
+def test_folder_of_sockets_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has its path, and nothing is started."""
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
+    monkeypatch.setenv("NEREID_SOCKET_FOLDER", str(tmp_path))
+
+    assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "2"]) == 1
+    assert one_line(capsys) == f"cannot create the instances' sockets in {tmp_path}: Permission denied"
+
+
+@pytest.mark.parametrize("command", ["serve", "triton"])
+def test_repository_that_cannot_be_read_is_one_line(
+    command: str, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the path, and nothing is installed."""
+
+    def refuse(_: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(repository))
+
+    monkeypatch.setattr("app.__main__.loadable_models", refuse)  # root may read everything
+    monkeypatch.setenv("NEREID_PORT", str(free_port()))
+
+    assert main([command]) == 1
+    assert one_line(capsys) == f"NEREID_MODEL_REPOSITORY: {repository}: Permission denied"
 
 
 class Triton:

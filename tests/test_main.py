@@ -19,6 +19,7 @@ from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
 from app.pipeline import detector
 from app.triton.shared_memory import SHM
+from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
@@ -53,11 +54,30 @@ async def test_default_model_is_known_before_the_first_request(settings: Setting
         assert fake.config_reads == 1
 
 
-async def test_application_starts_without_triton(settings: Settings) -> None:
-    """Triton may start later; until then only what needs it fails."""
+async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton may start later; until then only what needs it fails, which is logged."""
+    log = captured_log(monkeypatch, main)
     async with started(create_app(with_triton(settings, free_port()))) as client:
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/models")).status_code == 503
+
+    ((level, (event,), fields),) = log
+    assert (level, event) == ("warning", "the default model cannot be used yet")
+    assert fields == {"model": "tiny", "code": "triton_unavailable", "detail": "Triton does not answer"}
+
+
+async def test_application_starts_without_the_list_of_models(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was valid when the service started: a worker that is replaced later goes without, and says so."""
+    (tmp_path / "models.toml").write_text("[yolo11n", encoding="utf-8")
+    log = captured_log(monkeypatch, main)
+    async with serving(FakeTriton()) as port, started(create_app(with_triton(settings, port))) as client:
+        assert (await client.get("/models")).status_code == 200
+
+    ((level, fields),) = [(call.method_name, call.kwargs) for call in log if call.args == ("the list of models could not be read",)]
+    assert level == "error"
+    assert fields["detail"].startswith(f"{tmp_path}/models.toml: ")
 
 
 async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
@@ -162,7 +182,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
     resident = 100
     monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
     monkeypatch.setattr("app.host.memory.resident_bytes", lambda: resident)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         with opened.admission.memory.reserve() as memory:
             memory.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
@@ -178,7 +198,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
 async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and done again a second later."""
     log = captured_log(monkeypatch, main)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         done: list[str] = []
 
         def refresh() -> None:
@@ -190,6 +210,38 @@ async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: 
         assert await eventually(lambda: len(done) == 2)
 
     assert [call.args for call in log] == [("housekeeping failed",)]
+
+
+async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenTelemetry has not exported by then; and its thread has ended."""
+    threads = set(threading.enumerate())
+    async with serving(FakeTriton()) as port:
+        with receiving_traces() as receiver:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+            monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+            async with started(create_app(msgspec.structs.replace(with_triton(settings, port), tracing=True))) as client:
+                response = await client.get("/livez")
+                assert receiver.spans == []
+
+            assert receiver.named("GET /livez").trace_id.hex() == response.headers["traceparent"].split("-")[1]
+    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]
+
+
+async def test_what_opentelemetry_complains_of_is_in_the_log(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As lines of JSON; requests are answered all the same."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    async with serving(FakeTriton()) as port:
+        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True, log_format="json")
+        async with started(create_app(traced)) as client:
+            assert (await client.get("/livez")).status_code == 200
+
+    out, err = capsys.readouterr()
+    lines = [msgspec.json.decode(line) for line in out.splitlines()]
+    assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
+    assert err == ""
 
 
 async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:

@@ -183,6 +183,17 @@ async def check_socket_in_use(api: Api, fake: FakeTriton) -> None:
     await second.client.aclose()
 
 
+async def test_an_address_where_it_cannot_listen_is_one_line(fake: FakeTriton, tmp_path: Path) -> None:
+    """Somebody may have taken it away after it was checked."""
+    patch = "import app.preflight; app.preflight.require_address = lambda _: None"
+    missing = tmp_path / "missing" / "api.sock"
+    api = Api(fake.url, tmp_path, patch, socket=missing)
+
+    assert await api.exit_code() == 1
+    assert api.messages == [f"nereid: cannot listen on unix:{missing}: No such file or directory (os error 2)"]
+    await api.client.aclose()
+
+
 async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
     """SIGTERM lets /readyz answer 503 first; then requests in progress end, and nothing is left."""
     async with running(fake, tmp_path, drain_delay_seconds=2) as api, stalled(fake, api) as request:
@@ -269,13 +280,14 @@ async def test_ctrl_c_does_not_wait_for_load_balancers(fake: FakeTriton, tmp_pat
 
 
 async def test_workers_may_get_the_signal_too(fake: FakeTriton, tmp_path: Path) -> None:
-    """A terminal and systemd send it to all processes; requests in progress end all the same."""
-    async with running(fake, tmp_path, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
+    """A terminal and systemd send it to all processes; requests in progress end all the same, and no end is unexpected."""
+    async with running(fake, tmp_path, drain_delay_seconds=3, workers=2) as api, stalled(fake, api) as request:
         os.killpg(api.process.pid, signal.SIGTERM)
         await until(api.is_refused)
         fake.may_answer.set()
         assert (await request).status_code == 200
         assert await api.exit_code() == 0
+        assert api.messages == []
 
 
 async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp_path: Path) -> None:
@@ -294,6 +306,26 @@ async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp
     finally:
         await api.client.aclose()
         kill_group(api.process)
+
+
+async def test_a_worker_that_has_ended_is_not_killed(fake: FakeTriton, tmp_path: Path) -> None:
+    """Nor is that said of it: on a busy machine, the thread that collects it may get no processor before others ask for it."""
+    patch = """
+import os, threading, time
+waitpid = os.waitpid
+def wait_late(pid, options):
+    is_watcher = threading.current_thread() is not threading.main_thread()
+    if not is_watcher:
+        time.sleep(0.1)
+    found = waitpid(pid, options)
+    if is_watcher and found[0]:
+        time.sleep(1)
+    return found
+os.waitpid = wait_late"""
+    async with running(fake, tmp_path, patch, workers=2, drain_delay_seconds=0) as api:
+        api.process.terminate()
+        assert await api.exit_code() == 0
+        assert api.messages == []
 
 
 def count_alive(folder: Path) -> int:
@@ -371,6 +403,45 @@ async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_p
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await until(is_only_next_there)
         writer.close()
+
+
+async def test_each_line_of_all_processes_is_one_write(fake: FakeTriton, tmp_path: Path) -> None:
+    """Of the launcher, the server and its workers, which share a terminal or a pipe, also when a worker dies."""
+    read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
+    writes: list[str] = []
+
+    def collect() -> None:
+        while written := os.read(read, 4096):
+            writes.append(written.decode())
+
+    settings = {"SOCKET": tmp_path / "api.sock", "MODEL": "tiny", "MODEL_REPOSITORY": REPOSITORY, "DRAIN_DELAY_SECONDS": 0}
+    process = subprocess.Popen(  # noqa: ASYNC220 - it takes no time
+        [sys.executable, "-m", "app", "serve", "--triton", fake.url, "--workers", "2"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **{f"NEREID_{name}": str(value) for name, value in settings.items()}},
+        stdout=write,
+        stderr=write,
+        start_new_session=True,
+    )
+    os.close(write)
+    collecting = asyncio.create_task(asyncio.to_thread(collect))
+
+    async def is_said(text: str) -> bool:
+        return any(text in written for written in writes)
+
+    try:
+        await until(lambda: is_said("nereid: ready: "))
+        (api,) = psutil.Process(process.pid).children()
+        api.children()[0].kill()
+        await until(lambda: is_said("Unexpected exit from worker-1"))
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, PATIENCE_SECONDS) == 0
+    finally:
+        kill_group(process)
+        await collecting
+        os.close(read)
+
+    assert [text for text in writes if text.count("\n") != 1 or not text.endswith("\n")] == []
 
 
 async def test_host_may_be_a_name(fake: FakeTriton, tmp_path: Path) -> None:

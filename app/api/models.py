@@ -13,15 +13,16 @@ from app.triton.client import TritonClient
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
 async def models(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> ModelList:
     """List the models in Triton's repository and those that `pull` can get."""
-    states = dict.fromkeys(detector.pullable, "") | await triton.list_models()
+    states: dict[str, str | None] = dict.fromkeys(detector.pullable) | await triton.list_models()
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
 
 
-async def _describe(detector: Detector, name: str, state: str) -> ModelInfo:
-    if not state and name in detector.pullable:
+async def _describe(detector: Detector, name: str, state: str | None) -> ModelInfo:
+    """Describe a model; the state is Triton's, None for a model that Triton does not have."""
+    if state is None:
         return ModelInfo(name, "not_pulled", detail=f"./just pull {name}, then restart Triton")
     if state != "READY":
-        return ModelInfo(name, "not_ready")
+        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why")
     try:
         spec = await detector.spec(name)
     except GatewayError as error:

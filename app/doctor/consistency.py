@@ -8,6 +8,7 @@ from app.api.keys import KeysError
 from app.config import PREFIX, Settings
 from app.doctor.finding import Finding, failure, ok, warning
 from app.host import ports
+from app.host.packages import has_exporter
 from app.triton import control_key, credentials
 from app.triton.credentials import CredentialsError
 
@@ -36,6 +37,8 @@ def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
     yield from _check_files(settings)
     yield from _check_timeouts(settings)
     yield from _check_renewal(settings)
+    if settings.tracing and not has_exporter():
+        yield failure("tracing", "OpenTelemetry, which exports traces, is not installed", "pip install '.[otel]'")
     yield _check_transport(settings, is_triton_here=is_triton_here)
 
 
@@ -54,7 +57,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
         return
     try:
         is_loopback = ports.is_loopback(settings.host)
-    except OSError:  # the check of the gateway's port tells
+    except (OSError, UnicodeError):  # the check of the gateway's port tells
         return
     text = f"no API key is needed at {settings.host}:{settings.port}"
     if is_loopback:

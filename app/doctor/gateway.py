@@ -29,8 +29,9 @@ def _check_port(host: str, port: int) -> Finding:
     try:
         is_free = ports.is_free(host, port)
         address = ports.resolve(host)
-    except OSError as error:
-        return failure("gateway", f"the API cannot listen on {host}:{port}: {error.strerror}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+        reason = getattr(error, "strerror", None) or error
+        return failure("gateway", f"the API cannot listen on {host}:{port}: {reason}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
     address = _WILDCARDS.get(address, address)
     url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     if is_free:

@@ -91,7 +91,11 @@ def _check_opencv() -> Finding:
 def _check_repository(settings: Settings) -> Finding:
     """Check that the embedded Triton would find the default model; another Triton has a repository of its own."""
     repository = Path(settings.model_repository)
-    models = loadable_models(repository)
+    try:
+        models = loadable_models(repository)
+    except OSError as error:
+        text = f"{error.filename or repository}: {error.strerror}"
+        return failure("model_repository", text, "let this user read the model repository")
     text = f"the model repository {repository} has {', '.join(models) or 'no model that was pulled'}"
     try:
         known = registry.load(settings.registry_path)

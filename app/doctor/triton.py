@@ -1,6 +1,7 @@
 """Checks of a running Triton: whether it answers, what it can do and what it allows."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from app.config import PREFIX, Settings
 from app.doctor import model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.load_failures import read_load_failures
+from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
 from app.triton import credentials
 from app.triton.client import ServerInfo, TritonClient
@@ -155,6 +158,8 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
     except GatewayError as error:
         fix = KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
         return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", fix)]
+    logged = {} if settings.triton_urls else _read_log(settings)
+    states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
     ready = [name for name, state in states.items() if state.state == "READY"]
     text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
     others = [name for name in states if name not in ready and name != settings.model]
@@ -165,6 +170,13 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         for name in missed
     }
     return states, [ok("models", text), *(warning("models", texts[name], fix) for name in missed)]
+
+
+def _read_log(settings: Settings) -> dict[str, str]:
+    """Read from the embedded Triton's log why it could not load models, as far as it can be read."""
+    with suppress(OSError):
+        return read_load_failures(EmbeddedTriton(settings).log)
+    return {}
 
 
 def _should_be_ready(state: ModelState, settings: Settings) -> bool:

@@ -1,7 +1,6 @@
 """How the embedded Triton is started: its command line, its environment, its models, and what restricts it."""
 
 import os
-import shutil
 from pathlib import Path
 
 from app.config import Settings
@@ -13,23 +12,25 @@ CONFIG_NAME = "embedded"
 NO_KEY = "\n"
 """A key that HTTP cannot transmit. Over gRPC, a client of one's own can."""
 
+# Spans of the requests that come with a `traceparent`, and of no others. The variables `OTEL_*` are Triton's as well.
+_TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--trace-config=level=TIMESTAMPS")
 # What of Triton's API changes the server: other users of the machine could read or write the memory that it maps, for example.
 _CONTROLS = "model-repository,shared-memory,trace,logging"
 
 
-def command(settings: Settings, home: Path) -> list[str]:
+def command(settings: Settings, links: Path) -> list[str]:
     """Return the command line of the server, without the option that restricts its controls over gRPC.
 
     Args:
-        settings: Its ports and models.
-        home: Where it is installed; gets a folder of links to the models.
+        settings: Its ports.
+        links: The folder of links to it and its models; the backend of this version is put into its installation.
     """
-    triton = home / "server" / "pytriton" / "tritonserver"
+    triton = links / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
     backend.mkdir(exist_ok=True)
     _replace(backend / "model.py", BACKEND.read_bytes())
     options = {
-        "model-repository": str(_link_models(settings, home)),
+        "model-repository": str(links / "models"),
         "model-config-name": CONFIG_NAME,
         "model-control-mode": "none",  # whoever could load a model could run code
         "backend-directory": str(triton / "backends"),
@@ -46,17 +47,18 @@ def command(settings: Settings, home: Path) -> list[str]:
     }
     program = str(triton / "bin" / "tritonserver")
     settings_of = [f"--{name}={value}" for name, value in options.items()]
-    return [program, "--disable-auto-complete-config", *settings_of, restrict("http-restricted-api", NO_KEY)]
+    tracing = _TRACING if settings.tracing else ()
+    return [program, "--disable-auto-complete-config", *settings_of, *tracing, restrict("http-restricted-api", NO_KEY)]
 
 
-def environment(home: Path) -> dict[str, str]:
+def environment(links: Path) -> dict[str, str]:
     """Return the environment of the server."""
-    libraries = [home / "server" / "nvidia_pytriton.libs", libpython_folder()]
+    libraries = [links / "server" / "nvidia_pytriton.libs", libpython_folder()]
     return {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
         # The stub uses the packages of the first python3 in PATH; it ignores PYTHONPATH.
-        "PATH": f"{home / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
+        "PATH": f"{links / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
     }
 
 
@@ -78,17 +80,6 @@ def loadable_models(repository: Path) -> list[str]:
 def restrict(option: str, key: str) -> str:
     """Return the option of Triton that restricts its controls to requests with a key."""
     return f"--{option}={_CONTROLS}:{HEADER}={key}"
-
-
-def _link_models(settings: Settings, home: Path) -> Path:
-    """Make a folder of the models that can be loaded: Triton loads all that it finds, and those that were not pulled fail."""
-    folder = home / f"models-{settings.triton_grpc_port}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    repository = Path(settings.model_repository).resolve()
-    for name in loadable_models(repository):
-        (folder / name).symlink_to(repository / name)
-    return folder
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -3,13 +3,16 @@
 import os
 import secrets
 import subprocess
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from app.config import Settings
+from app.config import PREFIX, Settings
+from app.embedded import links
 from app.embedded.inference_check import check_inference
-from app.embedded.launch import NO_KEY, command, environment, restrict, shm_prefix
+from app.embedded.launch import NO_KEY, command, environment, loadable_models, restrict, shm_prefix
+from app.embedded.load_failures import read_load_failures
 from app.embedded.service import CheckError, StartError
 from app.host import private_argument
 from app.host.ports import is_free, is_listening
@@ -25,6 +28,18 @@ class EmbeddedTritonError(StartError):
     """The embedded Triton cannot be run; the message is one line for the user."""
 
 
+def require_ports(settings: Settings) -> None:
+    """Check that nobody else has the ports of the embedded Triton.
+
+    Raises:
+        EmbeddedTritonError: A port is in use; the message names its setting.
+    """
+    for name in ("triton_http_port", "triton_grpc_port", "triton_metrics_port"):
+        port = getattr(settings, name)
+        if not is_free("127.0.0.1", port):
+            raise EmbeddedTritonError(f"port {port} is in use; stop what uses it or choose another with {PREFIX}{name.upper()}")
+
+
 class EmbeddedTriton:
     """One embedded Triton, running or not."""
 
@@ -35,6 +50,8 @@ class EmbeddedTriton:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._home = Path(settings.triton_home).resolve()
+        self._repository = Path(settings.model_repository).resolve()
+        self._links = self._home
         self.log = self._home / f"triton-{settings.triton_grpc_port}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._key_path = self._home / f"control-{settings.triton_grpc_port}.key"
@@ -51,6 +68,7 @@ class EmbeddedTriton:
             self._wait(process)
             check_inference(self._settings.triton_http_port, self._settings.model, _READY_SECONDS)
             self._publish_key()
+            self._warn_of_failed_models()
         except CheckError as error:
             self.stop()
             raise EmbeddedTritonError(str(error)) from error
@@ -62,23 +80,19 @@ class EmbeddedTriton:
         """Start it, without waiting for it.
 
         Raises:
-            EmbeddedTritonError: A port is in use, a path contains a space, or it cannot be run here.
+            EmbeddedTritonError: A port is in use, or it cannot be run here.
         """
-        settings = self._settings
-        for folder in (self._home, Path(settings.model_repository).resolve()):
-            if " " in str(folder):
-                raise EmbeddedTritonError(f"Triton's Python backend cannot run from a path with a space in it: {folder}")
-        for port in (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port):
-            if not is_free("127.0.0.1", port):
-                raise EmbeddedTritonError(f"port {port} is in use; stop what uses it or choose others with NEREID_TRITON_*_PORT")
-        self._sweep()
+        require_ports(self._settings)
         try:
+            self._sweep()
             if self.log.exists():  # it may tell why the last one ended
                 self.log.replace(self.log.with_suffix(".log.1"))
             with self.log.open("wb") as log:
                 self._process = self._spawn(log)
                 return self._process
         except (OSError, subprocess.SubprocessError) as error:
+            with suppress(OSError):
+                self._sweep()
             raise EmbeddedTritonError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
@@ -121,15 +135,16 @@ class EmbeddedTriton:
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         """Start the server, with a new key for its controls over gRPC."""
+        self._links = links.make(self._settings, self._home)
         options: dict[str, Any] = {
-            "env": environment(self._home),
+            "env": environment(self._links),
             "stdin": subprocess.DEVNULL,
             "stdout": log,
             "stderr": subprocess.STDOUT,
             "start_new_session": True,  # a Ctrl-C reaches only us; we stop it after the API
             "preexec_fn": partial(die_with_parent, os.getpid()),
         }
-        line = command(self._settings, self._home)
+        line = command(self._settings, self._links)
         self._key = secrets.token_hex(32)
         try:
             return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)
@@ -170,12 +185,26 @@ class EmbeddedTriton:
         if status == 200:  # noqa: PLR2004
             return
         if status is not None:
-            raise EmbeddedTritonError(f"{model} could not be loaded; Triton's log is {self.log}")
+            is_there = model in loadable_models(self._repository)
+            unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
+            raise EmbeddedTritonError(
+                f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}"
+            )
         if process.poll() is not None:
             raise EmbeddedTritonError(f"Triton exited with code {process.poll()} while it started; its log is {self.log}")
         raise EmbeddedTritonError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
 
+    def _warn_of_failed_models(self) -> None:
+        for model, reason in self._load_failures().items():
+            say(f"warning: {model} could not be loaded: {reason}")
+
+    def _load_failures(self) -> dict[str, str]:
+        """Return why models could not be loaded, with the paths that the user knows."""
+        failures = read_load_failures(self.log)
+        return {model: reason.replace(str(self._links / "models"), str(self._repository)) for model, reason in failures.items()}
+
     def _sweep(self) -> None:
+        links.remove(self._settings, self._home)
         for leftover in (self._key_path, *self._files()):
             leftover.unlink(missing_ok=True)
 

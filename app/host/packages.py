@@ -10,10 +10,15 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import PIL
+
+# pip's warning; what it says at last is only that there is no such package.
+_UNREACHABLE = b"connection broken by"
 
 
 class PackageError(Exception):
@@ -23,6 +28,13 @@ class PackageError(Exception):
 def has_pillow_simd() -> bool:
     """Return whether the installed Pillow is pillow-simd."""
     return bool(PIL.__version__.partition(".post")[1])
+
+
+def has_exporter() -> bool:
+    """Return whether OpenTelemetry and its exporter are installed, without importing them."""
+    with suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version("opentelemetry-exporter-otlp-proto-http"))
+    return False
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
@@ -79,6 +91,11 @@ def _pip(python: Path, command: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str], failure: str) -> None:
-    """Run a program and show its output as it comes."""
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:  # noqa: S603 - our own command lines
-        raise PackageError(f"{failure}; the reason is above")
+    """Run a program, show its output as it comes, and its errors if it fails; many lines about the network become one."""
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own command lines
+    if not done.returncode:
+        return
+    if _UNREACHABLE in done.stderr:
+        raise PackageError(f"{failure}: the package index cannot be reached; is there a network, and is pip configured for it?")
+    sys.stderr.write(done.stderr.decode(errors="replace"))
+    raise PackageError(f"{failure}; the reason is above")

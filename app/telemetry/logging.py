@@ -1,5 +1,6 @@
 """Structured logs on stdout for machines, plain messages on stderr for the user."""
 
+import io
 import json
 import logging
 import sys
@@ -32,6 +33,17 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
     )
 
 
+def forward(library: str) -> None:
+    """Write to our log what a library logs with Python's own module, which would go to stderr as plain text."""
+    logging.getLogger(library).handlers = [_Forwarder()]
+
+
+class _Forwarder(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
 def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of anything
     try:
         return msgspec.json.encode(event, enc_hook=default)
@@ -39,6 +51,17 @@ def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN40
         return json.dumps(event, default=default).encode("ascii")
 
 
+def write_whole_lines() -> None:
+    """Let stdout and stderr of this process, and of its forks, write each line at once: several processes share them.
+
+    With PYTHONUNBUFFERED, as containers set it, Python writes the parts of a line one by one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
 def say(message: str) -> None:
     """Print a message for the user."""
-    print(f"nereid: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"nereid: {message}\n")
+    sys.stderr.flush()

@@ -22,8 +22,7 @@ from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
-# Before this version a cancelled or expired RPC can crash the whole server.
-# Source: triton-inference-server/server pull requests 7840, 8078, 8220.
+# Before this version a cancelled or expired RPC can crash the whole server: pull requests 7840, 8078, 8220 of Triton's server.
 _FIRST_CANCEL_SAFE = (2, 59, 1)
 # How much longer than its caller's deadline an RPC may last, if Triton survives its end.
 _BACKSTOP_SECONDS = 60.0
@@ -184,6 +183,7 @@ class TritonClient:
         timeout_seconds: float,
         images: int = 1,
         request_id: str = "",
+        traceparent: str | None = None,
         slot: Slot | None = None,
         waits_for_connection: bool = False,
     ) -> InferResult:
@@ -195,6 +195,7 @@ class TritonClient:
             timeout_seconds: How long Triton may keep it in its queue.
             images: How many images there are.
             request_id: Request id, for Triton's log.
+            traceparent: The span that calls, for Triton's traces.
             slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns; after
                 `Disconnected`, maybe longer.
             waits_for_connection: Whether to wait until Triton can be reached.
@@ -202,14 +203,13 @@ class TritonClient:
         Raises:
             DeadlinePassed: It waited too long in Triton's queue.
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or was not reached; `status` tells more.
-            InferenceFailed: Triton could not run the model.
-            InvalidModelOutput: The response is not consistent.
+            InferenceFailed, InvalidModelOutput: Triton could not run the model, or its response is not consistent.
         """
         request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
+        metadata = None if traceparent is None else (("traceparent", traceparent),)
+        timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
         try:
-            # The end of its time would cancel it.
-            timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None
-            answer = await self._model_infer(request, timeout=timeout, wait_for_ready=waits_for_connection)
+            answer = await self._model_infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)

@@ -61,7 +61,8 @@ class Arena:
         self.free_offsets = [slot_bytes * index for index in reversed(range(slots))]
         self.used_at = monotonic()
         """When a slot was last asked for, as `time.monotonic` counts."""
-        self._slots = slots
+        self.slots = slots
+        """How many there are."""
         self._lock = Lock()
 
     def take(self) -> Slot | None:
@@ -73,7 +74,7 @@ class Arena:
     def retire(self) -> bool:
         """Lend no more slots, if all are free; return whether they were."""
         with self._lock:
-            is_idle = len(self.free_offsets) == self._slots
+            is_idle = len(self.free_offsets) == self.slots
             if is_idle:
                 self.free_offsets.clear()
             return is_idle

@@ -1,6 +1,7 @@
 """Read the specs of a Triton's models, and keep them."""
 
 import asyncio
+from contextlib import suppress
 from time import monotonic
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
@@ -40,11 +41,15 @@ class SpecCache:
         """Return the spec of a model; read it if it is not known.
 
         Raises:
-            UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had is not
-                unknown: it was unloaded, or Triton is being stopped.
+            UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had, or has in
+                its repository, is not unknown: it was unloaded, could not be loaded, or Triton is being stopped.
             UnsupportedModel: No adapter fits the model.
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
+
+    def has_had(self, model: str) -> bool:
+        """Return whether Triton has, or had, a model."""
+        return model in self._had
 
     def forget(self, model: str) -> None:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""
@@ -64,7 +69,14 @@ class SpecCache:
         except UnknownModel as error:
             if model in self._had:
                 raise ModelNotReady("the model is not loaded any more") from error
+            if await self._is_in_repository(model):
+                raise ModelNotReady("Triton could not load the model; its log says why") from error
             raise
         self._had.add(model)
         self._specs[model] = spec, monotonic() + _KEEP_SECONDS
         return spec
+
+    async def _is_in_repository(self, model: str) -> bool:
+        with suppress(GatewayError):  # Triton may not tell
+            return model in await self._client.list_models()
+        return False

@@ -53,6 +53,12 @@ class Transport:
         """How tensors reach Triton now."""
         return "shm" if self._registered else "inline"
 
+    def count_slots(self) -> tuple[int, int]:
+        """Return how many slots there are, and how many of them are in use."""
+        arenas = self._arenas.values()
+        slots = sum(arena.slots for arena in arenas)
+        return slots, slots - sum(len(arena.free_offsets) for arena in arenas)
+
     async def sweep(self) -> None:
         """Remove what killed workers have left on this host; Triton is told once it has mapped an arena of this worker."""
         swept = await asyncio.to_thread(shared_memory.sweep)

@@ -10,8 +10,8 @@ import pytest
 
 from app.config import Settings
 from app.main import create_app
-from tests.fakes.triton import CONFIG, FakeTriton
-from tests.support import REPOSITORY, json, sample_image, started
+from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.support import REPOSITORY, SCENE, json, sample_image, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -68,6 +68,26 @@ async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
     _, client = gateway
 
     assert by_name(json(await client.get("/models")))["yolo11n"]["detail"] == "./just pull yolo11n, then restart Triton"
+
+
+async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
+    """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
+    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
+    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[c]"), encoding="utf-8")
+    fake = FakeTriton()
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
+    async with serving(fake):
+        settings = Settings(triton_urls=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
+        async with started(create_app(settings)) as client:
+            models = by_name(json(await client.get("/models")))
+            refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano")}
+
+    assert (models["c"]["state"], models["yolox_nano"]["state"]) == ("not_ready", "not_pulled")
+    assert "log" in models["c"]["detail"]
+    assert json(refused["c"], 503)["code"] == "model_not_ready"
+    assert refused["c"].headers["retry-after"]
+    assert json(refused["yolox_nano"], 404)["code"] == "unknown_model"
+    assert "./just pull yolox_nano" in refused["yolox_nano"].json()["detail"]
 
 
 async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:

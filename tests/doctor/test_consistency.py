@@ -49,9 +49,22 @@ def test_an_api_on_sockets_needs_no_keys(settings: dict[str, Any]) -> None:
     assert check(host="0.0.0.0", **settings)["api_keys"].severity is Severity.OK  # noqa: S104 - nobody listens
 
 
-def test_a_host_that_is_no_address() -> None:
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_a_host_that_is_no_address(host: str) -> None:
     """Who could reach it is not known; another check says that nobody can."""
-    assert "api_keys" not in check(host="no-such-host.invalid")
+    assert "api_keys" not in check(host=host)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_installed: bool) -> None:
+    """It is an extra."""
+    monkeypatch.setattr("app.doctor.consistency.has_exporter", lambda: is_installed)
+    found = check(tracing=True)
+
+    assert ("tracing" in found) is not is_installed
+    assert "tracing" not in check()
+    if not is_installed:
+        assert_useful(found["tracing"], Severity.FAILURE, says=["OpenTelemetry"], fix="pip install '.[otel]'")
 
 
 def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ async def test_a_gateway_runs(tmp_path: Path) -> None:
     assert f"a gateway runs at {running.url}, and is ready" in finding.message
 
 
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1"])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1", "a..b"])
 def test_a_host_of_another_machine(host: str) -> None:
     """Nobody can listen there."""
     assert_useful(gateway.check(Settings(host=host)), Severity.FAILURE, says=[host], fix="NEREID_HOST=127.0.0.1")

@@ -141,6 +141,18 @@ def test_a_repository_that_is_not_there(tmp_path: Path, without_triton: Settings
     assert check(elsewhere)["model_repository"].severity is Severity.OK
 
 
+def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is the system's."""
+
+    def fail(_: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(machine, "loadable_models", fail)
+    finding = check(embedded(tmp_path))["model_repository"]
+
+    assert_useful(finding, Severity.FAILURE, says=[f"{tmp_path}: Permission denied"], fix="let this user read")
+
+
 def test_a_model_that_can_be_pulled_is_not_missing(tmp_path: Path) -> None:
     """`serve` does it."""
     (tmp_path / "models.toml").write_bytes((REPOSITORY / "models.toml").read_bytes())

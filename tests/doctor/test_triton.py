@@ -202,7 +202,7 @@ def test_models_that_are_not_ready_are_named_with_the_reason(hurting: Settings, 
     assert f"{len(LOADED)} of the {len(LOADED) + 2} models" in summary.message
     assert [finding.severity for finding in others] == [Severity.WARNING] * 2
     assert_useful(others[0], Severity.WARNING, says=["broken", "its weights are missing"], fix="remove it")
-    assert_useful(others[1], Severity.WARNING, says=["too_large", "its log has the reason"], fix="remove it")
+    assert_useful(others[1], Severity.WARNING, says=["too_large", "preferred size must be <= max batch size"], fix="remove it")
 
 
 def test_models_that_nobody_asked_for_are_not_missed(without_triton: Settings, capsys: Capture) -> None:

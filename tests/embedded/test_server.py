@@ -34,7 +34,8 @@ from tests import processes
 from tests.embedded import attack
 from tests.fakes import models
 from tests.processes import children, wait_for, wait_until_gone
-from tests.support import ROOT, finds, started, transport_in_use
+from tests.support import ROOT, SCENE, finds, started, transport_in_use
+from tests.support import json as json_of
 
 SHM = Path("/dev/shm")  # noqa: S108 - where Triton puts its shared memory
 MODEL = "six_columns"
@@ -167,22 +168,25 @@ def test_port_in_use_is_an_error(own: Settings, port: str) -> None:
     with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedTritonError) as caught:
         server.start()
 
-    assert f"port {getattr(own, port)} is in use" in str(caught.value)
-    assert "NEREID_TRITON_*_PORT" in str(caught.value)
+    expected = f"port {getattr(own, port)} is in use; stop what uses it or choose another with NEREID_{port.upper()}"
+    assert str(caught.value) == expected
     assert not server.log.exists()
 
 
-@pytest.mark.parametrize("setting", ["triton_home", "model_repository"])
-def test_path_with_a_space_is_an_error(own: Settings, tmp_path: Path, setting: str) -> None:
-    """Triton's Python backend could not run from there, so nothing is started, and the message names the path."""
-    folder = tmp_path / "with a space"
+def test_paths_may_have_any_characters(own: Settings, tmp_path: Path) -> None:
+    """Triton's Python backend starts its processes with a shell command, which would not find them there; nothing is left."""
+    folder = tmp_path / "with a space & (more)"
     folder.mkdir()
-    server = EmbeddedTriton(msgspec.structs.replace(own, **{setting: str(folder)}))
+    home, repository = (Path(path).rename(folder / Path(path).name) for path in (own.triton_home, own.model_repository))
+    server = EmbeddedTriton(msgspec.structs.replace(own, triton_home=str(home), model_repository=str(repository)))
+    before = set(SHM.glob("nereid-links-*"))
+    server.start()
+    during = set(SHM.glob("nereid-links-*"))
+    server.stop()
 
-    with pytest.raises(EmbeddedTritonError, match=f"a path with a space in it: {folder}"):
-        server.start()
-    assert (server.poll(), server.pid) == (None, 0)
-    assert list(folder.iterdir()) == []
+    assert len(during - before) == 1
+    assert set(SHM.glob("nereid-links-*")) == before
+    assert {path.name for path in home.iterdir()} == {"server", "python", server.log.name}
 
 
 def test_server_starts_answers_and_stops(own: Settings, server: EmbeddedTriton) -> None:
@@ -272,21 +276,28 @@ def test_leftovers_of_other_ports_are_kept(stand_in: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "data"),
+    ("file", "data", "reason"),
     [
-        pytest.param("1/model.onnx", b"not ONNX at all", id="model"),
-        pytest.param("config.pbtxt", b'name: "six_columns" max_batch_size {', id="config"),
-        pytest.param("config.pbtxt", b'name: "six_columns" backend: "tensorrt_plan"', id="backend"),
+        pytest.param("1/model.onnx", b"not ONNX at all", "Internal: InvalidProtobuf: ", id="model"),
+        pytest.param(
+            "config.pbtxt", b'name: "six_columns" max_batch_size {', "failed to read text proto from {tiny}/config.", id="config"
+        ),
+        pytest.param(
+            "config.pbtxt",
+            b'name: "six_columns" backend: "no_such"',
+            "Invalid argument: unable to find backend library",
+            id="backend",
+        ),
     ],
 )
-def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: Path, file: str, data: bytes) -> None:
-    """The message names the model and the log, which has Triton's own messages; the server is ended."""
+def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: Path, file: str, data: bytes, reason: str) -> None:
+    """The message names the model, the reason and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
     with pytest.raises(EmbeddedTritonError) as caught:
         server.start()
-    assert MODEL in str(caught.value)
-    assert str(server.log) in str(caught.value)
+    assert str(caught.value).startswith(f"{MODEL} could not be loaded: {reason.format(tiny=tiny)}")
+    assert str(caught.value).endswith(f"; Triton's log is {server.log}")
     assert "\n" not in str(caught.value)
     assert server.log.stat().st_size > 0
     assert server.poll() is None
@@ -297,8 +308,49 @@ def test_missing_default_model_is_an_error(server: EmbeddedTriton, tiny: Path) -
     tiny.rename(tiny.with_name("other"))
     shutil.rmtree(tiny.with_name("other") / "1")
 
-    with pytest.raises(EmbeddedTritonError, match=f"{MODEL} could not be loaded; .*{server.log}"):
+    with pytest.raises(EmbeddedTritonError, match=f"{MODEL} could not be loaded: it is not in {tiny.parent}; .*{server.log}"):
         server.start()
+
+
+async def test_other_models_that_cannot_be_loaded_are_a_warning(
+    own: Settings, server: EmbeddedTriton, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each, with the reason; requests for them are 503, and the default model works."""
+    for name, file, data in (("bad_model", "1/model.onnx", b"not ONNX"), ("bad_config", "config.pbtxt", b'name: "bad_config" {')):
+        shutil.copytree(tiny, tiny.with_name(name))
+        config = (tiny / "config.pbtxt").read_text(encoding="utf-8").replace(MODEL, name)
+        (tiny.with_name(name) / "config.pbtxt").write_text(config, encoding="utf-8")
+        (tiny.with_name(name) / file).write_bytes(data)
+    server.start()
+    first, second = sorted(capsys.readouterr().err.splitlines())
+    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
+        assert await finds(client)
+        answers = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("bad_model", "bad_config", "nothing")}
+        listed = {model["name"]: model for model in json_of(await client.get("/models"))["models"]}
+
+    expected = "nereid: warning: bad_config could not be loaded: failed to read text proto from "
+    assert first.startswith(f"{expected}{tiny.parent}/bad_config/config.pbtxt (")
+    assert second.startswith("nereid: warning: bad_model could not be loaded: Internal: InvalidProtobuf: ")
+    assert {name: (answer.status_code, answer.json()["code"]) for name, answer in answers.items()} == {
+        "bad_model": (503, "model_not_ready"),
+        "bad_config": (503, "model_not_ready"),
+        "nothing": (404, "unknown_model"),
+    }
+    assert {name: model["state"] for name, model in listed.items()} == {
+        MODEL: "ready",
+        "bad_config": "not_ready",
+        "bad_model": "not_ready",
+    }
+
+
+def test_a_failed_start_leaves_no_links(stand_in: Settings) -> None:
+    """A program that cannot be run was given them already."""
+    program_of(stand_in).write_bytes(b"\x7fELF for another machine")
+    program_of(stand_in).chmod(0o755)
+    with pytest.raises(EmbeddedTritonError):
+        EmbeddedTriton(stand_in).start()
+
+    assert not list(Path(stand_in.triton_home).glob("links-*"))
 
 
 def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
@@ -397,18 +449,19 @@ def test_failed_check_after_the_start_ends_the_server(stand_in: Settings, monkey
 
 def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
     """Its own folders come first in the environment, and only models that have been pulled are loaded."""
-    script(stand_in, 'echo "$LD_LIBRARY_PATH"; echo "$PATH"; printf "%s|" "$@"; exit 3')
+    show_models = 'for argument; do case $argument in --model-repository=*) ls "${argument#*=}";; esac; done'
+    script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
     server = EmbeddedTriton(stand_in)
     with pytest.raises(EmbeddedTritonError):
         server.start()
-    libraries, path, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=2)
+    libraries, path, found, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=3)
     arguments = text.split("|")
 
-    assert libraries.startswith(f"{stand_in.triton_home}/server/nvidia_pytriton.libs")
-    assert path.startswith(f"{stand_in.triton_home}/python/bin:")
-    (folder,) = [argument.partition("=")[2] for argument in arguments if argument.startswith("--model-repository=")]
-    assert {path.name: path.resolve() for path in Path(folder).iterdir()} == {MODEL: Path(stand_in.model_repository, MODEL)}
+    folder = f"{stand_in.triton_home}/links-{stand_in.triton_grpc_port}"
+    assert libraries.startswith(f"{folder}/server/nvidia_pytriton.libs")
+    assert path.startswith(f"{folder}/python/bin:")
+    assert found == MODEL
     assert "--model-control-mode=none" in arguments
     assert f"--grpc-port={stand_in.triton_grpc_port}" in arguments
 

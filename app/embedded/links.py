@@ -1,0 +1,60 @@
+"""A folder of links to what Triton runs: to the models that can be loaded, and to itself, by paths without special characters.
+
+Triton starts the processes of its Python backend with a shell command, in which it does not quote their paths.
+"""
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from app.config import Settings
+from app.embedded.launch import loadable_models
+
+_UNQUOTED = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+# Unlike /tmp, nobody removes what is old there: Triton reads the folder for as long as it runs.
+_ELSEWHERE = "/dev/shm"  # noqa: S108 - the name is made by tempfile
+
+
+def make(settings: Settings, home: Path) -> Path:
+    """Make the folder, with the links `server` and `python`, and one in `models` for each model that can be loaded.
+
+    It is in Triton's own folder, or, if the path of that one cannot be in a shell command, a private one elsewhere.
+
+    Args:
+        settings: Where the models are, and Triton's port, of which the folder's name is made.
+        home: Where Triton is installed.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    remove(settings, home)
+    place = _place(settings, home)
+    if _UNQUOTED.fullmatch(str(place)):
+        place.mkdir()
+        folder = place
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="nereid-links-", dir=_ELSEWHERE))
+        place.symlink_to(folder)  # so that it is found after a kill
+    for name in ("server", "python"):
+        (folder / name).symlink_to(home / name)
+    models = folder / "models"
+    models.mkdir()
+    repository = Path(settings.model_repository).resolve()
+    for name in loadable_models(repository):  # Triton loads all that it finds, and those that were not pulled would fail
+        (models / name).symlink_to(repository / name)
+    return folder
+
+
+def remove(settings: Settings, home: Path) -> None:
+    """Remove the folder, or what one that was killed has left of it."""
+    place = _place(settings, home)
+    if place.is_symlink():
+        shutil.rmtree(place.readlink(), ignore_errors=True)
+        place.unlink()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _place(settings: Settings, home: Path) -> Path:
+    return home / f"links-{settings.triton_grpc_port}"

@@ -1,0 +1,61 @@
+"""Rules that settings must satisfy together, or that their types cannot express."""
+
+import re
+from itertools import combinations
+
+from app.config import MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
+
+_ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
+
+
+def check(settings: Settings) -> None:
+    """Check settings that were read from the environment.
+
+    Raises:
+        SettingsError: A setting breaks a rule; the message names it.
+    """
+    _check_address(settings)
+    _check_tls(settings)
+    _check_ports(settings)
+    if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
+        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
+
+
+def _check_address(settings: Settings) -> None:
+    """Check the address of a running Triton: gRPC takes a URL without complaint, and then never finds the host."""
+    if "," in settings.triton_urls:
+        raise SettingsError(f"{PREFIX}TRITON_URLS: only one address is supported")
+    if not settings.triton_urls:
+        return
+    address = _ADDRESS.fullmatch(settings.triton_urls)
+    if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
+        # The value is not repeated: a URL may contain a password.
+        raise SettingsError(
+            f"{PREFIX}TRITON_URLS: Expected host:port of Triton's gRPC endpoint, "
+            "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://"
+        )
+
+
+def _check_tls(settings: Settings) -> None:
+    if settings.triton_tls and not settings.triton_urls:
+        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_URLS names no Triton, and the embedded one has no TLS")
+    for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
+        if getattr(settings, name) and not settings.triton_tls:
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
+    for name, other in (("triton_cert_file", "triton_key_file"), ("triton_key_file", "triton_cert_file")):
+        if getattr(settings, name) and not getattr(settings, other):
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}{other.upper()}")
+
+
+def _check_ports(settings: Settings) -> None:
+    """Check that the API and the embedded Triton do not need the same port."""
+    if settings.triton_urls:
+        return
+    names = ["triton_http_port", "triton_grpc_port", "triton_metrics_port"]
+    if not settings.socket and not settings.instances:
+        names.insert(0, "port")
+    for name, other in combinations(names, 2):
+        if getattr(settings, name) == getattr(settings, other):
+            ours, theirs = PREFIX + name.upper(), PREFIX + other.upper()
+            raise SettingsError(f"{ours} and {theirs} are both {getattr(settings, name)}: each needs a port of its own")

@@ -1,0 +1,32 @@
+"""The script that sets the project up, as far as it gets without a network."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import ROOT
+
+
+def test_first_start_without_a_network_is_one_line(tmp_path: Path) -> None:
+    """Pip says it in many lines, the last of which is that there is no such package. The folder's name may have a space."""
+    clone = tmp_path / "a clone"
+    shutil.copytree(ROOT / "requirements", clone / "requirements")
+    for name in ("just", "justfile"):
+        shutil.copy(ROOT / name, clone)
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": "http://127.0.0.1:1/",
+        "PIP_RETRIES": "1",
+    }
+    done = subprocess.run([clone / "just", "serve"], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.replace("\033[1m", "").replace("\033[0m", "").splitlines() == [
+        "nereid: creating .venv",
+        "nereid: the package index cannot be reached; is there a network, and is pip configured for it?",
+    ]
+    assert not (clone / ".venv" / "locked").exists()
