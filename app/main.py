@@ -141,7 +141,7 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
     largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
-    budget = max(settings.memory_mb * 2**20 or memory.available_bytes() // 8, largest)
+    budget = memory.image_budget(settings.memory_mb, largest)
     return Capacity(
         max_uploads=settings.max_uploads,
         upload_bytes=budget,

@@ -57,11 +57,11 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Collect the settings that `doctor` is run with."""
     seen: list[Settings] = []
 
-    def report(settings: Settings) -> int:
+    def run(settings: Settings, **_: bool) -> int:
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr("app.doctor.report", report)
+    monkeypatch.setattr("app.doctor.report.run", run)
     return seen
 
 
@@ -143,6 +143,24 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
 
     assert reported == [Settings()]
     assert not [name for name in os.environ if name.startswith(PREFIX)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed"),
+    [([], {}), (["--json"], {"as_json": True}), (["--strict"], {"is_strict": True}), (["--no-burst"], {"with_burst": False})],
+)
+def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str], changed: dict[str, bool]) -> None:
+    """They are no settings; its exit code is that of the command."""
+    seen: list[dict[str, bool]] = []
+
+    def run(_: Settings, **options: bool) -> int:
+        seen.append(options)
+        return 1
+
+    monkeypatch.setattr("app.doctor.report.run", run)
+
+    assert main(["doctor", *flags]) == 1
+    assert seen == [{"as_json": False, "is_strict": False, "with_burst": True, **changed}]
 
 
 @pytest.mark.parametrize(
@@ -710,11 +728,11 @@ def test_signal_leaves_no_traceback(
 ) -> None:
     """The exit code says that the command was interrupted, by Ctrl-C or by SIGTERM."""
 
-    def stopped(_: Settings) -> int:
+    def stopped(_: Settings, **__: bool) -> int:
         os.kill(os.getpid(), number)
         return 5
 
-    monkeypatch.setattr("app.doctor.report", stopped)
+    monkeypatch.setattr("app.doctor.report.run", stopped)
 
     assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
@@ -739,10 +757,10 @@ def test_every_failure_is_one_line(
 ) -> None:
     """An error for the user has no traceback, and line breaks in its message become spaces."""
 
-    def fail(_: Settings) -> int:
+    def fail(_: Settings, **__: bool) -> int:
         raise failure("nothing works,\n    whatever  is tried")
 
-    monkeypatch.setattr("app.doctor.report", fail)
+    monkeypatch.setattr("app.doctor.report.run", fail)
 
     assert main(["doctor"]) == 1
     assert one_line(capsys) == "nothing works, whatever is tried"

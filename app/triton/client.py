@@ -34,6 +34,8 @@ class ServerInfo(NamedTuple):
     """What a Triton says of itself."""
 
     version: str
+    extensions: tuple[str, ...] = ()
+    """Names of the protocols that it speaks besides inference."""
 
     @property
     def survives_cancel(self) -> bool:
@@ -75,13 +77,13 @@ class TritonClient:
         await self._channel.close()
 
     async def read_server(self) -> ServerInfo:
-        """Ask for Triton's version.
+        """Ask for Triton's version and extensions.
 
         Raises:
             TritonUnavailable: Triton does not answer.
         """
         answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
-        return ServerInfo(answer.version)
+        return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready; False also when Triton does not answer."""

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -102,6 +103,17 @@ def sweep() -> list[str]:
             finally:
                 os.close(descriptor)
     return swept
+
+
+def room() -> int | None:
+    """Return how many bytes all arenas of this host may have, those that exist included; None if there is no /dev/shm."""
+    if not SHM.is_dir():
+        return None
+    nbytes = shutil.disk_usage(SHM).free
+    for path in SHM.iterdir():
+        with suppress(FileNotFoundError):  # removed meanwhile
+            nbytes += path.stat().st_size if _NAME.fullmatch(path.name) else 0
+    return nbytes
 
 
 def is_removed(name: str) -> bool:

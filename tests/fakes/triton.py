@@ -44,6 +44,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.model_versions = ["1"]
         self.is_model_ready = True
         self.version = "2.51.0"
+        self.extensions: list[str] = []
         self.may_answer = asyncio.Event()
         """Inferences wait for it."""
         self.may_answer.set()
@@ -120,7 +121,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ServerMetadata(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.server_reads += 1
         await self._refuse_query(context)
-        return messages.ServerMetadataResponse(version=self.version)
+        return messages.ServerMetadataResponse(version=self.version, extensions=self.extensions)
 
     async def ModelReady(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
@@ -145,7 +146,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         await self._refuse_query(context)
         index = messages.RepositoryIndexResponse()
         for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
-            index.models.add(name=name, version=version, state=state)
+            index.models.add(name=name, version=version, state=state, reason="no\tweights\nAt: line 1" if name == "b" else "")
         return index
 
     async def _refuse_query(self, context: Any) -> None:  # noqa: ANN401

@@ -53,9 +53,9 @@ def test_only_a_new_triton_survives_a_cancelled_inference(version: str, survives
 async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: str) -> None:
     """It is asked for, not assumed."""
     fake, client = fake_triton
-    fake.version = version
+    fake.version, fake.extensions = version, ["statistics"]
 
-    assert await client.read_server() == ServerInfo(version)
+    assert await client.read_server() == ServerInfo(version, ("statistics",))
 
 
 async def test_the_server_is_read_when_the_channel_connects() -> None:
