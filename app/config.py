@@ -84,6 +84,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_metrics_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://.*)?$",
+            description="Metrics endpoint of a running Triton, `http://host:8002/metrics`, for the GPUs in `/health`. Empty: none; "
+            "that of the embedded Triton is known.",
+        ),
+    ] = ""
     triton_control_key_file: Annotated[
         str,
         Meta(
@@ -145,11 +153,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
     ] = "auto"
+    slow_request_ms: Annotated[
+        float, Meta(ge=0, le=1e7, description="A request that takes longer is a warning in the log, milliseconds. 0: none.")
+    ] = 1000.0
+    tracing: Annotated[
+        bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
+    ] = False
 
     @property
     def triton_url(self) -> str:
         """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Triton's metrics endpoint; empty if it is not known."""
+        return self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
 
     @property
     def control_key_path(self) -> Path | None:
@@ -224,14 +243,3 @@ def _choices(name: str) -> tuple[str, ...]:
     if typing.get_origin(kind) is Literal:
         return typing.get_args(kind)
     return ("true", "false") if kind is bool else ()
-
-
-def table() -> str:
-    """Render the settings as the Markdown table of the README."""
-    rows = ["| variable | default | meaning |", "|---|---|---|"]
-    for field in msgspec.structs.fields(Settings):
-        meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)
-        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        shown = f"`{default}`" if default != "" else ""
-        rows.append(f"| `{PREFIX}{field.name.upper()}` | {shown} | {meta.description} |")
-    return "\n".join(rows)

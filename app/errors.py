@@ -94,8 +94,10 @@ class GatewayFull(GatewayError):
     status, code, title = 429, "gateway_full", "The gateway is full"
     retry_after_seconds = 1
 
-    def __init__(self, detail: str, retry_after_seconds: int = 1) -> None:
+    def __init__(self, detail: str, reason: str = "requests", retry_after_seconds: int = 1) -> None:
         super().__init__(detail)
+        self.reason = reason
+        """What is used up: `requests`, `uploads`, `memory` or `decoding`."""
         self.retry_after_seconds = retry_after_seconds
 
 

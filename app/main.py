@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
-from app import config
+from app import __version__, config
 from app.api import application
 from app.api.client_watch import BodyLimits
+from app.api.dependencies import Deployment
 from app.api.keys import ApiKeys
+from app.api.schema import LimitsInForce
 from app.config import Settings
 from app.errors import GatewayError
 from app.host import allocator, memory
@@ -23,11 +26,15 @@ from app.pipeline.detector import Detector, Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.telemetry import logging
+from app.telemetry.metrics import Metrics
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from app.zoo import registry
 from app.zoo.registry import RegistryError
+
+if TYPE_CHECKING:
+    from app.telemetry.tracing import Tracing
 
 LOG = structlog.get_logger()
 
@@ -47,18 +54,34 @@ def create_app(settings: Settings | None = None) -> application.Application:
     settings = settings or config.load()
     logging.configure(settings.log_level, settings.log_format)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
-    return application.build(partial(open_resources, settings), _body_limits(settings), keys)
+    tracing = _open_tracing() if settings.tracing else None
+    return application.build(partial(open_resources, settings, tracing), describe(settings), keys, tracing)
+
+
+def _open_tracing() -> "Tracing":
+    # Imported here, because it takes time and memory, and OpenTelemetry need not be installed.
+    from app.telemetry.tracing import Tracing  # noqa: PLC0415
+
+    logging.forward("opentelemetry")
+    return Tracing()
 
 
 @asynccontextmanager
-async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient, Detector]]:
-    """Open the Triton client and the detector of a worker, and close them in reverse order."""
+async def open_resources(
+    settings: Settings, tracing: "Tracing | None" = None
+) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+    """Open the Triton client, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
+        metrics = Metrics(table, __version__)
+        metrics.worker_starts.add(1)
+        metrics.workers.set(1)
         is_started = asyncio.Event()
         beating = asyncio.create_task(_beat(table, is_started))
         stack.push_async_callback(_cancel, beating)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
         tls = credentials.load(settings.triton_tls_files)
         triton = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
         stack.push_async_callback(triton.close)
@@ -67,20 +90,39 @@ async def open_resources(settings: Settings) -> AsyncIterator[tuple[TritonClient
         await transport.sweep()
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        detector = Detector(triton, transport, admission, settings.model, _pullable(settings), limits)
+        detector = Detector(triton, transport, admission, metrics, settings.model, _pullable(settings), limits)
         stack.push_async_callback(detector.close)
         try:
             await detector.warm_up()
         except GatewayError as error:  # Triton may start later
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
-        housekeeping = asyncio.create_task(_keep_house(transport, admission))
+        housekeeping = asyncio.create_task(_keep_house(transport, detector))
         stack.push_async_callback(_cancel, housekeeping)
         is_started.set()
         await asyncio.sleep(0)  # before the worker takes requests
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()
-        yield triton, detector
+        yield triton, detector, metrics
+
+
+def describe(settings: Settings) -> Deployment:
+    """Return what an application must know of the settings."""
+    capacity = _capacity(settings)
+    return Deployment(
+        BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds),
+        LimitsInForce(
+            max_file_size_mb=settings.max_file_size_mb,
+            max_megapixels=settings.max_megapixels,
+            max_megapixels_unscalable=settings.max_megapixels_unscalable,
+            max_uploads=settings.max_uploads,
+            memory_mb=round(capacity.memory_bytes / 2**20, 1),
+            timeout_seconds=settings.timeout_seconds,
+            max_timeout_seconds=settings.max_timeout_seconds,
+        ),
+        settings.metrics_url,
+        settings.slow_request_ms,
+    )
 
 
 def _pullable(settings: Settings) -> frozenset[str]:
@@ -92,10 +134,6 @@ def _pullable(settings: Settings) -> frozenset[str]:
         return frozenset()
 
 
-def _body_limits(settings: Settings) -> BodyLimits:
-    return BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds)
-
-
 def _pixel_limits(settings: Settings) -> PixelLimits:
     return PixelLimits(settings.max_pixels, settings.max_pixels_unscalable)
 
@@ -103,7 +141,7 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
     largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
-    budget = max(settings.memory_mb * 2**20 or memory.available_bytes() // 8, largest)
+    budget = memory.image_budget(settings.memory_mb, largest)
     return Capacity(
         max_uploads=settings.max_uploads,
         upload_bytes=budget,
@@ -114,14 +152,15 @@ def _capacity(settings: Settings) -> Capacity:
     )
 
 
-async def _keep_house(transport: Transport, admission: Admission) -> None:
+async def _keep_house(transport: Transport, detector: Detector) -> None:
     """Do once a second what no request should wait for."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         try:
-            admission.refresh()
-            if admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
+            detector.admission.refresh()
+            detector.sample()
+            if detector.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
                 allocator.return_freed_memory()
                 usual_bytes = memory.resident_bytes()
             await transport.retire_idle()

@@ -9,7 +9,7 @@ from pathlib import Path
 from app.api import keys
 from app.config import PREFIX, Settings, SettingsError
 from app.host import ports
-from app.host.packages import has_pillow_simd
+from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
 from app.telemetry.logging import say
 from app.triton import control_key, credentials
@@ -34,6 +34,8 @@ def require_usable(settings: Settings) -> None:
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_simd()
+    if settings.tracing and not has_exporter():
+        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
 
 
 def _require_simd() -> None:

@@ -17,15 +17,12 @@ from granian.log import LogLevels
 
 from app.config import MIN_AGE_SECONDS, Settings, SettingsError
 from app.host import ports
-from app.host.processes import DRAIN_SIGNAL, SUPERVISED, raise_file_limit
+from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.telemetry.logging import say
 
 _BACKLOG = 4096
-_MAX_CONNECTIONS = 16384  # per worker
-# A worker has about 40 files open that are not connections. Granian's accept loop would spin without a free one.
-_RESERVED_FILES = 64
 _HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
 # Longer than a worker takes to start while Triton answers, so that the old one goes on until the new one is ready.
 _HANDOVER_SECONDS = 6.0
@@ -60,7 +57,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
             loop=Loops.uvloop,
             backlog=_BACKLOG,
             # Also idle ones; admission limits the requests.
-            backpressure=min(_MAX_CONNECTIONS, max(raise_file_limit() - _RESERVED_FILES, 1)),
+            backpressure=connections_within(raise_file_limit()),
             http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,

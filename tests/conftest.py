@@ -1,6 +1,7 @@
 """One real embedded Triton for the whole session, with the project's models and the small ones of `tests/fakes/models.py`."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
+from app.resilience import worker_table
+from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 from app.zoo import registry
@@ -21,7 +24,7 @@ from app.zoo.download import download
 from app.zoo.pull import pull
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import REPOSITORY, ROOT, SHARED, started
+from tests.support import REPOSITORY, ROOT, SHARED, TABLE_VARIABLE, OpenTable, started
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
@@ -124,3 +127,31 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
     monkeypatch.setattr(Arena, "__init__", create_and_note)
     yield made
     made.clear()
+
+
+@pytest.fixture
+def open_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenTable]:
+    """Makes a further worker of one host: each call opens the same table anew, as another process would."""
+    monkeypatch.setenv(TABLE_VARIABLE, "")  # restored in the end, whatever `create` writes
+    worker_table.create()
+    tables: list[WorkerTable] = []
+
+    def open_one() -> WorkerTable:
+        tables.append(WorkerTable())
+        for table in tables:
+            table.refresh()
+        return tables[-1]
+
+    yield open_one
+    for table in tables:
+        table.close()
+    os.close(int(os.environ[TABLE_VARIABLE]))
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerTable]:
+    """The table of a host with a single worker."""
+    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
+    made = WorkerTable()
+    yield made
+    made.close()

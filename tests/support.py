@@ -17,6 +17,8 @@ from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
 from app.api.client_watch import BodyLimits
+from app.api.dependencies import Deployment, WorkerResources
+from app.api.schema import LimitsInForce
 from app.config import Settings
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
@@ -25,6 +27,7 @@ from app.pipeline.detector import Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.shared_memory import SHM
 from app.triton.transport import Transport
@@ -32,14 +35,37 @@ from tests.fakes import models
 
 T = TypeVar("T")
 
+OpenTable = Callable[[], WorkerTable]
+"""Opens the table of workers of one host, as a further worker does."""
+
 ROOT = Path(__file__).parents[1]
 REPOSITORY = ROOT / "model_repository"
 IMAGES = ROOT / "tests" / "images"
 SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
-BODY_LIMITS = BodyLimits(2**20, pause_seconds=10, total_seconds=30)
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a detector with one thread."""
+TABLE_VARIABLE = "WORKER_TABLE_FD"
+"""Environment variable by which processes inherit the table of workers."""
+METRICS = Metrics(WorkerTable(), "0")
+"""Metrics that nobody looks at."""
+DEPLOYMENT = Deployment(
+    BodyLimits(2**20, pause_seconds=10, total_seconds=30),
+    LimitsInForce(
+        max_file_size_mb=1,
+        max_megapixels=10,
+        max_megapixels_unscalable=10,
+        max_uploads=100,
+        memory_mb=1024,
+        timeout_seconds=10,
+        max_timeout_seconds=30,
+    ),
+    triton_metrics_url="",
+    slow_request_ms=0,
+)
+RESOURCES = WorkerResources(DEPLOYMENT)
+"""What the outermost layer of an application needs."""
+RESOURCES.metrics = METRICS
 SCENE = models.scene("BMP")
 """An image in which the small models find a red and a blue rectangle."""
 NEEDS_BYTES = pytest.mark.skipif(

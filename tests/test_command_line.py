@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app import config
+from app import settings_table
 from app.__main__ import main
 from app.api import keys
 from app.api.keys import KeysError
@@ -57,11 +57,11 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Collect the settings that `doctor` is run with."""
     seen: list[Settings] = []
 
-    def report(settings: Settings) -> int:
+    def run(settings: Settings, **_: bool) -> int:
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr("app.doctor.report", report)
+    monkeypatch.setattr("app.doctor.report.run", run)
     return seen
 
 
@@ -146,6 +146,24 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "changed"),
+    [([], {}), (["--json"], {"as_json": True}), (["--strict"], {"is_strict": True}), (["--no-burst"], {"with_burst": False})],
+)
+def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str], changed: dict[str, bool]) -> None:
+    """They are no settings; its exit code is that of the command."""
+    seen: list[dict[str, bool]] = []
+
+    def run(_: Settings, **options: bool) -> int:
+        seen.append(options)
+        return 1
+
+    monkeypatch.setattr("app.doctor.report.run", run)
+
+    assert main(["doctor", *flags]) == 1
+    assert seen == [{"as_json": False, "is_strict": False, "with_burst": True, **changed}]
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         [],
@@ -209,7 +227,7 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
-    assert out == config.table() + "\n"
+    assert out == settings_table.render() + "\n"
     assert err == ""
     for name in Settings.__struct_fields__:
         assert f"`{PREFIX}{name.upper()}`" in out
@@ -221,7 +239,7 @@ def test_it_runs_as_a_module() -> None:
     good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
     bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert (good.returncode, good.stdout, good.stderr) == (0, config.table() + "\n", "")
+    assert (good.returncode, good.stdout, good.stderr) == (0, settings_table.render() + "\n", "")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)
 
 
@@ -345,6 +363,18 @@ def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch,
 
     assert main([command, "--port", str(free_port())]) == 1
     assert "run: rm -r .venv && ./just" in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["serve", "api"])
+def test_tracing_without_opentelemetry_is_an_error(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the setting and the extra."""
+    monkeypatch.setenv("NEREID_TRACING", "true")
+    monkeypatch.setattr("app.preflight.has_exporter", lambda: False)
+
+    assert main([command, "--port", str(free_port())]) == 1
+    assert one_line(capsys) == "NEREID_TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'"
 
 
 @pytest.fixture
@@ -698,11 +728,11 @@ def test_signal_leaves_no_traceback(
 ) -> None:
     """The exit code says that the command was interrupted, by Ctrl-C or by SIGTERM."""
 
-    def stopped(_: Settings) -> int:
+    def stopped(_: Settings, **__: bool) -> int:
         os.kill(os.getpid(), number)
         return 5
 
-    monkeypatch.setattr("app.doctor.report", stopped)
+    monkeypatch.setattr("app.doctor.report.run", stopped)
 
     assert main(["doctor"]) == 130
     assert capsys.readouterr() == ("", "")
@@ -727,10 +757,10 @@ def test_every_failure_is_one_line(
 ) -> None:
     """An error for the user has no traceback, and line breaks in its message become spaces."""
 
-    def fail(_: Settings) -> int:
+    def fail(_: Settings, **__: bool) -> int:
         raise failure("nothing works,\n    whatever  is tried")
 
-    monkeypatch.setattr("app.doctor.report", fail)
+    monkeypatch.setattr("app.doctor.report.run", fail)
 
     assert main(["doctor"]) == 1
     assert one_line(capsys) == "nothing works, whatever is tried"

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.config import PREFIX, Settings, SettingsError, load, table
+from app.config import PREFIX, Settings, SettingsError, load
+from app.settings_table import render
 from tests.support import ROOT
 
 README = ROOT / "README.md"
@@ -49,6 +50,9 @@ def test_empty_environment_gives_the_defaults() -> None:
         ("MAX_MEGAPIXELS", "178", 178.0),
         ("LOG_LEVEL", "debug", "debug"),
         ("LOG_FORMAT", "json", "json"),
+        ("SLOW_REQUEST_MS", "0", 0.0),
+        ("SLOW_REQUEST_MS", "250.5", 250.5),
+        ("TRACING", "true", True),
         ("TRITON_HOME", "/srv/triton", "/srv/triton"),
         ("TRITON_TLS", "false", False),
     ],
@@ -97,6 +101,8 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("TIMEOUT_SECONDS", "0"),
         ("TIMEOUT_SECONDS", "601"),
         ("TIMEOUT_SECONDS", "nan"),
+        ("SLOW_REQUEST_MS", "-1"),
+        ("TRACING", "on"),
         ("TIMEOUT_SECONDS", "10s"),
         ("MAX_TIMEOUT_SECONDS", "0"),
         ("BODY_PAUSE_SECONDS", "0"),
@@ -229,7 +235,7 @@ def test_settings_do_not_change() -> None:
 
 def test_table_has_a_row_for_each_setting() -> None:
     """Every variable is listed with its default and its meaning."""
-    lines = table().splitlines()
+    lines = render().splitlines()
 
     assert lines[:3] == [
         "| variable | default | meaning |",
@@ -245,4 +251,4 @@ def test_table_has_a_row_for_each_setting() -> None:
 
 def test_readme_has_the_table() -> None:
     """The README lists the settings as they are in the code."""
-    assert table() in README.read_text(encoding="utf-8")
+    assert render() in README.read_text(encoding="utf-8")

@@ -48,8 +48,8 @@ def test_only_a_temporary_failure_says_when_to_retry(error: type[GatewayError]) 
 
 def test_a_full_gateway_says_how_long_it_will_be_full() -> None:
     """One second, unless more is known."""
-    assert errors.GatewayFull("full").retry_after_seconds == 1
-    assert errors.GatewayFull("full", 7).retry_after_seconds == 7
+    assert errors.GatewayFull("full", "requests").retry_after_seconds == 1
+    assert errors.GatewayFull("full", "requests", 7).retry_after_seconds == 7
 
 
 def test_detail_is_the_message() -> None:

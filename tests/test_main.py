@@ -19,6 +19,7 @@ from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
 from app.pipeline import detector
 from app.triton.shared_memory import SHM
+from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
@@ -181,7 +182,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
     resident = 100
     monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
     monkeypatch.setattr("app.host.memory.resident_bytes", lambda: resident)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         with opened.admission.memory.reserve() as memory:
             memory.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
@@ -197,7 +198,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Setting
 async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and done again a second later."""
     log = captured_log(monkeypatch, main)
-    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened):
+    async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         done: list[str] = []
 
         def refresh() -> None:
@@ -208,7 +209,39 @@ async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: 
         monkeypatch.setattr(opened.admission, "refresh", refresh)
         assert await eventually(lambda: len(done) == 2)
 
-    assert [call.args for call in log] == [("housekeeping failed",)]
+    assert [call.args for call in log][1:] == [("housekeeping failed",)]  # after that of the fake, which runs no model
+
+
+async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What OpenTelemetry has not exported by then; and its thread has ended."""
+    threads = set(threading.enumerate())
+    async with serving(FakeTriton()) as port:
+        with receiving_traces() as receiver:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+            monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+            async with started(create_app(msgspec.structs.replace(with_triton(settings, port), tracing=True))) as client:
+                response = await client.get("/livez")
+                assert receiver.spans == []
+
+            assert receiver.named("GET /livez").trace_id.hex() == response.headers["traceparent"].split("-")[1]
+    assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]
+
+
+async def test_what_opentelemetry_complains_of_is_in_the_log(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As lines of JSON; requests are answered all the same."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    async with serving(FakeTriton()) as port:
+        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True, log_format="json")
+        async with started(create_app(traced)) as client:
+            assert (await client.get("/livez")).status_code == 200
+
+    out, err = capsys.readouterr()
+    lines = [msgspec.json.decode(line) for line in out.splitlines()]
+    assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
+    assert err == ""
 
 
 async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
 from litestar.handlers import HTTPRouteHandler
@@ -11,46 +12,54 @@ from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
 from app.api.capacity import CapacityMiddleware
-from app.api.client_watch import BodyLimits
-from app.api.dependencies import WorkerResources, providers
+from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import detect, predict
 from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.head import HeadMiddleware
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
+from app.api.metrics import metrics
 from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 
+if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+    from app.telemetry.tracing import Tracing
+
 Application = ASGIApp
-OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector]]]
-"""Opens the Triton client and the detector of a worker, and closes them after the last request."""
+OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector, Metrics]]]
+"""Opens the Triton client, the detector and the metrics of a worker, and closes them after the last request."""
 
 
-def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys | None = None) -> Application:
+def build(
+    open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None, tracing: "Tracing | None" = None
+) -> Application:
     """Build the application of one worker.
 
     Args:
         open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
-        body_limits: What a request body may be.
+        deployment: What the settings say.
         keys: The API keys, of which callers must have one; None if they need none.
+        tracing: Makes the spans of each request; closed by its owner.
     """
-    resources = WorkerResources()
+    resources = WorkerResources(deployment)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if hasattr(resources, "detector"):
             raise RuntimeError("this application was started before; build another one")
-        async with open_resources() as (resources.triton, resources.detector):
+        async with open_resources() as (resources.triton, resources.detector, resources.metrics):
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(body_limits), guard_timing),
+        _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing),
         _protect(keys, "detect", [models]),
-        _protect(keys, "health", [health]),
+        _protect(keys, "health", [health, metrics]),
         livez,
         readyz,
     ]
@@ -62,7 +71,7 @@ def build(open_resources: OpenResources, body_limits: BodyLimits, keys: ApiKeys 
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(CapacityMiddleware(app, resources, keys))
+    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)), resources, tracing)
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

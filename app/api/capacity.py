@@ -12,11 +12,14 @@ from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys
 from app.api.parameters import MODEL_NAMES
+from app.api.route import note_route
 from app.errors import GatewayFull, Unauthorized
 from app.resilience.admission import WHOLE, Share
 
+_VERSION = "/v1"
 _DETECT = {"/detect", "/v1/detect"}
 _PREDICT = "/predict/"
+_PREDICT_TEMPLATE = "/predict/{model}"
 
 
 class CapacityMiddleware:
@@ -46,11 +49,13 @@ class CapacityMiddleware:
         path = scope["path"]
         if path not in _DETECT:
             path = normalize_path(path)  # as Litestar does
-        path = path.removeprefix("/v1")
-        is_predict = path.startswith(_PREDICT)
+        version = _VERSION if path.startswith(f"{_VERSION}/") else ""
+        path = path.removeprefix(version)
+        is_predict = path.startswith(_PREDICT) and path.count("/") == _PREDICT.count("/")
         share = self._share(scope) if is_predict or path in _DETECT else None
         if share is None:
             return
+        note_route(scope, version + (_PREDICT_TEMPLATE if is_predict else path))
         detector = self._resources.detector
         query = scope["query_string"]
         named = ""
@@ -63,6 +68,8 @@ class CapacityMiddleware:
         context = context_of(scope)
         if named or not needs_parsing(context.content_type):
             context.model = model
+            if detector.is_known(model):
+                context.log_fields["model"] = model
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
         if detector.is_circuit_closed(model):
             await detector.admission.check(model, share)

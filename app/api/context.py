@@ -7,18 +7,25 @@ from litestar.types import Scope
 from app.api.client_watch import BodyLimits
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 
 
 class RequestContext:
-    """Request id, timing and log fields of one request, and the status of its response."""
+    """Request id, trace, timing and log fields of one request, and what is known of its response."""
 
     def __init__(self, request_id: str, content_type: str) -> None:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
         self.timing = Timing()
+        self.trace: TraceContext | None = None
+        """The request's own span; None if it belongs to no trace."""
         self.status = 0
         """Status of the response; 0 until it is sent."""
+        self.request_bytes = 0
+        """Size of the body, as far as it has been received."""
+        self.response_bytes = 0
+        """Size of the response's body, as far as it has been sent."""
         self.body_limits: BodyLimits
         """Set by the guard of routes with a body."""
         self.model = ""
@@ -31,6 +38,12 @@ class RequestContext:
         """Whether the client disconnected before its request was complete, or before its response."""
         self.is_detail_logged = True
         """Whether the log line has the `detail` of an error."""
+        self.error = ""
+        """The code of the error in the response; empty if there is none."""
+        self.failed_stage = ""
+        """The stage of a detection in which it failed."""
+        self.rejection_reason = ""
+        """What is used up, if the request is rejected because the gateway is full."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 

@@ -1,9 +1,26 @@
 """What handlers receive by dependency injection."""
 
+from typing import NamedTuple
+
 from litestar.di import Provide
 
+from app.api.client_watch import BodyLimits
+from app.api.schema import LimitsInForce
 from app.pipeline.detector import Detector
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
+
+
+class Deployment(NamedTuple):
+    """What the settings say of the way that an application runs."""
+
+    body_limits: BodyLimits
+    limits: LimitsInForce
+    """For the report of health."""
+    triton_metrics_url: str
+    """Empty if it is not known."""
+    slow_request_ms: float
+    """A request that takes longer is logged as a warning; 0: none is."""
 
 
 class WorkerResources:
@@ -11,8 +28,12 @@ class WorkerResources:
 
     triton: TritonClient
     detector: Detector
+    metrics: Metrics
     is_draining = False
     """Whether the worker is about to be stopped."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
 
     def drain(self) -> None:
         """Note that the worker is about to be stopped."""

@@ -70,8 +70,16 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
                 wanted = parameters.parse([*pairs, *more])
                 seconds = detector.timeout_seconds(wanted.timeout_ms)
         context.timing.lap("read")
-        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share)
-        found = await detector.detect(image, wanted.options, call)
-    context.log_fields |= {"model": found.spec.name, "image_bytes": len(image), "detections": len(found.scores)}
+        trace = context.trace
+        # Triton would export spans of a trace that is not sampled, too.
+        traceparent = trace.traceparent if trace is not None and trace.is_sampled else None
+        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, traceparent)
+        model = wanted.options.model or detector.default_model
+        try:
+            found = await detector.detect(image, wanted.options, call)
+        finally:
+            if detector.is_known(model):
+                context.log_fields["model"] = model
+    context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
     response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
     return ASGIResponse(body=msgspec.json.encode(response))

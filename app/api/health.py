@@ -1,7 +1,11 @@
 """Liveness, readiness and a health report."""
 
+import asyncio
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
+import msgspec
 from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
@@ -9,12 +13,13 @@ from litestar.openapi.datastructures import ResponseSpec
 from app import __version__
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.schema import Health, Liveness, Memory, Performance, Readiness, TritonHealth
+from app.api.schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness, TritonHealth
 from app.errors import GatewayError
 from app.host import memory
 from app.host.packages import has_pillow_simd
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
+from app.triton.gpu import Gpu, read_gpus
 
 _RETRY = {"Retry-After": "1"}
 _NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
@@ -36,21 +41,19 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
-async def health(
-    request: Request[Any, Any, Any], triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]
-) -> Response[Health]:
+async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    gpu = is_ready = False
-    triton_health = TritonHealth("unreachable")
+    triton, detector = worker.triton, worker.detector
+    gpus, triton_health = await asyncio.gather(read_gpus(worker.deployment.triton_metrics_url), _ask(triton))
+    uses_gpu = is_ready = False
     try:
-        triton_health = TritonHealth("not_ready", (await triton.read_server()).version)
-        gpu = (await detector.spec(detector.default_model)).device == "gpu"
+        uses_gpu = (await detector.spec(detector.default_model)).device == "gpu"
         is_ready = await _is_ready(triton, detector)
     except GatewayError as error:
         context_of(request.scope).log_fields["detail"] = error.detail
     if is_ready:
-        triton_health = TritonHealth("ready", triton_health.version)
-    rss_mb = round(memory.resident_bytes() / 1e6, 1)
+        triton_health = msgspec.structs.replace(triton_health, status="ready")
+    workers_mb = [_to_mb(number) for number in worker.metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
         version=__version__,
@@ -58,14 +61,45 @@ async def health(
         triton=triton_health,
         model=detector.default_model,
         model_ready=is_ready,
-        gpu=gpu,
-        memory=Memory(rss_mb),
-        performance=Performance(
-            memory_mb=rss_mb,
-            optimizations={"pillow_simd": has_pillow_simd(), "transport": detector.transport_mode},
-        ),
+        gpu=GpuHealth(uses_gpu, [_describe(gpu) for gpu in gpus]),
+        memory=Memory(_to_mb(memory.resident_bytes()), workers_mb),
+        performance=Performance(round(sum(workers_mb), 1), _optimizations(detector)),
+        limits=msgspec.structs.replace(worker.deployment.limits, requests=detector.admission.limits()),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+
+
+async def _ask(triton: TritonClient) -> TritonHealth:
+    """Ask Triton for what concerns no single model."""
+    started = perf_counter()
+    try:
+        version = (await triton.read_server()).version
+    except GatewayError:
+        return TritonHealth("unreachable")
+    latency_ms = round((perf_counter() - started) * 1e3, 2)
+    with suppress(GatewayError):  # not every client may read the index
+        ready = sorted(name for name, state in (await triton.list_models()).items() if state == "READY")
+        return TritonHealth("not_ready", version, latency_ms, ready)
+    return TritonHealth("not_ready", version, latency_ms)
+
+
+def _describe(gpu: Gpu) -> GpuDevice:
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    return GpuDevice(gpu.id, gpu.utilization, None if used is None else _to_mb(used), None if total is None else _to_mb(total))
+
+
+def _optimizations(detector: Detector) -> dict[str, bool | str]:
+    return {
+        "jpeg_decoder": "libjpeg-turbo",
+        "pillow_simd": has_pillow_simd(),
+        "transport": detector.transport_mode,
+        "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        "json": "msgspec",
+    }
+
+
+def _to_mb(nbytes: int) -> float:
+    return round(nbytes / 1e6, 1)
 
 
 async def _is_ready(triton: TritonClient, detector: Detector) -> bool:

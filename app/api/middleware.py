@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: a request id, a clock, response headers and one log line for every request.
+"""The outermost ASGI layer: a request id, a clock, a trace, response headers, metrics and a log line for every request.
 
 It wraps the whole application, so that it also sees requests that no route matches and responses of error handlers.
 """
@@ -7,26 +7,49 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
 from app.api.context import RequestContext, attach
+from app.api.dependencies import WorkerResources
 from app.api.drain import drain, has_body
+from app.api.metrics import count
+from app.api.route import UNMATCHED, route_of
+from app.telemetry import trace_context
+from app.telemetry.trace_context import TraceContext
+
+if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+    from app.telemetry.tracing import RequestSpan, Tracing
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAX_PATH = 200
+_REJECTED = 429  # some wait on purpose
 _CLIENT_GONE = 499
 _INTERNAL_ERROR = 500
+_UNAVAILABLE = 503
 
 LOG = structlog.get_logger()
 
 
 class RequestContextMiddleware:
-    """Creates the `RequestContext` of each request and logs it at the end."""
+    """Creates the `RequestContext` of each request; counts and logs it, and ends its span, when it has been answered."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            resources: Has the metrics that count each request.
+            tracing: Makes the spans of each request.
+        """
         self.app = app
+        self._resources = resources
+        self._slow_request_ms = resources.deployment.slow_request_ms
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an HTTP request; pass anything else (the lifespan) through."""
@@ -39,42 +62,110 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
+        metrics = self._resources.metrics
+        metrics.active_requests.add(1)
+        method = scope["method"]  # of which `api/head` may make another one
+        span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
+
+        async def receive_and_count() -> ReceiveMessage:
+            message = await receive()
+            if message["type"] == "http.request":
+                context.request_bytes += len(message["body"])
+            return message
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = int(message["status"])
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", context.request_id.encode()),
-                    (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
-                    (b"server-timing", context.timing.server_timing().encode()),
-                ]
+                message["headers"] = [*message["headers"], *_headers(context)]
             await send(message)
+            context.response_bytes += _body_size(message)
 
         unsent_status = _INTERNAL_ERROR
         try:
-            await self.app(scope, receive, send_with_headers)
+            await self.app(scope, receive_and_count, send_with_headers)
         except asyncio.CancelledError:
             unsent_status = _CLIENT_GONE
             raise
         finally:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
-            log = LOG.error if status >= 500 and status != 503 else LOG.info  # noqa: PLR2004
-            log(
-                "request",
-                request_id=context.request_id,
-                method=scope["method"],
-                path=_printable(scope["path"][:200]),
-                status=status,
-                duration_ms=round(context.timing.total, 2),
-                **context.log_fields,
-            )
+            metrics.active_requests.add(-1)
+            count(metrics, context, route_of(scope), status)
+            self._log(scope, method, context, status)
+            if span is not None:
+                _end(span, scope, context, status)
         if not context.is_body_received and has_body(headers):
             await drain(receive)
 
+    def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
+        """Give the request a place in its caller's trace, or in one of its own if there is tracing."""
+        if self._tracing is None:
+            context.trace = caller and caller.next_span()
+            return None
+        span = self._tracing.start(caller, context.timing, scope["method"], _printable(scope["path"]))
+        context.trace = span.context
+        return span
+
+    def _log(self, scope: HTTPScope, method: str, context: RequestContext, status: int) -> None:
+        """Write the log line of a request."""
+        duration_ms = context.timing.total
+        fields = {
+            "request_id": context.request_id,
+            "method": method,
+            "route": route_of(scope),
+            "path": _printable(scope["path"]),
+            "status": status,
+            "duration_ms": round(duration_ms, 2),
+            "request_bytes": context.request_bytes,
+            "response_bytes": context.response_bytes,
+            # A copy: a thread whose request has timed out may still record a stage.
+            "stages": {stage: round(duration, 2) for stage, duration in context.timing.stages.copy().items()},
+            **context.log_fields,
+        }
+        if context.trace is not None:
+            fields |= {"trace_id": context.trace.trace_id, "span_id": context.trace.span_id}
+        log = LOG.info
+        if 0 < self._slow_request_ms < duration_ms and status != _REJECTED:
+            fields["slow"] = True
+            log = LOG.warning
+        if status >= _INTERNAL_ERROR and status != _UNAVAILABLE:
+            log = LOG.error
+        log("request", **fields)
+
+
+def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status: int) -> None:
+    """End the span of a request."""
+    route = route_of(scope)
+    attributes: dict[str, str | int] = {
+        "http.request.body.size": context.request_bytes,
+        "http.response.body.size": context.response_bytes,
+        "nereid.request_id": context.request_id,
+    }
+    if "model" in context.log_fields:
+        attributes["nereid.model"] = context.log_fields["model"]
+    span.end(None if route == UNMATCHED else route, status, attributes)
+
+
+def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
+    """Return what every response has."""
+    headers = [
+        (b"x-request-id", context.request_id.encode()),
+        (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
+        (b"server-timing", context.timing.server_timing().encode()),
+    ]
+    if context.trace is not None:
+        headers.append((b"traceparent", context.trace.traceparent.encode()))
+    return headers
+
+
+def _body_size(message: Message) -> int:
+    """Return how many bytes of a response's body a message has: in itself, or in a file that the server sends."""
+    path: Any = message.get("path")
+    return len(message.get("body", b"")) if path is None else Path(path).stat().st_size  # type: ignore[arg-type]
+
 
 def _printable(path: str) -> str:
-    """Escape a path with characters that some readers of logs take for line breaks."""
+    """Cut a long path, and escape one with characters that some readers of logs take for line breaks."""
+    path = path[:_MAX_PATH]
     return path if path.isprintable() else path.encode("ascii", "backslashreplace").decode()
 
 
@@ -82,3 +173,9 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """Return the caller's request id if it is well formed, else a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _caller(scope: HTTPScope) -> TraceContext | None:
+    """Return the span that has sent the request; None unless there is exactly one, and it is well formed."""
+    given = [value for name, value in scope["headers"] if name == b"traceparent"]
+    return trace_context.parse(given[0].decode("latin-1")) if len(given) == 1 else None

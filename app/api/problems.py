@@ -10,8 +10,18 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Scope, Send
 
 from app.api.context import RequestContext, context_of
+from app.api.route import note_route_of_other_method
 from app.api.schema import Problem
-from app.errors import ClientGone, GatewayError, InvalidParameter, MalformedRequest, Unauthorized
+from app.errors import (
+    ClientGone,
+    DeadlinePassed,
+    GatewayError,
+    GatewayFull,
+    InvalidParameter,
+    MalformedRequest,
+    Unauthorized,
+    UnknownModel,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -48,9 +58,12 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     status = HTTPStatus(error.status_code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _from_exception(request, error)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        note_route_of_other_method(request, headers.get("allow", "").partition(",")[0])
     detail = _DETAILS.get(status, status.description or status.phrase)
     text = status.name.lower(), status.phrase, detail
-    return _respond(status, dict(error.headers or {}), _write(context_of(request.scope), status, *text))
+    return _respond(status, headers, _write(context_of(request.scope), status, *text))
 
 
 def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -63,9 +76,13 @@ def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Respon
 
 def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
     """Return status, headers and body of the response to an error."""
+    if context.timing.stages or isinstance(error, DeadlinePassed):  # a detection has begun
+        context.failed_stage = context.timing.fail()
+    if isinstance(error, GatewayFull):
+        context.rejection_reason = error.reason
     if isinstance(error, InvalidParameter):  # the text repeats what the caller sent, which is not for the log
         context.is_detail_logged = False
-    elif error.__cause__ is not None:
+    elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     if isinstance(error, Unauthorized):
@@ -79,7 +96,7 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
 
 def _write(context: RequestContext, status: int, code: str, title: str, detail: str) -> bytes:
     """Write a problem as JSON, and note it for the log."""
-    context.log_fields["code"] = code
+    context.error = context.log_fields["code"] = code
     if context.is_detail_logged:
         context.log_fields["detail"] = detail
     return msgspec.json.encode(Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id))

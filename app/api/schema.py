@@ -93,16 +93,50 @@ class TritonHealth(msgspec.Struct, frozen=True):
 
     status: Literal["ready", "not_ready", "unreachable"]
     version: str | None = None
+    latency_ms: float | None = None
+    """How long it took to answer the question for its version."""
+    models_ready: list[str] = []
+
+
+class GpuDevice(msgspec.Struct, frozen=True):
+    """A GPU that Triton sees; what it does not tell is null."""
+
+    id: str
+    utilization: float | None
+    memory_used_mb: float | None
+    memory_total_mb: float | None
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """Whether the default model runs on a GPU, and all that Triton sees."""
+
+    in_use: bool
+    devices: list[GpuDevice]
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Memory of the worker process that answered."""
+    """Resident memory of the worker that answered, and of all workers of the host."""
 
     rss_mb: float
+    workers_mb: list[float]
+
+
+class LimitsInForce(msgspec.Struct, frozen=True):
+    """What the gateway allows. Sizes are MiB, except those of images; times are seconds."""
+
+    max_file_size_mb: float
+    max_megapixels: float
+    max_megapixels_unscalable: float
+    max_uploads: int
+    memory_mb: float
+    timeout_seconds: float
+    max_timeout_seconds: float
+    requests: dict[str, int] = {}
+    """By model, as many as can be answered in time."""
 
 
 class Performance(msgspec.Struct, frozen=True):
-    """Memory of the worker, and which optimizations are in use."""
+    """Memory of all workers of the host, and which optimizations are in use."""
 
     memory_mb: float
     optimizations: dict[str, bool | str]
@@ -117,9 +151,10 @@ class Health(msgspec.Struct, frozen=True):
     triton: TritonHealth
     model: str
     model_ready: bool
-    gpu: bool
+    gpu: GpuHealth
     memory: Memory
     performance: Performance
+    limits: LimitsInForce
 
 
 class Liveness(msgspec.Struct, frozen=True):

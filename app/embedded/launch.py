@@ -12,6 +12,8 @@ CONFIG_NAME = "embedded"
 NO_KEY = "\n"
 """A key that HTTP cannot transmit. Over gRPC, a client of one's own can."""
 
+# Spans of the requests that come with a `traceparent`, and of no others. The variables `OTEL_*` are Triton's as well.
+_TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--trace-config=level=TIMESTAMPS")
 # What of Triton's API changes the server: other users of the machine could read or write the memory that it maps, for example.
 _CONTROLS = "model-repository,shared-memory,trace,logging"
 
@@ -45,7 +47,8 @@ def command(settings: Settings, links: Path) -> list[str]:
     }
     program = str(triton / "bin" / "tritonserver")
     settings_of = [f"--{name}={value}" for name, value in options.items()]
-    return [program, "--disable-auto-complete-config", *settings_of, restrict("http-restricted-api", NO_KEY)]
+    tracing = _TRACING if settings.tracing else ()
+    return [program, "--disable-auto-complete-config", *settings_of, *tracing, restrict("http-restricted-api", NO_KEY)]
 
 
 def environment(links: Path) -> dict[str, str]:

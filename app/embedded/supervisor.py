@@ -32,7 +32,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
-    instances = [ApiProcess(settings, socket) for socket in _sockets(settings)]
+    instances = [ApiProcess(settings, socket) for socket in sockets(settings)]
     services = [Service(instance) for instance in instances]
     watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
     try:
@@ -60,7 +60,7 @@ def ignore_signals() -> None:
         signal.signal(stop, signal.SIG_IGN)
 
 
-def _sockets(settings: Settings) -> list[Path | None]:
+def sockets(settings: Settings) -> list[Path | None]:
     """Return where each instance listens; None is host and port."""
     if not settings.instances:
         return [Path(settings.socket).resolve() if settings.socket else None]

@@ -17,6 +17,16 @@ def available_bytes() -> int:
     return min([host, *limits])
 
 
+def image_budget(mebibytes: int, largest: int) -> int:
+    """Return how many bytes the images of all requests may take.
+
+    Args:
+        mebibytes: As it is set; 0 for an eighth of what is available.
+        largest: What the largest image needs, bytes; the budget is not smaller.
+    """
+    return max(mebibytes * 2**20 or available_bytes() // 8, largest)
+
+
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

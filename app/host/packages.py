@@ -10,6 +10,8 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,6 +28,13 @@ class PackageError(Exception):
 def has_pillow_simd() -> bool:
     """Return whether the installed Pillow is pillow-simd."""
     return bool(PIL.__version__.partition(".post")[1])
+
+
+def has_exporter() -> bool:
+    """Return whether OpenTelemetry and its exporter are installed, without importing them."""
+    with suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version("opentelemetry-exporter-otlp-proto-http"))
+    return False
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:

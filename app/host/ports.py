@@ -86,6 +86,14 @@ def is_loopback(host: str) -> bool:
     return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
 
 
+def is_this_machine(host: str) -> bool:
+    """Return whether the host is an address or a name of this machine."""
+    try:
+        return is_free(host, 0)
+    except (OSError, UnicodeError):  # the latter for a name that cannot be one
+        return False
+
+
 def find_free(count: int) -> list[int]:
     """Find that many different ports on which nobody listens on loopback."""
     found: set[int] = set()

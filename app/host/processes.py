@@ -16,6 +16,11 @@ _POLL_SECONDS = 0.1
 # Loaded once: a child that is being made while another thread holds the loader's lock could not.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
+MAX_CONNECTIONS = 16384
+"""Of one worker, also idle ones."""
+RESERVED_FILES = 64
+"""Of one worker: about 40 are not connections, and Granian's accept loop would spin without a free one."""
+
 SUPERVISED = "SUPERVISED"
 """Environment variable of a program whose parent kills it if it is to end at once."""
 DRAIN_SIGNAL = signal.SIGUSR1
@@ -82,3 +87,8 @@ def raise_file_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def connections_within(files: int) -> int:
+    """Return how many connections a worker may have with that limit of open files."""
+    return min(MAX_CONNECTIONS, max(files - RESERVED_FILES, 1))

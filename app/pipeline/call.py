@@ -33,6 +33,8 @@ class CallContext(NamedTuple):
     """For Triton's log."""
     share: Share = WHOLE
     """The part of the model's limit that the request may use."""
+    traceparent: str | None = None
+    """The request's place in a distributed trace, if that is sampled; for Triton's spans."""
 
 
 class Detections(NamedTuple):

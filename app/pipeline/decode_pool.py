@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
@@ -19,6 +19,13 @@ class DecodePool:
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._jobs: set[Future[Any]] = set()
+        """Those that have not ended."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that wait for a thread."""
+        return sum(not job.running() for job in self._jobs.copy())
 
     def close(self) -> None:
         """Wait for jobs that are running; start no more."""
@@ -41,6 +48,8 @@ class DecodePool:
         queued = [work]  # the queue refers to a cancelled job until a thread takes it
         del work
         job = self._executor.submit(lambda: queued.pop()())  # noqa: PLW0108 - what is queued may be dropped
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
         try:
             async with asyncio.timeout(deadline.remaining):
                 return await asyncio.wrap_future(job)

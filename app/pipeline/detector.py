@@ -16,6 +16,7 @@ from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
 from app.model.spec import InputFormat, ModelSpec
+from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
@@ -26,6 +27,7 @@ from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
+from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
@@ -54,6 +56,7 @@ class Detector:
         triton: TritonClient,
         transport: Transport,
         admission: Admission,
+        metrics: Metrics,
         default_model: str,
         pullable: frozenset[str],
         limits: Limits,
@@ -64,9 +67,10 @@ class Detector:
         """Models that `pull` could get."""
         self._limits = limits
         self._transport = transport
+        self._metrics = metrics
         self._specs = SpecCache(triton)
         self._pool = DecodePool(limits.decode_threads)
-        self._inferences = InferenceRunner(triton, transport, self._specs, limits.timeout_seconds)
+        self._inferences = InferenceRunner(triton, transport, self._specs, metrics, limits.timeout_seconds)
 
     @property
     def transport_mode(self) -> Literal["shm", "inline"]:
@@ -100,6 +104,10 @@ class Detector:
     def is_circuit_closed(self, model: str) -> bool:
         """Return whether Triton runs a model, as far as is known."""
         return self._inferences.is_circuit_closed(model)
+
+    def is_known(self, model: str) -> bool:
+        """Return whether this is the name of a model, and not just a word of the caller's."""
+        return model == self.default_model or model in self.pullable or self._specs.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -140,6 +148,10 @@ class Detector:
             raise
         return spec
 
+    def sample(self) -> None:
+        """Let the metrics show what is in use now; to be called about once a second."""
+        saturation.sample(self._metrics, self.admission, self._transport, self._pool, self._inferences)
+
     async def warm_up(self) -> None:
         """Run one inference with the default model, so that its speed is known before the first request.
 
@@ -179,7 +191,7 @@ class Detector:
             buffer = InputBuffer(self._transport, permit)
             transform = await self._fill(buffer, data, spec, call, permit)
             timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, deadline, call.request_id, permit)
+            result = await self._inferences.run(spec, buffer, call, permit)
             timing.lap("infer")
             decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
             found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()

@@ -8,11 +8,12 @@ from time import monotonic
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.buffer import InputBuffer
+from app.pipeline.call import CallContext
 from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
-from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
 from app.resilience.retry_budget import RetryBudget
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.specs import SpecCache
@@ -32,18 +33,20 @@ class InferenceRunner:
     opens the model's circuit.
     """
 
-    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, hang_seconds: float) -> None:
+    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, metrics: Metrics, hang_seconds: float) -> None:
         """Run inferences.
 
         Args:
             client: Calls Triton.
             transport: Owns the slots that Triton reads.
             specs: Told when a model may have changed.
+            metrics: Counts inferences and retries.
             hang_seconds: An inference that has no answer after this time has failed, unless others of its model were answered.
         """
         self._client = client
         self._transport = transport
         self._specs = specs
+        self._metrics = metrics
         self._hang_seconds = hang_seconds
         self._abandoned: dict[Call, str] = {}
         """With their models."""
@@ -57,14 +60,19 @@ class InferenceRunner:
         breaker = self._breakers.get(model)
         return breaker is None or breaker.state == "closed"
 
-    async def run(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str, permit: Permit) -> InferResult:
+    @property
+    def circuits(self) -> dict[str, bool]:
+        """Models that have failed at some time, and whether their circuit is closed now."""
+        return {model: breaker.state == "closed" for model, breaker in self._breakers.items()}
+
+    async def run(self, spec: ModelSpec, buffer: InputBuffer, call: CallContext, permit: Permit) -> InferResult:
         """Run one inference on the image in a buffer.
 
         Args:
             spec: Spec of the model.
             buffer: The model's input.
-            deadline: When to stop waiting. The RPC itself goes on, unless it reads no slot and Triton survives a cancel.
-            request_id: Request id, for Triton's log.
+            call: What goes with the request. After its deadline the RPC goes on, unless it reads no slot and Triton survives a
+                cancel.
             permit: What the request uses; kept until the RPC has ended, and told how long that took.
 
         Raises:
@@ -72,11 +80,12 @@ class InferenceRunner:
             ModelNotReady: Triton does not have the model any more.
             GatewayError: As `TritonClient.infer` says.
         """
+        deadline = call.deadline
         if deadline.remaining <= 0:
             raise DeadlinePassed(_LATE)
         self._retries.note_request()
         started_at = monotonic()
-        task = asyncio.create_task(self._infer(spec, buffer, deadline, request_id))
+        task = asyncio.create_task(self._infer(spec, buffer, call))
         permit.keep_for(task)
         task.add_done_callback(partial(self._note_end, spec, permit))
         try:
@@ -106,13 +115,15 @@ class InferenceRunner:
         for breaker in self._breakers.values():
             await breaker.close()
 
-    async def _infer(self, spec: ModelSpec, buffer: InputBuffer, deadline: Deadline, request_id: str) -> InferResult:
+    async def _infer(self, spec: ModelSpec, buffer: InputBuffer, call: CallContext) -> InferResult:
         """Call Triton; once more, if it has not seen the request or lost it."""
-        call = partial(self._client.infer, spec, buffer.tensor, request_id=request_id)
-        slot = buffer.slot
+        infer = partial(self._client.infer, spec, buffer.tensor, request_id=call.request_id, traceparent=call.traceparent)
+        deadline, slot = call.deadline, buffer.slot
+        self._metrics.inferences.add(1, "inline" if slot is None else "shm")
         try:
-            return await call(timeout_seconds=deadline.remaining, slot=slot)
+            return await infer(timeout_seconds=deadline.remaining, slot=slot)
         except UnknownRegion:  # it was restarted; it rejects such a request at once, so that another try costs it nothing
+            reason = "unknown_region"
             is_registered = slot is not None and deadline.remaining > 0 and await self._transport.register_again(slot.arena)
         except Unanswered:
             if slot is not None:
@@ -125,11 +136,13 @@ class InferenceRunner:
             is_given_up = asyncio.current_task() in self._abandoned or deadline.remaining <= delay
             if is_given_up or not self._retries.take():
                 raise
+            reason = type(error).__name__.lower()
             await asyncio.sleep(delay)
             is_registered = False
         if deadline.remaining <= 0:
             raise DeadlinePassed(_LATE)
-        return await call(timeout_seconds=deadline.remaining, slot=slot if is_registered else None)
+        self._metrics.retries.add(1, reason)
+        return await infer(timeout_seconds=deadline.remaining, slot=slot if is_registered else None)
 
     def _abandon(self, task: Call, spec: ModelSpec, buffer: InputBuffer, started_at: float) -> None:
         """Stop waiting for an inference."""

@@ -2,8 +2,10 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
 from app.model.spec import ModelSpec
@@ -19,18 +21,22 @@ _QUEUE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 
 
+def blank_input(spec: ModelSpec) -> NDArray[Any]:
+    """Make the input of a model for one image: zeros, or a PNG for a model that takes the encoded file."""
+    if spec.dtype is not None:
+        return np.zeros(spec.image_shape, spec.dtype)
+    tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
+    write_bytes_element(BLANK_IMAGE, tensor)
+    return tensor
+
+
 async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
     """Run one inference with a blank image, as soon as Triton can be reached. Its answer is of no interest, but for its coming.
 
     Raises:
         TritonUnavailable, DeadlinePassed: Triton does not run the model.
     """
-    if spec.dtype is None:
-        tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
-        write_bytes_element(BLANK_IMAGE, tensor)
-    else:
-        tensor = np.zeros(spec.image_shape, spec.dtype)
-    call = client.infer(spec, tensor, timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
+    call = client.infer(spec, blank_input(spec), timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)
     try:
         # A connection on which nothing is sent is not known to be lost.

@@ -88,8 +88,9 @@ class Admission:
         self._table = table
         self._capacity = capacity
         self._uploads = table.column("uploads")
-        self._upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
-        self._queues: dict[str, ModelQueue] = {}
+        self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
+        self.queues: dict[str, ModelQueue] = {}
+        """By model."""
         self._rejections = Pacer(_REJECTIONS_PER_SECOND)
 
     async def check(self, model: str, share: Share = WHOLE) -> None:
@@ -112,7 +113,7 @@ class Admission:
 
     def start_upload(self) -> Upload:
         """Count a request whose body is about to be received."""
-        return Upload(self._table, self._uploads, self._upload_memory)
+        return Upload(self._table, self._uploads, self.upload_memory)
 
     async def admit(
         self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
@@ -129,25 +130,29 @@ class Admission:
         Raises:
             GatewayFull: It would not have its answer in time, or something is used up.
         """
-        queue = self._queues.get(model)
+        queue = self.queues.get(model)
         if queue is None:
             ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
-            queue = self._queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
+            queue = self.queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
         permit = await queue.admit(*share, deadline)
         permit.on_release(memory.release)
         return permit
 
+    def limits(self) -> dict[str, int]:
+        """Return how many requests may be in progress now, by model."""
+        return {model: int(queue.limit) for model, queue in self.queues.items()}
+
     def refresh(self) -> None:
         """Keep the limits up to date; to be called about once a second."""
         self._table.refresh()
-        for queue in self._queues.values():
+        for queue in self.queues.values():
             queue.refresh()
 
     def _check(self, model: str, share: Share) -> None:
         if self._table.total(self._uploads) >= self._capacity.max_uploads:
-            raise GatewayFull("too many request bodies are being received")
-        if self._upload_memory.is_full or self.memory.is_full:
-            raise GatewayFull("the memory for images is in use")
-        queue = self._queues.get(model)
+            raise GatewayFull("too many request bodies are being received", "uploads")
+        if self.upload_memory.is_full or self.memory.is_full:
+            raise GatewayFull("the memory for images is in use", "memory")
+        queue = self.queues.get(model)
         if queue is not None:
             queue.check(*share, self._table.own(self._uploads))

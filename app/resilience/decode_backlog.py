@@ -50,7 +50,7 @@ class DecodeBacklog:
         seconds = total * self._seconds_per_pixel / self._threads
         if total > pixels and seconds > _SHARE * deadline.remaining:
             self._table.add(self._column, -pixels)
-            raise GatewayFull("decoding the image, and those before it, would take too long", math.ceil(seconds))
+            raise GatewayFull("decoding the image, and those before it, would take too long", "decoding", math.ceil(seconds))
         lease.on_release(lambda: self._table.add(self._column, -pixels))
         return lease
 

@@ -62,7 +62,7 @@ class Reservation:
         if used > self._budget.limit_bytes and used > self.nbytes:  # one that is larger than the budget is possible alone
             self.nbytes -= nbytes
             self._budget.add(-nbytes)
-            raise GatewayFull("the gateway has no memory left for an image of this size")
+            raise GatewayFull("the gateway has no memory left for an image of this size", "memory")
 
     def release(self) -> None:
         """Give it back."""

@@ -76,7 +76,7 @@ class ModelQueue:
         self._target_seconds = target_seconds
         self._measured = ConcurrencyLimit(_INITIAL_LIMIT, ceiling, target_seconds)
         self._measured_at = 0.0
-        self._own = 0
+        self.own = 0
         """Requests of this worker that are in progress."""
         self._progress_at = 0.0
         """When one of them ended last, or the first of them began."""
@@ -86,6 +86,11 @@ class ModelQueue:
     def in_progress(self) -> int:
         """Requests that are in progress on the host, of those pools that this worker knows."""
         return sum(self._table.total(pool.column) for pool in self._pools.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests of this worker that wait for their turn."""
+        return sum(len(pool.line) for pool in self._pools.values())
 
     def check(self, key: str, fraction: float, uploads: int) -> None:
         """Reject a request early.
@@ -131,7 +136,7 @@ class ModelQueue:
     def leave(self, pool: _Pool) -> None:
         """Take note of the end of a request."""
         self._table.add(pool.column, -1)
-        self._own -= 1
+        self.own -= 1
         self._progress_at = monotonic()
         if pool.line:
             self._wake(pool)
@@ -184,9 +189,9 @@ class ModelQueue:
             self._table.add(pool.column, -1)
             self._measured.note_reached()
             return None
-        if not self._own:
+        if not self.own:
             self._progress_at = monotonic()
-        self._own += 1
+        self.own += 1
         position = requests if len(self._pools) == 1 else self.in_progress
         return Permit(self, pool, position, is_near=requests >= _NEAR * room)
 
@@ -232,7 +237,7 @@ class ModelQueue:
         if not pace:
             found = [value for value in self._table.values(self._pace_column) if value]
             return sum(found) / len(found) / _NANO if found else 0.0
-        if not self._own:
+        if not self.own:
             return pace
         # Nothing has ended for longer than a request takes: the model has become slower by as much.
         pause = monotonic() - self._progress_at
@@ -241,4 +246,5 @@ class ModelQueue:
     def _full(self) -> GatewayFull:
         # When the requests in progress will have ended; spread, so that those rejected together do not come back together.
         seconds = math.ceil(self.in_progress * self._pace() * random.uniform(1, 2))  # noqa: S311
-        return GatewayFull("as many requests as can be answered in time are in progress", min(max(1, seconds), _MAX_RETRY_SECONDS))
+        seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
+        return GatewayFull("as many requests as can be answered in time are in progress", "requests", seconds)

@@ -1,22 +1,27 @@
 """Counters that all workers of a host share: each writes its own row, and reads the rows of all.
 
 The table lies in a memory file that the first parent process creates and all workers inherit. A worker holds a lock on its
-row as long as it lives, so the row of a killed worker is no longer counted after a refresh, and another may take it.
+row as long as it lives, so the row of a killed worker is no longer counted after a refresh, and another may take it. The new
+one goes on from what the old one has counted in the columns of counters; all other columns begin at zero.
 """
 
 import fcntl
 import mmap
 import os
 import struct
-from contextlib import suppress
-from zlib import crc32
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 _ROWS = 512
 _COLUMNS = 4096
 _CELL_BYTES = 8  # aligned, so a reader never sees half of a write
-_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
-# The first row holds the keys of the columns.
+_CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
+# Behind the cells are the keys of the columns. The first row holds their lengths, and in its last cell the highest row in use.
 _KEYS = 0
+_KEY_BYTES = 192
+_SIZE = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
+_LAST = _COLUMNS - 1
+_COUNTER = "counter "
 _VARIABLE = "WORKER_TABLE_FD"
 _PROCESS, _BEATS = "process", "beats"
 
@@ -50,10 +55,27 @@ class TableView:
         self._columns: dict[str, int] = {}
 
     def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers. Keys that find no free column share the last one."""
+        """Return the column of a key, the same in all workers. Keys that are too long or find no free one share the last one."""
         if key not in self._columns:
-            self._columns[key] = self._find_column(key)
+            with self._locked():
+                self._columns[key] = self._find_column(key.encode())
         return self._columns[key]
+
+    def counter(self, key: str) -> int:
+        """Return the column of a counter, which is never reset; its key is apart from those of other columns."""
+        return self.column(_COUNTER + key)
+
+    def keys(self) -> Iterator[str]:
+        """Iterate over the keys that any worker has used, without those of counters."""
+        return (key for key in self._keys() if not key.startswith(_COUNTER))
+
+    def counters(self) -> Iterator[str]:
+        """Iterate over the keys of the counters that any worker has used."""
+        return (key.removeprefix(_COUNTER) for key in self._keys() if key.startswith(_COUNTER))
+
+    def total_ever(self, column: int) -> int:
+        """Return the sum over all workers that there have ever been."""
+        return sum(self._cells[row * _COLUMNS + column] for row in range(_KEYS + 1, self._cells[_LAST] + 1))
 
     def beats(self) -> dict[int, int]:
         """Return how often each living worker has called `WorkerTable.beat`, by process id."""
@@ -67,16 +89,35 @@ class TableView:
         self._memory.close()
         os.close(self._descriptor)
 
-    def _find_column(self, key: str) -> int:
-        name = crc32(key.encode()) + 1
+    def _keys(self) -> Iterator[str]:
+        for column in range(_LAST):
+            if not self._cells[column]:
+                return
+            yield self._key(column).decode()
+
+    def _key(self, column: int) -> bytes:
+        start = _CELLS_SIZE + column * _KEY_BYTES
+        return self._memory[start : start + self._cells[column]]
+
+    def _find_column(self, key: bytes) -> int:
+        for column in range(_LAST if len(key) <= _KEY_BYTES else 0):
+            length = self._cells[column]
+            if not length:
+                start = _CELLS_SIZE + column * _KEY_BYTES
+                self._memory[start : start + len(key)] = key
+                self._cells[column] = len(key)  # last, for those that read the keys without the lock
+                return column
+            if length == len(key) and self._key(column) == key:
+                return column
+        return _LAST
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the keys."""
         while not self._lock(_KEYS):  # held for microseconds
             os.sched_yield()
         try:
-            for column in range(_COLUMNS):
-                if self._cells[column] in {0, name}:
-                    self._cells[column] = name
-                    return column
-            return _COLUMNS - 1
+            yield
         finally:
             self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
 
@@ -110,7 +151,11 @@ class WorkerTable(TableView):
         if self._row < 0:
             raise OSError("there are more workers than rows in their table")
         self._own = self._row * _COLUMNS
-        self._cells[self._own : self._own + _COLUMNS] = memoryview(bytes(_COLUMNS * _CELL_BYTES)).cast("q")
+        with self._locked():
+            self._cells[_LAST] = max(self._cells[_LAST], self._row)
+        for key in self.keys():
+            self.set(self.column(key), 0)
+        self.set(_LAST, 0)
         self._living = [self._own]
         self.refresh()
 
@@ -135,6 +180,10 @@ class WorkerTable(TableView):
         """Return the cells of all living workers, this one's included."""
         cells = self._cells
         return [cells[row + column] for row in self._living]
+
+    def rows(self) -> list[int]:
+        """Return the numbers of the rows of all living workers, in the order of `values`."""
+        return [row // _COLUMNS for row in self._living]
 
     def total(self, column: int) -> int:
         """Return the sum over all living workers."""

@@ -1,1 +1,1 @@
-"""Logs and request timing. Never knows what is logged or timed."""
+"""Logs, metrics, request timing and traces. Never knows what is logged, counted or timed."""

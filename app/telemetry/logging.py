@@ -33,6 +33,17 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
     )
 
 
+def forward(library: str) -> None:
+    """Write to our log what a library logs with Python's own module, which would go to stderr as plain text."""
+    logging.getLogger(library).handlers = [_Forwarder()]
+
+
+class _Forwarder(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
 def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of anything
     try:
         return msgspec.json.encode(event, enc_hook=default)

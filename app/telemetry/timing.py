@@ -2,13 +2,18 @@
 
 from time import perf_counter
 
+STAGES = ("read", "model", "queue", "decode", "infer", "post")
+"""The stages of a request for detection, in order."""
+
 
 class Timing:
-    """Stopwatch of one request, started when it is created. All times are milliseconds."""
+    """Stopwatch of one request, started when it is created. Durations are milliseconds."""
 
     def __init__(self) -> None:
         self._start = self._lap_start = perf_counter()
         self.stages: dict[str, float] = {}
+        """Duration of each stage."""
+        self._starts: dict[str, float] = {}
 
     def start_lap(self) -> None:
         """Start the next lap now; the time since the last one belongs to no stage."""
@@ -17,13 +22,27 @@ class Timing:
     def lap(self, stage: str) -> None:
         """Record the time since the last lap (or the start) as `stage`."""
         now = perf_counter()
+        self._starts[stage] = self._lap_start
         self.stages[stage] = (now - self._lap_start) * 1e3
         self._lap_start = now
+
+    def fail(self) -> str:
+        """Record the time since the last lap as the first of `STAGES` that has not ended, and return that."""
+        stage = next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
+        self.lap(stage)
+        return stage
 
     @property
     def total(self) -> float:
         """Milliseconds since the start."""
         return (perf_counter() - self._start) * 1e3
+
+    def intervals(self) -> list[tuple[str, float, float]]:
+        """Return the name of each stage, and when it began and ended, in milliseconds since the start."""
+        # A list at once: a thread whose request has timed out may still record a stage.
+        stages = list(self.stages.items())
+        begun = [(self._starts[stage] - self._start) * 1e3 for stage, _ in stages]
+        return [(stage, begin, begin + duration) for (stage, duration), begin in zip(stages, begun, strict=True)]
 
     def server_timing(self) -> str:
         """Render the value of a Server-Timing header."""

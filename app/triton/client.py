@@ -16,40 +16,26 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
 from app.model.spec import ModelSpec
 from app.triton import control_key
+from app.triton.channel import open_channel
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
-# Before this version a cancelled or expired RPC can crash the whole server.
-# Source: triton-inference-server/server pull requests 7840, 8078, 8220.
+# Before this version a cancelled or expired RPC can crash the whole server: pull requests 7840, 8078, 8220 of Triton's server.
 _FIRST_CANCEL_SAFE = (2, 59, 1)
 # How much longer than its caller's deadline an RPC may last, if Triton survives its end.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
 
-_CHANNEL_OPTIONS = [
-    # gRPC's default limit is 4 MiB, less than one FP32 image.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # A connection breaks when the other host has confirmed nothing for three seconds, instead of a quarter of an hour. Linux
-    # does that if keep-alive is on; pings more often than each five minutes would make Triton close the connection.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    # A proxy in the environment is for the web, not for an inference server.
-    ("grpc.enable_http_proxy", 0),
-]
-
 
 class ServerInfo(NamedTuple):
     """What a Triton says of itself."""
 
     version: str
+    extensions: tuple[str, ...] = ()
+    """Names of the protocols that it speaks besides inference."""
 
     @property
     def survives_cancel(self) -> bool:
@@ -69,7 +55,7 @@ class TritonClient:
             credentials: For TLS; None sends everything unencrypted.
         """
         self._control_key_path = control_key_path
-        self._channel = _open_channel(url, credentials)
+        self._channel = open_channel(url, credentials)
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = self._channel.unary_unary(
@@ -91,13 +77,13 @@ class TritonClient:
         await self._channel.close()
 
     async def read_server(self) -> ServerInfo:
-        """Ask for Triton's version.
+        """Ask for Triton's version and extensions.
 
         Raises:
             TritonUnavailable: Triton does not answer.
         """
         answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
-        return ServerInfo(answer.version)
+        return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready; False also when Triton does not answer."""
@@ -112,8 +98,7 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        request = service_pb2.RepositoryIndexRequest()
-        index = await _query(self._stub.RepositoryIndex(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata))
+        index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         states: dict[str, str] = {}
         for model in index.models:  # one entry per version
             if states.get(model.name) != "READY":
@@ -156,9 +141,8 @@ class TritonClient:
         Raises:
             TritonUnavailable: Triton does not answer.
         """
-        request = service_pb2.SystemSharedMemoryStatusRequest()
-        call = self._stub.SystemSharedMemoryStatus(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
-        return {region.name: region.key.removeprefix("/") for region in (await _query(call)).regions.values()}
+        answer = await self.ask("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
+        return {region.name: region.key.removeprefix("/") for region in answer.regions.values()}
 
     async def unregister(self, region: str) -> None:
         """Let Triton unmap a region, whether or not Triton knows it or answers.
@@ -177,6 +161,20 @@ class TritonClient:
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
+    async def ask(self, method: str, request: Any, seconds: float = _QUERY_SECONDS) -> Any:  # noqa: ANN401 - messages have no types
+        """Make a call that may need the control key, and return its answer.
+
+        Args:
+            method: Name of the call in Triton's protocol.
+            request: The message that it takes.
+            seconds: How long the answer may take.
+
+        Raises:
+            TritonUnavailable: Triton does not answer in time.
+            GatewayError: Triton rejected it.
+        """
+        return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
+
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,
         spec: ModelSpec,
@@ -185,6 +183,7 @@ class TritonClient:
         timeout_seconds: float,
         images: int = 1,
         request_id: str = "",
+        traceparent: str | None = None,
         slot: Slot | None = None,
         waits_for_connection: bool = False,
     ) -> InferResult:
@@ -196,6 +195,7 @@ class TritonClient:
             timeout_seconds: How long Triton may keep it in its queue.
             images: How many images there are.
             request_id: Request id, for Triton's log.
+            traceparent: The span that calls, for Triton's traces.
             slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns; after
                 `Disconnected`, maybe longer.
             waits_for_connection: Whether to wait until Triton can be reached.
@@ -203,14 +203,13 @@ class TritonClient:
         Raises:
             DeadlinePassed: It waited too long in Triton's queue.
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or was not reached; `status` tells more.
-            InferenceFailed: Triton could not run the model.
-            InvalidModelOutput: The response is not consistent.
+            InferenceFailed, InvalidModelOutput: Triton could not run the model, or its response is not consistent.
         """
         request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
+        metadata = None if traceparent is None else (("traceparent", traceparent),)
+        timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
         try:
-            # The end of its time would cancel it.
-            timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None
-            answer = await self._model_infer(request, timeout=timeout, wait_for_ready=waits_for_connection)
+            answer = await self._model_infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)
@@ -231,13 +230,6 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS)
                     continue
             await self._channel.wait_for_state_change(state)
-
-
-def _open_channel(url: str, credentials: Credentials | None) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
-    tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
-    return grpc.aio.secure_channel(url, tls, options=_CHANNEL_OPTIONS)
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -60,7 +61,8 @@ class Arena:
         self.free_offsets = [slot_bytes * index for index in reversed(range(slots))]
         self.used_at = monotonic()
         """When a slot was last asked for, as `time.monotonic` counts."""
-        self._slots = slots
+        self.slots = slots
+        """How many there are."""
         self._lock = Lock()
 
     def take(self) -> Slot | None:
@@ -72,7 +74,7 @@ class Arena:
     def retire(self) -> bool:
         """Lend no more slots, if all are free; return whether they were."""
         with self._lock:
-            is_idle = len(self.free_offsets) == self._slots
+            is_idle = len(self.free_offsets) == self.slots
             if is_idle:
                 self.free_offsets.clear()
             return is_idle
@@ -101,6 +103,17 @@ def sweep() -> list[str]:
             finally:
                 os.close(descriptor)
     return swept
+
+
+def room() -> int | None:
+    """Return how many bytes all arenas of this host may have, those that exist included; None if there is no /dev/shm."""
+    if not SHM.is_dir():
+        return None
+    nbytes = shutil.disk_usage(SHM).free
+    for path in SHM.iterdir():
+        with suppress(FileNotFoundError):  # removed meanwhile
+            nbytes += path.stat().st_size if _NAME.fullmatch(path.name) else 0
+    return nbytes
 
 
 def is_removed(name: str) -> bool:

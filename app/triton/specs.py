@@ -47,6 +47,10 @@ class SpecCache:
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
 
+    def has_had(self, model: str) -> bool:
+        """Return whether Triton has, or had, a model."""
+        return model in self._had
+
     def forget(self, model: str) -> None:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""
         self._specs.pop(model, None)

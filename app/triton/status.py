@@ -68,6 +68,13 @@ def from_query_error(error: grpc.RpcError) -> GatewayError:
     return TritonUnavailable("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
 
 
+def own_message(error: GatewayError) -> str:
+    """Return the first line of what Triton itself has said, for whoever runs the gateway; `detail` if it has said nothing."""
+    cause = error.__cause__
+    text = cause.details() if isinstance(cause, grpc.RpcError) else None
+    return (text or error.detail).strip().partition("\n")[0]
+
+
 def is_restricted(error: grpc.RpcError) -> bool:
     """Return whether Triton asks for a key."""
     return _RESTRICTED in (error.details() or "")

@@ -53,6 +53,12 @@ class Transport:
         """How tensors reach Triton now."""
         return "shm" if self._registered else "inline"
 
+    def count_slots(self) -> tuple[int, int]:
+        """Return how many slots there are, and how many of them are in use."""
+        arenas = self._arenas.values()
+        slots = sum(arena.slots for arena in arenas)
+        return slots, slots - sum(len(arena.free_offsets) for arena in arenas)
+
     async def sweep(self) -> None:
         """Remove what killed workers have left on this host; Triton is told once it has mapped an arena of this worker."""
         swept = await asyncio.to_thread(shared_memory.sweep)
@@ -131,8 +137,7 @@ class Transport:
 
     async def _create(self, slot_bytes: int) -> None:
         """Create and register an arena; it may take the place of others that are idle."""
-        slots = _count_slots(slot_bytes)
-        nbytes = slots * slot_bytes
+        slots, nbytes = _count_slots(slot_bytes), arena_bytes(slot_bytes)
         for other in self._by_last_use():
             if self._nbytes + nbytes > MAX_WORKER_BYTES:
                 await self._retire(other, _MIN_IDLE_SECONDS)
@@ -196,6 +201,11 @@ class Transport:
         log = LOG.debug if self._unavailable_until else LOG.warning
         log("shared memory is not available; sending tensors inline", reason=reason)
         self._unavailable_until = monotonic() + _RETRY_SECONDS
+
+
+def arena_bytes(slot_bytes: int) -> int:
+    """Return the size of an arena for tensors of this size; 0 if they are too large for one."""
+    return _count_slots(slot_bytes) * slot_bytes
 
 
 def _count_slots(slot_bytes: int) -> int:

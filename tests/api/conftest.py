@@ -1,10 +1,12 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
+from litestar import Litestar
+from litestar.routes import BaseRoute
 from litestar.types import Message, Receive, Scope, Send
 
 from app.api.application import Application
@@ -34,6 +36,13 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose Triton does not run."""
     async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
         yield client
+
+
+def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application does not show what it wraps
+    """List the routes of an application."""
+    while not isinstance(app, Litestar):
+        app = app.app
+    return app.routes
 
 
 async def post_unread(app: Application, path: str, headers: dict[str, str]) -> Reply:

@@ -9,10 +9,11 @@ import pytest
 from app.api import application
 from app.api.application import Application
 from app.pipeline.detector import Detector
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import BODY_LIMITS, LIMITS, SCENE, json, lifespan_of, open_admission, started
+from tests.support import DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, started
 
 
 class Worker:
@@ -24,15 +25,15 @@ class Worker:
         self.events: list[str] = []
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[TritonClient, Detector]]:
+    async def open(self) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
         """Open a client and a detector."""
         if self.fails:
             raise OSError
         client = TritonClient(self.url)
         with open_admission() as admission:
-            detector = Detector(client, Transport(client, "inline"), admission, "tiny", frozenset(), LIMITS)
+            detector = Detector(client, Transport(client, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS)
             self.events.append("opened")
-            yield client, detector
+            yield client, detector, METRICS
             self.events.append("closed")
             await detector.close()
             await client.close()
@@ -46,7 +47,7 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 def build(worker: Worker) -> Application:
-    return application.build(worker.open, BODY_LIMITS)
+    return application.build(worker.open, DEPLOYMENT)
 
 
 async def start_and_fail(app: Application) -> str:

@@ -128,11 +128,11 @@ async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch:
             fake.may_answer.set()
 
             assert [reply.status for reply in (rejected, again, nobody, monitor)] == [429, 429, 401, 403]
-            assert [(line.kwargs["status"], line.kwargs.get("key")) for line in log[:4]] == [
-                (429, "camera"),
-                (429, "camera"),
-                (401, None),
-                (403, "monitor"),
+            assert [(line.kwargs["status"], line.kwargs.get("key"), line.kwargs.get("model")) for line in log[:4]] == [
+                (429, "camera", "other"),
+                (429, "camera", "other"),
+                (401, None, None),
+                (403, "monitor", None),
             ]
             assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
 
@@ -143,7 +143,7 @@ async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, A
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), "/detect"))
     assert await eventually(lambda: len(fake.requests) == 1)
-    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/v1")
+    others = ("GET", "/livez"), ("GET", "/detect"), ("POST", "/livez"), ("POST", "/detections"), ("POST", "/predict/a/b")
     async with calling(app) as client:
         statuses = [(await client.request(method, path)).status_code for method, path in others]
     fake.may_answer.set()

@@ -13,6 +13,7 @@ def test_a_context_starts_empty() -> None:
 
     assert (context.request_id, context.content_type) == ("r1", "image/png")
     assert (context.status, context.is_client_gone, context.log_fields, context.timing.stages) == (0, False, {}, {})
+    assert (context.trace, context.request_bytes, context.response_bytes) == (None, 0, 0)
     assert context.timing.total >= 0
 
 

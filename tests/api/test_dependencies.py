@@ -10,8 +10,9 @@ from app.api import application
 from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
-from tests.support import BODY_LIMITS, json, started
+from tests.support import DEPLOYMENT, METRICS, json, started
 
 
 class StubTriton(TritonClient):
@@ -47,15 +48,15 @@ def build(triton: StubTriton, model: str) -> Application:
     """Build an application whose worker owns stubs."""
 
     @asynccontextmanager
-    async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
-        yield triton, StubDetector(model)
+    async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+        yield triton, StubDetector(model), METRICS
 
-    return application.build(open_resources, BODY_LIMITS)
+    return application.build(open_resources, DEPLOYMENT)
 
 
 async def test_each_provider_returns_its_part_of_the_worker() -> None:
     """It may be set after the providers were made, as the lifespan does."""
-    resources = WorkerResources()
+    resources = WorkerResources(DEPLOYMENT)
     provided = providers(resources)
     resources.triton, resources.detector = StubTriton(), StubDetector("a")
 
@@ -65,7 +66,7 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
 
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
-    first, second = providers(WorkerResources()), providers(WorkerResources())
+    first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
 
     assert first.keys() == second.keys() >= {"triton", "detector"}
     assert all(first[name] is not second[name] for name in first)
@@ -73,7 +74,7 @@ def test_every_application_has_providers_of_its_own() -> None:
 
 
 async def test_dependencies_are_provided_once_per_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is looked up once, however many requests and routes use it."""
+    """The worker is looked up once, however many requests and routes use it; but for what counts each of them."""
     provided: list[str] = []
 
     class CountingResources(WorkerResources):
@@ -88,7 +89,7 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
         for path in ("/models", "/v1/models", "/models"):
             assert json(await client.get(path))["default"] == "a"
 
-    assert sorted(provided) == ["detector", "triton"]
+    assert sorted(name for name in provided if name != "metrics") == ["detector", "triton"]
     assert triton.asked == ["*", "*", "*"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import numpy as np
@@ -376,15 +377,58 @@ async def test_without_triton_a_detection_is_a_503(lonely: httpx.AsyncClient) ->
 
 
 async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Model, size of the image in bytes, and number of detections; nothing that the image contains."""
+    """Route, sizes, stages, model, and number of detections; nothing that the image contains."""
     fake, client = gateway
     fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 0, 0, 0, 0, 0]], np.float32))
     log = captured_log(monkeypatch, middleware)
-    json(await client.post("/detect", files={"image": ("scene.bmp", SCENE)}))
+    response = await client.post("/detect", files={"image": ("scene.bmp", SCENE)})
 
     (line,) = log
-    assert line.kwargs["status"] == 200
-    assert {"model": "tiny", "image_bytes": len(SCENE), "detections": 1}.items() <= line.kwargs.items()
+    fields = line.kwargs
+    assert json(response)["num_detections"] == 1
+    assert (fields["status"], fields["route"], fields["model"]) == (200, "/detect", "tiny")
+    assert (fields["image_bytes"], fields["detections"]) == (len(SCENE), 1)
+    assert fields["request_bytes"] == int(response.request.headers["content-length"]) > len(SCENE)
+    assert fields["response_bytes"] == len(response.content)
+    assert list(fields["stages"]) == ["read", "model", "queue", "decode", "infer", "post"]
+    assert sum(fields["stages"].values()) <= fields["duration_ms"] + 0.06  # they are rounded
+
+
+@pytest.mark.parametrize("path", ["/detect?model=new", "/predict/new"])
+async def test_the_log_line_of_a_failure_names_the_model(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """As soon as Triton has it."""
+    fake, client = gateway
+    fake.refusal = grpc.StatusCode.INTERNAL, "no"
+    log = captured_log(monkeypatch, middleware)
+    json(await client.post(path, content=SCENE), 502)
+
+    assert log[0].kwargs["model"] == "new"
+
+
+async def test_the_log_does_not_repeat_a_name_that_is_no_model(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be anything that a caller has put into the query, and Triton's message repeats it."""
+    fake, client = gateway
+    fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'canary' is not found"
+    log = captured_log(monkeypatch, middleware)
+    json(await client.post("/detect?model=canary", content=SCENE), 404)
+    json(await client.post("/detect", files={"image": SCENE}, data={"model": "canary"}), 404)
+
+    assert [line.kwargs["code"] for line in log] == ["unknown_model"] * 2
+    assert "canary" not in repr(log)
+
+
+async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
+    """As the response tells it. Triton gets none where the caller has sent none, one that is malformed or one not sampled."""
+    fake, client = gateway
+    fake.metadata.clear()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    traced = await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+    await client.post("/detect", content=SCENE)
+    for parent_and_flags in ("0000000000000000-01", "b7ad6b7169203331-00"):
+        await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{trace}-{parent_and_flags}"})
+
+    assert traced.headers["traceparent"].split("-")[1] == trace
+    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traced.headers["traceparent"], None, None, None]
 
 
 async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

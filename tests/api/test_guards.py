@@ -19,7 +19,7 @@ from app.api.guards import combine_guards, guard_payload, guard_timing
 from app.errors import BodyTooLarge, UnsupportedMediaType
 from app.main import create_app
 from app.telemetry import timing
-from tests.api.conftest import post_unread, settings_for
+from tests.api.conftest import post_unread, routes_of, settings_for
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
 
@@ -246,8 +246,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later is not open by mistake."""
-    routes = cast("Any", locked).app.app.routes
-    assert {route.path for route in routes if not route.path.startswith(("/docs", "/docs-assets"))} == {
+    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/docs-assets"))} == {
         path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if "docs" not in path
     }
 

@@ -1,9 +1,12 @@
 """Liveness, readiness and the health report, whatever state Triton is in."""
 
+import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import grpc
 import httpx
@@ -14,11 +17,14 @@ from app import __version__
 from app.api import application, middleware
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
+from app.main import create_app
 from app.pipeline.detector import Detector
+from app.telemetry.metrics import Metrics
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.transport import Transport
+from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import BODY_LIMITS, LIMITS, captured_log, eventually, json, open_admission, started
+from tests.support import DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -79,23 +85,116 @@ async def test_nothing_is_ready_before_a_stop(gateway: Gateway) -> None:
 async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
     """The answer has everything that a person or a dashboard wants to see."""
     _, client = gateway
+
+    async def workers_mb() -> list[float]:
+        return list(json(await client.get("/health"))["memory"]["workers_mb"])
+
+    for _ in range(100):  # each worker tells it once a second
+        if (await workers_mb())[0]:
+            break
+        await asyncio.sleep(0.1)
     response = await client.get("/health")
     report = json(response)
 
-    memory = report["memory"].pop("rss_mb")
-    assert 10 < memory < 10_000
+    memory = report.pop("memory")
+    assert 10 < memory["rss_mb"] < 10_000
+    assert memory["workers_mb"] == [pytest.approx(memory["rss_mb"], rel=0.5)]
+    assert report["performance"].pop("memory_mb") == memory["workers_mb"][0]
+    assert 0 < report["triton"].pop("latency_ms") < 10_000
+    assert report.pop("limits")["requests"].keys() == {"tiny"}
     assert report == {
         "status": "healthy",
         "version": __version__,
         "api": "healthy",
-        "triton": {"status": "ready", "version": "2.51.0"},
+        "triton": {"status": "ready", "version": "2.51.0", "models_ready": ["a"]},
         "model": "tiny",
         "model_ready": True,
-        "gpu": False,
-        "memory": {},
-        "performance": {"memory_mb": memory, "optimizations": {"pillow_simd": has_pillow_simd(), "transport": "shm"}},
+        "gpu": {"in_use": False, "devices": []},
+        "performance": {
+            "optimizations": {
+                "jpeg_decoder": "libjpeg-turbo",
+                "pillow_simd": has_pillow_simd(),
+                "transport": "shm",
+                "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
+                "json": "msgspec",
+            }
+        },
     }
     assert "retry-after" not in response.headers
+
+
+async def test_the_limits_are_those_in_force() -> None:
+    """As the settings say, with what was derived from them."""
+    fake = FakeTriton()
+    given = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
+    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+        limits = json(await client.get("/health"))["limits"]
+
+    assert {name: limits[name] for name in given} == given
+    assert limits["requests"]["tiny"] >= 1
+
+
+METRICS_OF_TRITON = """# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)
+# TYPE nv_gpu_utilization gauge
+nv_gpu_utilization{gpu_uuid="GPU-b"} 0.25
+nv_gpu_utilization{gpu_uuid="GPU-a"} 0.5
+# HELP nv_gpu_memory_total_bytes GPU total memory, in bytes
+# TYPE nv_gpu_memory_total_bytes gauge
+nv_gpu_memory_total_bytes{gpu_uuid="GPU-a"} 16000000000.000000
+# HELP nv_gpu_memory_used_bytes GPU used memory, in bytes
+# TYPE nv_gpu_memory_used_bytes gauge
+nv_gpu_memory_used_bytes{gpu_uuid="GPU-a"} 4200000000.000000
+# HELP nv_cpu_utilization CPU utilization rate [0.0 - 1.0]
+# TYPE nv_cpu_utilization gauge
+nv_cpu_utilization 0.9
+"""
+
+
+@contextmanager
+def telling(text: bytes, status: int = 200) -> Iterator[str]:
+    """Serve a text as Triton serves its metrics; yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+async def test_gpus_are_those_of_triton() -> None:
+    """What it does not tell of one of them is unknown."""
+    fake = FakeTriton()
+    with telling(METRICS_OF_TRITON.encode()) as url:
+        async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
+            gpu = json(await client.get("/health"))["gpu"]
+
+    assert gpu["devices"] == [
+        {"id": "GPU-a", "utilization": 0.5, "memory_used_mb": 4200.0, "memory_total_mb": 16000.0},
+        {"id": "GPU-b", "utilization": 0.25, "memory_used_mb": None, "memory_total_mb": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [(METRICS_OF_TRITON.encode(), 500), (b"no metrics {", 200), (b"\xff", 200), (b"", 200)]
+)
+async def test_metrics_that_cannot_be_read_tell_of_no_gpu(text: bytes, status: int) -> None:
+    """The report is complete all the same."""
+    fake = FakeTriton()
+    with telling(text, status) as url:
+        async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
+            assert json(await client.get("/health"))["gpu"] == {"in_use": False, "devices": []}
 
 
 @pytest.mark.parametrize(("kind", "gpu"), [("KIND_GPU", True), ("KIND_CPU", False)])
@@ -104,7 +203,7 @@ async def test_the_device_is_that_of_the_default_model(kind: str, gpu: bool) -> 
     fake = FakeTriton()
     fake.config = {**CONFIG, "instance_group": [{"kind": kind}]}
     async with gateway_to(fake) as (client, _):
-        assert json(await client.get("/health"))["gpu"] is gpu
+        assert json(await client.get("/health"))["gpu"]["in_use"] is gpu
 
 
 async def test_a_model_that_is_not_ready_is_unhealthy(gateway: Gateway) -> None:
@@ -115,7 +214,7 @@ async def test_a_model_that_is_not_ready_is_unhealthy(gateway: Gateway) -> None:
     report = json(response, 503)
 
     assert (report["status"], report["api"], report["model_ready"]) == ("unhealthy", "healthy", False)
-    assert report["triton"] == {"status": "not_ready", "version": "2.51.0"}
+    assert (report["triton"]["status"], report["triton"]["version"]) == ("not_ready", "2.51.0")
     assert response.headers["retry-after"] == "1"
 
 
@@ -135,7 +234,7 @@ async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncC
     response = await lonely.get("/health")
     report = json(response, 503)
 
-    assert report["triton"] == {"status": "unreachable", "version": None}
+    assert report["triton"] == {"status": "unreachable", "version": None, "latency_ms": None, "models_ready": []}
     assert (report["status"], report["api"], report["model_ready"]) == ("unhealthy", "healthy", False)
     assert report["performance"]["optimizations"]["transport"] == "inline"
     assert response.headers["retry-after"] == "1"
@@ -159,13 +258,13 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
     async with serving(fake):
         triton = TritonClient(fake.url)
         with open_admission() as admission:
-            detector = Detector(triton, Transport(triton, "inline"), admission, "tiny", frozenset(), LIMITS)
+            detector = Detector(triton, Transport(triton, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS)
 
             @asynccontextmanager
-            async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector]]:
-                yield triton, detector
+            async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+                yield triton, detector, METRICS
 
-            async with started(application.build(open_resources, BODY_LIMITS)) as client:
+            async with started(application.build(open_resources, DEPLOYMENT)) as client:
                 yield client, triton
             await detector.close()
             await triton.close()

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,23 @@ from structlog.testing import CapturedCall
 
 from app.api import middleware
 from app.api.context import context_of
+from app.api.dependencies import WorkerResources
 from app.api.middleware import RequestContextMiddleware
-from tests.support import call, captured_log, receiving
+from tests.support import DEPLOYMENT, METRICS, RESOURCES, call, captured_log, receiving
 
 Log = list[CapturedCall]
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     """What the middleware logs."""
     return captured_log(monkeypatch, middleware)
+
+
+async def ignore(_: Any) -> None:  # noqa: ANN401
+    """Send to nobody."""
 
 
 async def start(send: Send, status: int) -> None:
@@ -38,7 +46,7 @@ def responding(status: int) -> RequestContextMiddleware:
     async def app(_: Scope, __: Receive, send: Send) -> None:
         await respond(send, status)
 
-    return RequestContextMiddleware(app)
+    return RequestContextMiddleware(app, RESOURCES)
 
 
 async def test_a_response_gets_its_headers(log: Log) -> None:
@@ -86,7 +94,7 @@ async def test_the_last_of_several_content_types_counts() -> None:
         seen.append(context_of(scope).content_type)
         await respond(send, 200)
 
-    wrapped = RequestContextMiddleware(app)
+    wrapped = RequestContextMiddleware(app, RESOURCES)
     await call(wrapped, receiving(), headers=[("Content-Type", "text/html"), ("Content-Type", "image/png; x=y")])
     await call(wrapped, receiving())
 
@@ -103,20 +111,62 @@ async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
 
 
 async def test_the_log_line_describes_the_request(log: Log) -> None:
-    """Method, path, status, time, and what handlers have added."""
+    """Method, route, path, status, time, sizes, and what handlers have added."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
+        scope["path_template"] = "/predict/{model}"  # as Litestar does
         context_of(scope).log_fields |= {"model": "tiny", "detections": 3}
         await respond(send, 200)
 
-    await call(RequestContextMiddleware(app), receiving(), "/detect?classes=secret")
+    await call(RequestContextMiddleware(app, RESOURCES), receiving(), "/predict/tiny?classes=secret")
 
     (line,) = log
     fields = dict(line.kwargs)
     assert line.args == ("request",)
     assert fields.pop("duration_ms") >= 0
     assert fields.pop("request_id")
-    assert fields == {"method": "POST", "path": "/detect", "status": 200, "model": "tiny", "detections": 3}
+    assert fields == {
+        "method": "POST",
+        "route": "/predict/{model}",
+        "path": "/predict/tiny",
+        "status": 200,
+        "request_bytes": 0,
+        "response_bytes": 4,
+        "stages": {},
+        "model": "tiny",
+        "detections": 3,
+    }
+
+
+async def test_the_log_line_has_the_method_and_the_route_of_the_caller(log: Log) -> None:
+    """HEAD, of which the application makes GET; and one name for all paths that do not exist."""
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        scope["method"] = "GET"  # type: ignore[typeddict-unknown-key]
+        await respond(send, 404)
+
+    scope: Any = {"type": "http", "method": "HEAD", "path": "/nowhere", "headers": []}
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), ignore)
+
+    assert (log[0].kwargs["method"], log[0].kwargs["route"]) == ("HEAD", "unmatched")
+
+
+async def test_the_sizes_are_those_that_were_transferred(log: Log, tmp_path: Path) -> None:
+    """Of bodies in several parts, and of a file that the server sends; not what a header promises."""
+    (path := tmp_path / "file").write_bytes(bytes(1000))
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await start(send, 200)
+        await send({"type": "http.response.body", "body": b"four", "more_body": True})
+        await send({"type": "http.response.pathsend", "path": str(path)})  # type: ignore[arg-type]
+
+    parts: list[Any] = [{"type": "http.request", "body": bytes(size), "more_body": size == 300} for size in (300, 20)]
+    scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-length", b"9999")]}
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(*parts), ignore)
+
+    assert (log[0].kwargs["request_bytes"], log[0].kwargs["response_bytes"]) == (320, 1004)
 
 
 async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
@@ -126,18 +176,20 @@ async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
     assert log[0].kwargs["path"] == "/" + "x" * 199
 
 
-async def test_the_stages_of_a_request_are_in_its_headers(log: Log) -> None:
-    """Server-Timing has the stages that had ended when the response was sent."""
+async def test_the_stages_of_a_request_are_in_its_headers_and_in_the_log(log: Log) -> None:
+    """Server-Timing has the stages that had ended when the response was sent, the log has all of them."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         context_of(scope).timing.lap("read")
         await start(send, 200)
         context_of(scope).timing.lap("late")
 
-    reply = await call(RequestContextMiddleware(app), receiving())
+    reply = await call(RequestContextMiddleware(app, RESOURCES), receiving())
 
     assert re.fullmatch(r"read;dur=[0-9.]+, total;dur=[0-9.]+", reply.headers["server-timing"])
-    assert len(log) == 1
+    (line,) = log
+    assert list(line.kwargs["stages"]) == ["read", "late"]
+    assert all(0 <= stage <= line.kwargs["duration_ms"] for stage in line.kwargs["stages"].values())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +213,68 @@ async def test_failures_of_ours_are_errors_in_the_log(log: Log, status: int, lev
     assert [(line.method_name, line.kwargs["status"]) for line in log] == [(level, status)]
 
 
+@pytest.mark.parametrize(
+    ("slow_ms", "status", "level", "is_slow"),
+    [
+        (1e-6, 200, "warning", True),
+        (1e-6, 404, "warning", True),
+        (1e-6, 500, "error", True),
+        (1e-6, 429, "info", False),
+        (1e6, 200, "info", False),
+        (0, 200, "info", False),
+    ],
+)
+async def test_a_slow_request_is_a_warning(log: Log, slow_ms: float, status: int, level: str, *, is_slow: bool) -> None:
+    """The line says so. A failure of ours stays an error, one that is rejected may have waited for that; with 0 none is slow."""
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await respond(send, status)
+
+    resources = WorkerResources(DEPLOYMENT._replace(slow_request_ms=slow_ms))
+    resources.metrics = METRICS
+    await call(RequestContextMiddleware(app, resources), receiving())
+
+    assert [(line.method_name, line.kwargs.get("slow", False)) for line in log] == [(level, is_slow)]
+
+
+@pytest.mark.parametrize("flags", ["00", "01"])
+async def test_a_trace_of_the_caller_is_continued(log: Log, flags: str) -> None:
+    """Without tracing of our own, too: the same trace and decision, a span of our own, in the response and in the log."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        trace = context_of(scope).trace
+        seen.append(trace.traceparent if trace else "")
+        await respond(send, 200)
+
+    reply = await call(RequestContextMiddleware(app, RESOURCES), receiving(), headers={"traceparent": f"00-{TRACE}-{SPAN}-{flags}"})
+
+    fields = log[0].kwargs
+    assert fields["trace_id"] == TRACE
+    assert re.fullmatch("[0-9a-f]{16}", fields["span_id"])
+    assert fields["span_id"] != SPAN
+    assert seen == [reply.headers["traceparent"]] == [f"00-{TRACE}-{fields['span_id']}-{flags}"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("traceparent", "")],
+        [("traceparent", f"00-{TRACE}-{SPAN}")],
+        [("traceparent", f"00-{TRACE}-{SPAN}-01"), ("traceparent", f"00-{TRACE}-{SPAN}-01")],
+        [("tracestate", "vendor=1")],
+    ],
+    ids=["none", "empty", "malformed", "repeated", "state alone"],
+)
+async def test_any_other_request_belongs_to_no_trace(log: Log, headers: list[tuple[str, str]]) -> None:
+    """Nothing is made up without tracing of our own."""
+    reply = await call(responding(200), receiving(), headers=headers)
+
+    assert "traceparent" not in reply.headers
+    assert not {"trace_id", "span_id"} & set(log[0].kwargs)
+
+
 async def run(app: Callable[..., Any], sent: list[Any] | None = None) -> None:
     """Call an application that does not have to respond."""
 
@@ -169,7 +283,7 @@ async def run(app: Callable[..., Any], sent: list[Any] | None = None) -> None:
             sent.append(message)
 
     scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    await RequestContextMiddleware(app)(scope, receiving(), send)
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), send)
 
 
 async def test_a_crash_before_the_response_is_logged_as_500(log: Log) -> None:
@@ -270,7 +384,7 @@ async def test_the_rest_of_a_body_is_received_after_an_early_response(
         await respond(send, 401)
         assert answered == []
 
-    reply = await call(RequestContextMiddleware(app), receive, headers=headers)
+    reply = await call(RequestContextMiddleware(app, RESOURCES), receive, headers=headers)
 
     assert reply.status == 401
     assert len(messages) == left
@@ -285,7 +399,7 @@ async def test_what_is_not_a_request_passes_through(log: Log) -> None:
 
     scope: Any = {"type": "lifespan"}
     arguments: tuple[Any, ...] = (scope, object(), object())
-    await RequestContextMiddleware(app)(*arguments)
+    await RequestContextMiddleware(app, RESOURCES)(*arguments)
 
     assert all(given is passed for given, passed in zip(arguments, seen, strict=True))
     assert scope == {"type": "lifespan"}
@@ -301,9 +415,6 @@ async def test_the_state_of_the_server_is_kept(log: Log) -> None:
         assert context_of(scope).request_id
         await respond(send, 200)
 
-    async def send(_: Any) -> None:  # noqa: ANN401
-        pass
-
-    await RequestContextMiddleware(app)(scope, receiving(), send)
+    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), ignore)
 
     assert len(log) == 1

@@ -10,7 +10,7 @@ from app import __version__
 from app.api.parameters import Parameters
 from app.main import create_app
 from tests.api.conftest import settings_for
-from tests.support import calling, json
+from tests.support import json, started
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
 async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
     """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
     (path := tmp_path / "keys.toml").touch()
-    async with calling(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
         with_keys = json(await client.get("/docs/openapi.json"))
     needed = {
         path: operation.get("security") for path, operations in with_keys["paths"].items() for operation in operations.values()

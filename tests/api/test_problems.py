@@ -18,7 +18,7 @@ from app.imaging.letterbox import Letterbox
 from app.main import create_app
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
+from tests.support import RESOURCES, SCENE, call, calling, captured_log, json, lifespan_of, receiving
 
 ERRORS = [
     one
@@ -43,7 +43,7 @@ def failing(error: Exception) -> RequestContextMiddleware:
     async def fail() -> None:
         raise error
 
-    return RequestContextMiddleware(Litestar([fail], exception_handlers=problems.handlers(), logging_config=None))
+    return RequestContextMiddleware(Litestar([fail], exception_handlers=problems.handlers(), logging_config=None), RESOURCES)
 
 
 async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 from app.api.schema import (
     Detection,
     DetectResponse,
+    GpuHealth,
     Health,
     ImageSize,
     Memory,
@@ -18,6 +19,7 @@ from app.api.schema import (
     Problem,
     TritonHealth,
 )
+from tests.support import DEPLOYMENT
 
 
 def members(value: msgspec.Struct) -> dict[str, Any]:
@@ -85,10 +87,12 @@ def test_a_health_report_has_the_members_that_dashboards_read() -> None:
         triton=TritonHealth("ready", "2.51.0"),
         model="tiny",
         model_ready=True,
-        gpu=False,
-        memory=Memory(1.5),
-        performance=Performance(1.5, {"transport": "shm"}),
+        gpu=GpuHealth(in_use=False, devices=[]),
+        memory=Memory(1.5, [1.5, 2.0]),
+        performance=Performance(3.5, {"transport": "shm"}),
+        limits=DEPLOYMENT.limits,
     )
 
-    assert list(members(report)) == ["status", "version", "api", "triton", "model", "model_ready", "gpu", "memory", "performance"]
-    assert members(report)["performance"] == {"memory_mb": 1.5, "optimizations": {"transport": "shm"}}
+    names = ["status", "version", "api", "triton", "model", "model_ready", "gpu", "memory", "performance", "limits"]
+    assert list(members(report)) == names
+    assert members(report)["performance"] == {"memory_mb": 3.5, "optimizations": {"transport": "shm"}}

@@ -44,6 +44,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.model_versions = ["1"]
         self.is_model_ready = True
         self.version = "2.51.0"
+        self.extensions: list[str] = []
         self.may_answer = asyncio.Event()
         """Inferences wait for it."""
         self.may_answer.set()
@@ -54,6 +55,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.still_read = 0
         """How often unregistering a region is refused, because an inference reads it."""
         self.requests: list[messages.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        """What came with each inference."""
         self.cancelled = 0
         """Inferences cancelled by the client."""
         self.running = 0
@@ -64,11 +67,14 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.keys: dict[str, str] = {}
         """Keys of the regions, which are the names of their files; of those that the test has registered itself, if it matters."""
         self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
+        self.statistics = messages.ModelStatisticsResponse()
+        """Of all models."""
         self.config_reads = 0
         self.server_reads = 0
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata()))
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         try:
@@ -115,7 +121,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ServerMetadata(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.server_reads += 1
         await self._refuse_query(context)
-        return messages.ServerMetadataResponse(version=self.version)
+        return messages.ServerMetadataResponse(version=self.version, extensions=self.extensions)
 
     async def ModelReady(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
@@ -132,11 +138,15 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         await self._refuse_query(context)
         return ParseDict({"config": {**self.config, "name": request.name}}, messages.ModelConfigResponse())
 
+    async def ModelStatistics(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self._refuse_query(context)
+        return self.statistics
+
     async def RepositoryIndex(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
         index = messages.RepositoryIndexResponse()
         for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
-            index.models.add(name=name, version=version, state=state)
+            index.models.add(name=name, version=version, state=state, reason="no\tweights\nAt: line 1" if name == "b" else "")
         return index
 
     async def _refuse_query(self, context: Any) -> None:  # noqa: ANN401

@@ -67,7 +67,7 @@ async def gateway(null_triton: Triton, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fault_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with the models of `tests.faults.models`."""
     folder = tmp_path_factory.mktemp("models")
     models.write(folder)
@@ -75,7 +75,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def triton(repository: Path) -> Iterator[Triton]:
+def triton(fault_repository: Path) -> Iterator[Triton]:
     """An embedded Triton with these models; nobody restarts it."""
-    with embedded_triton(repository, "checksum") as triton:
+    with embedded_triton(fault_repository, "checksum") as triton:
         yield triton

@@ -28,9 +28,9 @@ _PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def fleet(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(fault_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two instances of one worker each, and the embedded Triton."""
-    with running_fleet(repository, tmp_path_factory.mktemp("fleet"), settings={"timeout_seconds": 5}) as fleet:
+    with running_fleet(fault_repository, tmp_path_factory.mktemp("fleet"), settings={"timeout_seconds": 5}) as fleet:
         yield fleet
 
 
@@ -241,10 +241,10 @@ async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_fi
     assert counted.slowest < 5.25
 
 
-async def test_workers_are_renewed_without_a_loss(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Row 18: those that use too much memory, here all of them, and those of an instance that gets SIGHUP."""
     (tmp_path / "nginx").mkdir()
-    with running_fleet(repository, tmp_path, settings={"worker_max_memory_mb": 10}) as fleet:
+    with running_fleet(fault_repository, tmp_path, settings={"worker_max_memory_mb": 10}) as fleet:
         sockets = [f"unix:{socket}" for socket in fleet.sockets]
         with proxying(sockets, tmp_path / "nginx") as url:
             first = set(fleet.workers())
@@ -260,9 +260,9 @@ async def test_workers_are_renewed_without_a_loss(repository: Path, tmp_path: Pa
     assert set(counted.statuses) == {200}
 
 
-async def test_a_second_signal_ends_at_once(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Also while requests are in progress; nothing is left behind."""
-    with running_fleet(repository, tmp_path, instances=1, settings={"drain_delay_seconds": 60}) as fleet:
+    with running_fleet(fault_repository, tmp_path, instances=1, settings={"drain_delay_seconds": 60}) as fleet:
         family = [fleet.process, *fleet.process.children(recursive=True)]
         fleet.process.terminate()
         await asyncio.sleep(1)

@@ -67,6 +67,23 @@ async def until_opened(gateway: Gateway, model: str, times: int) -> None:
         await asyncio.sleep(0.05)
 
 
+@asynccontextmanager
+async def asking_all_workers(url: str) -> AsyncIterator[None]:
+    """Ask over new connections until the block ends: one worker may have accepted all those of other clients."""
+
+    async def ask_again() -> None:
+        while True:
+            await asyncio.gather(*(ask(url, _IMAGE) for _ in range(8)))
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(ask_again())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def count_opened(gateway: Gateway, model: str) -> int:
     """Return how often the circuit of a model was opened."""
     return sum(line["event"] == "circuit opened" and line["model"] == model for line in gateway.log_lines())
@@ -98,7 +115,7 @@ async def test_a_triton_that_hangs_for_20_seconds(triton: Triton, gateway: Gatew
     assert (await ask(gateway.url, _IMAGE)).status == 200
     async with stopped(triton.process):
         started = monotonic()
-        async with traffic(gateway.url, clients=16) as counted:
+        async with traffic(gateway.url, clients=16) as counted, asking_all_workers(gateway.url):
             await until_opened(gateway, "checksum", WORKERS)
             opened = monotonic() - started
         answers = [answer for _, answer in await ask_all(gateway.url, [Case("", _IMAGE)] * 500, clients=1)]
@@ -154,7 +171,7 @@ async def test_a_model_that_triton_has_no_longer(tmp_path: Path) -> None:
         await eventually(lambda: not triton.process.is_running())
         await asyncio.to_thread(server.start)
         try:
-            with gateway_to(triton, tmp_path) as gateway:
+            with gateway_to(triton, tmp_path, workers=1) as gateway:
                 for _ in range(10):
                     assert (await ask(gateway.url, asked)).status == 200
                 (repository / "nonsense").rename(tmp_path / "nonsense")

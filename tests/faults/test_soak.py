@@ -134,12 +134,12 @@ async def repeating(seconds: float, action: Callable[[], None]) -> AsyncIterator
 
 
 @NEEDS_NGINX
-async def test_every_answer_belongs_to_its_request(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """50,000 answers, while Triton is killed every 12 s, a worker every 17, and clients leave whose slots are used again."""
     source = random.Random(2)  # noqa: S311 - not a secret
     ends: Counter[str] = Counter()
 
-    async with behind_nginx(repository, tmp_path) as (fleet, url):
+    async with behind_nginx(fault_repository, tmp_path) as (fleet, url):
 
         def kill_triton() -> None:
             triton = fleet.triton()
@@ -182,10 +182,10 @@ async def test_every_answer_belongs_to_its_request(repository: Path, tmp_path: P
 
 
 @NEEDS_NGINX
-async def test_workers_killed_for_five_minutes(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
+async def test_workers_killed_for_five_minutes(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Every ten seconds a random worker is killed; no client sees a failure."""
     source = random.Random(3)  # noqa: S311 - not a secret
-    async with behind_nginx(repository, tmp_path) as (fleet, url):
+    async with behind_nginx(fault_repository, tmp_path) as (fleet, url):
         async with traffic(url) as counted, repeating(_KILL_SECONDS, lambda: source.choice(fleet.workers()).kill()):
             await asyncio.sleep(_KILL_SECONDS * _KILLS + 1)
         restarts = fleet.says("restarting it")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.host.memory import available_bytes
+from app.host.memory import available_bytes, image_budget
 
 HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 VERSION_2, VERSION_1 = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
@@ -43,3 +43,10 @@ def test_memory_is_that_of_the_container_if_it_has_less(
 def test_memory_of_this_machine_is_plausible() -> None:
     """It is at most that of the host."""
     assert 2**26 < available_bytes() <= HOST
+
+
+def test_images_have_an_eighth_of_the_memory_unless_it_is_set() -> None:
+    """The largest image has room in any case."""
+    assert image_budget(100, 1) == 100 * 2**20
+    assert image_budget(0, 1) == available_bytes() // 8
+    assert image_budget(100, 200 * 2**20) == 200 * 2**20

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.host.ports import find_free, is_free, is_listening, is_loopback, remove_stale_socket, resolve
+from app.host.ports import find_free, is_free, is_listening, is_loopback, is_this_machine, remove_stale_socket, resolve
 
 IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 
@@ -98,6 +98,24 @@ def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -
 def test_only_this_machine_reaches_a_loopback_address(host: str, expected: bool) -> None:  # noqa: FBT001
     """Whether it is written as a number or as a name; listening on all addresses is not loopback."""
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        (socket.gethostname(), True),
+        ("203.0.113.1", False),
+        ("no-such-host.invalid", False),
+        ("http://127.0.0.1", False),
+        ("a..b", False),
+        ("x" * 70, False),
+    ],
+)
+def test_a_host_may_be_this_machine(host: str, expected: bool) -> None:  # noqa: FBT001
+    """By its address or its name; what cannot be a host is not."""
+    assert is_this_machine(host) is expected
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::", "::1"])  # noqa: S104 - nobody listens

@@ -143,7 +143,7 @@ def test_the_argument_is_private_before_the_first_instruction(monkeypatch: pytes
 
 
 WATCH = """
-import json, os, sys
+import json, os, sys, time
 sought = [line.strip().encode() for line in sys.stdin]
 names = ["cmdline"]
 if os.getuid() == 0:
@@ -151,8 +151,9 @@ if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-seen = set()
-for _ in range(100):
+seen, rounds, end = set(), 0, time.monotonic() + 60
+while rounds < 100 or (not seen and time.monotonic() < end):
+    rounds += 1
     for process in filter(str.isdigit, os.listdir("/proc")):
         for name in names:
             try:
@@ -163,7 +164,7 @@ for _ in range(100):
             seen.update((name, text.decode()) for text in sought if text in content)
 print(json.dumps(sorted(seen)))
 """
-"""Looks for texts at all processes, many times; as another user if it may become one."""
+"""Looks for texts at all processes, many times, and until it sees one; as another user if it may become one."""
 WAIT = ["sh", "-c", "read line", "--watched-program"]
 """Ends when it is killed."""
 

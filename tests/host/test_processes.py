@@ -14,7 +14,7 @@ from threading import Thread
 import psutil
 import pytest
 
-from app.host.processes import end_group, kill_group, wait_for_answer
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, wait_for_answer
 from tests import processes
 from tests.processes import has_ended, wait_until_gone
 from tests.support import ROOT, free_port
@@ -307,6 +307,14 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert output == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"), [(10**6, MAX_CONNECTIONS), (1024, 1024 - RESERVED_FILES), (RESERVED_FILES, 1), (3, 1)]
+)
+def test_connections_leave_files_for_the_worker_itself(files: int, connections: int) -> None:
+    """There is one at least, and an upper bound."""
+    assert connections_within(files) == connections
 
 
 def test_other_groups_are_not_killed(sleeper: Process) -> None:

@@ -38,7 +38,7 @@ from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
-from tests.support import LIMITS, SCENE, eventually, finds, json, open_admission, started
+from tests.support import LIMITS, METRICS, SCENE, eventually, finds, json, open_admission, started
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -95,7 +95,7 @@ async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Det
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        made = Detector(client, transport, admission, "tiny", frozenset({"listed"}), LIMITS)
+        made = Detector(client, transport, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -143,6 +143,23 @@ async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton:
     assert request.id == "abc"
     assert 0 < request.parameters["timeout"].int64_param < 5_000_000
     assert "shared_memory_region" in request.inputs[0].parameters
+
+
+async def test_a_name_is_that_of_a_model_once_somebody_knows_it(detector: Detector) -> None:
+    """It is the default one, or could be pulled, or Triton has had it."""
+    assert [detector.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
+    await detect(detector, options=OPTIONS._replace(model="other"))
+
+    assert detector.is_known("other")
+
+
+async def test_triton_is_told_of_the_trace(fake_triton: Fake, detector: Detector) -> None:
+    """A request that belongs to one passes it on."""
+    fake, _ = fake_triton
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await detector.detect(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", traceparent=traceparent))
+
+    assert [metadata["traceparent"] for metadata in fake.metadata] == [traceparent]
 
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
@@ -371,7 +388,7 @@ async def test_closing_waits_for_images_and_inferences(
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
         await detect(detector)
         fake.may_answer.clear()
         with pytest.raises(DeadlinePassed):
@@ -396,7 +413,7 @@ async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detec
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1) as admission:
-        made = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        made = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -485,7 +502,7 @@ async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) ->
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(memory_bytes=2**20) as admission:
-        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
         with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
             await detect(detector, png(1000, 1000, 8, GREY))
         assert admission.memory.used_bytes == 0
@@ -501,7 +518,7 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fak
     fake, client = fake_triton
     body = bytes(1000)
     with open_admission(memory_bytes=2 * len(body)) as admission:
-        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
         fake.may_tell.clear()
         waiting = [asyncio.ensure_future(detect(detector, body)) for _ in range(2)]
         assert await eventually(lambda: admission.memory.used_bytes == 2 * len(body))
@@ -523,7 +540,7 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_tr
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
     with open_admission(memory_bytes=2**21) as admission:
-        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
 
         assert (await detect(detector, png(1000, 1000, 8, GREY))).width == 1000
         await detector.close()
@@ -575,7 +592,7 @@ async def test_the_caller_may_choose_the_time_of_a_request(detector: Detector) -
 async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
     """The maximum is for callers."""
     with open_admission() as admission:
-        detector = Detector(fake_triton[1], transport, admission, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60))
+        detector = Detector(fake_triton[1], transport, admission, METRICS, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60))
 
         assert detector.timeout_seconds(None) == 60
         await detector.close()
@@ -586,7 +603,7 @@ async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Trans
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1000) as admission:
-        detector = Detector(client, transport, admission, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
         await detector.warm_up()
         fake.may_answer.clear()
         asking = [asyncio.ensure_future(detect(detector)) for _ in range(20)]
@@ -615,7 +632,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport(client, "auto")
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, "six_columns", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "six_columns", frozenset(), LIMITS)
         spec = await detector.prepare("six_columns", Deadline.after(30))
         assert free_slots(transport, spec.image_bytes) == SLOTS
         gate.block(monkeypatch, canvas, "decode")

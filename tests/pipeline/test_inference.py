@@ -28,10 +28,12 @@ from app.main import create_app
 from app.model.spec import ModelSpec
 from app.pipeline import inference
 from app.pipeline.buffer import InputBuffer
+from app.pipeline.call import CallContext
 from app.pipeline.inference import InferenceRunner
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
+from app.telemetry.timing import Timing
 from app.triton import client as client_module
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.messages import InferResult
@@ -40,8 +42,9 @@ from app.triton.specs import SpecCache
 from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import SCENE, eventually, finds, json, started
+from tests.support import METRICS, SCENE, eventually, finds, json, started
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
 
@@ -54,22 +57,29 @@ class Setup:
         self.specs = SpecCache(client)
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
-        self.inferences = InferenceRunner(client, self.shared, self.specs, hang_seconds=0.4)
+        self.inferences = InferenceRunner(client, self.shared, self.specs, METRICS, hang_seconds=0.4)
         self.table = WorkerTable()
         self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
         """Of the last inference."""
 
     async def infer(
-        self, seconds: float = 30, *, is_shared: bool = False, request_id: str = "id", spec: ModelSpec = SPEC
+        self,
+        seconds: float = 30,
+        *,
+        is_shared: bool = False,
+        request_id: str = "id",
+        traceparent: str | None = None,
+        spec: ModelSpec = SPEC,
     ) -> InferResult:
         """Run one inference as a request does."""
+        call = CallContext(Deadline.after(seconds), Timing(), request_id, traceparent=traceparent)
         with await self.admit() as permit:
             buffer = InputBuffer(self.shared if is_shared else self.inline, permit)
             buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)[:] = IMAGE
             self.slot = buffer.slot
             assert (self.slot is not None) is is_shared
-            return await self.inferences.run(spec, buffer, Deadline.after(seconds), request_id, permit)
+            return await self.inferences.run(spec, buffer, call, permit)
 
     async def admit(self) -> Permit:
         """Admit a request."""
@@ -125,6 +135,16 @@ async def test_an_inference_is_asked_once_and_answered(setup: Setup, is_shared: 
     assert request.parameters["timeout"].int64_param == pytest.approx(1_500_000, abs=100_000)
     assert ("shared_memory_region" in request.inputs[0].parameters) is is_shared
     assert list(request.raw_input_contents) == ([] if is_shared else [IMAGE.tobytes()])
+
+
+async def test_triton_is_told_whose_call_it_is(setup: Setup) -> None:
+    """Each attempt carries the caller's span; without one, Triton is told nothing."""
+    setup.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
+    setup.fake.next_refusals = [STOPPING]
+    await setup.infer(traceparent=TRACEPARENT)
+    await setup.infer()
+
+    assert [metadata.get("traceparent") for metadata in setup.fake.metadata] == [TRACEPARENT, TRACEPARENT, None]
 
 
 async def test_a_slot_is_free_after_its_inference(setup: Setup) -> None:
@@ -359,7 +379,7 @@ async def test_the_refusal_of_one_registration_does_not_stop_another(setup: Setu
         assert not await setup.shared.register_again(buffer.slot.arena)
         setup.fake.accepts_regions = True
         setup.fake.regions.clear()
-        assert await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id", permit)
+        assert await setup.inferences.run(SPEC, buffer, CallContext(Deadline.after(5), Timing(), "id"), permit)
 
     assert "shared_memory_region" in setup.fake.requests[1].inputs[0].parameters
     assert setup.fake.regions == {buffer.slot.arena.region}
@@ -447,7 +467,7 @@ async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> Non
             with suppress(InferenceFailed), await setup.admit() as permit:
                 buffer = InputBuffer(setup.inline, permit)
                 buffer.tensor = IMAGE.copy().view(Pixels)
-                await setup.inferences.run(SPEC, buffer, Deadline.after(5), "id", permit)
+                await setup.inferences.run(SPEC, buffer, CallContext(Deadline.after(5), Timing(), "id"), permit)
         alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
     finally:
         gc.enable()

@@ -9,7 +9,7 @@ from app.resilience.admission import WHOLE, Admission, Capacity, Share
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
 from app.resilience.worker_table import WorkerTable
-from tests.resilience.conftest import OpenTable
+from tests.support import OpenTable
 
 CAPACITY = Capacity(max_uploads=2, upload_bytes=100, memory_bytes=1000, max_requests=2, target_seconds=2.0, decode_threads=2)
 

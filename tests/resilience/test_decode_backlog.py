@@ -8,7 +8,7 @@ from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.worker_table import WorkerTable
-from tests.resilience.conftest import OpenTable
+from tests.support import OpenTable
 
 MP = 10**6
 """Takes 12 ms at first."""

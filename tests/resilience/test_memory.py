@@ -8,7 +8,7 @@ import pytest
 from app.errors import GatewayFull
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
-from tests.resilience.conftest import OpenTable
+from tests.support import OpenTable
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:

@@ -12,7 +12,7 @@ from app.resilience import concurrency, model_queue
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
-from tests.resilience.conftest import OpenTable
+from tests.support import OpenTable
 
 TARGET = 2.0
 QUICK = 0.001

@@ -10,8 +10,7 @@ import pytest
 
 from app.resilience import worker_table
 from app.resilience.worker_table import TableView, WorkerTable
-from tests.resilience.conftest import VARIABLE, OpenTable
-from tests.support import ROOT
+from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
 # A worker: it counts five requests, says so, and lives until its stdin is closed.
 WORKER = """
@@ -89,7 +88,7 @@ except OSError as error:
 @contextmanager
 def running_worker(script: str = WORKER) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a worker that has done its work, which is to count five requests unless another script is given."""
-    descriptor = int(os.environ[VARIABLE])
+    descriptor = int(os.environ[TABLE_VARIABLE])
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
@@ -100,7 +99,7 @@ def running_worker(script: str = WORKER) -> Iterator["subprocess.Popen[bytes]"]:
 
 def output(script: str) -> list[str]:
     """Run a script in a new process and return the lines it prints."""
-    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environ = {name: value for name, value in os.environ.items() if name != TABLE_VARIABLE}
     return subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -134,6 +133,53 @@ def test_many_models_do_not_share_counters(table: WorkerTable) -> None:
     keys = [f"{kind}:model-{number}" for number in range(100) for kind in ("requests", "limit", "pace", "pool")]
 
     assert len({table.column(key) for key in keys}) == len(keys)
+
+
+def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
+    """Whoever has used them; those of counters are apart."""
+    first, second = open_table(), open_table()
+    before = list(first.keys())
+    first.column("größe")
+    second.column("b")
+    second.counter("b")
+
+    assert list(first.keys())[len(before) :] == list(second.keys())[len(before) :] == ["größe", "b"]
+    assert list(first.counters()) == list(second.counters()) == ["b"]
+    assert first.counter("b") == second.counter("b") != first.column("b")
+
+
+def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
+    """They are not known by name, but what is counted there disturbs no other key."""
+    longest, longer = "x" * 192, "x" * 193
+
+    assert table.column(longer) == table.column("y" * 1000) != table.column(longest)
+    assert longest in table.keys()  # noqa: SIM118 - it is no dictionary
+    assert longer not in table.keys()  # noqa: SIM118
+
+
+def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
+    """Nothing fails, and the keys that came first keep their columns."""
+    columns = [table.column(str(number)) for number in range(5000)]
+
+    assert len(set(columns)) == 4096
+    assert set(columns[4095:]) == {4095}
+    assert len(list(table.keys())) == 4095
+
+
+def test_counters_of_killed_workers_count(open_table: OpenTable) -> None:
+    """And of the one that takes its row."""
+    own = open_table()
+    column = own.counter("requests")
+    own.add(column, 1)
+    with running_worker(WORKER.replace("table.column", "table.counter")) as worker:
+        assert own.total_ever(column) == 6
+        worker.kill()
+        worker.wait()
+    assert own.total_ever(column) == 6
+    following = open_table()
+    following.add(following.counter("requests"), 1)
+
+    assert own.total_ever(column) == 7
 
 
 def test_a_worker_that_was_killed_does_not_count(open_table: OpenTable) -> None:
@@ -212,7 +258,7 @@ def test_more_workers_than_rows_are_an_error() -> None:
 
 def test_a_table_that_nobody_has_created_is_private(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes without a common parent, such as two tests, do not count together."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
     other = WorkerTable()
     other.add(other.column("requests"), 5)
     table.refresh()
@@ -239,7 +285,7 @@ def test_the_table_is_created_once(open_table: OpenTable) -> None:
     own = open_table()
     own.add(own.column("requests"), 5)
 
-    assert worker_table.create() == int(os.environ[VARIABLE])
+    assert worker_table.create() == int(os.environ[TABLE_VARIABLE])
     assert open_table().total(own.column("requests")) == 5
 
 
@@ -299,7 +345,7 @@ def test_a_view_is_no_worker(view: TableView, open_table: OpenTable) -> None:
 
 def test_a_view_without_a_table_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has inherited no table has no workers."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
     view = TableView()
 
     assert view.beats() == {}

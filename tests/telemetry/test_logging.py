@@ -1,6 +1,7 @@
 """Structured logs on stdout and plain messages on stderr."""
 
 import json
+import logging as python_logging
 import os
 import re
 import subprocess
@@ -129,6 +130,27 @@ def test_format_follows_the_terminal_only_with_auto(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("{") is is_json
     assert "ready" in line
+
+
+def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each message is a line of JSON with its level and its traceback; none goes to stderr."""
+    logging.configure("info", "json")
+    logging.forward("some.library")
+    logger = python_logging.getLogger("some.library.part")
+    logger.info("too much")
+    logger.warning("retrying in %.1f s", 1.5)
+    try:
+        fail()
+    except ValueError:
+        logger.exception("given up")
+    python_logging.getLogger("some.library").handlers = []
+
+    out, err = capsys.readouterr()
+    retrying, given_up = map(json.loads, out.splitlines())
+    assert (retrying["event"], retrying["level"], retrying["logger"]) == ("retrying in 1.5 s", "warning", "some.library.part")
+    assert (given_up["event"], given_up["level"]) == ("given up", "error")
+    assert given_up["exception"].endswith("ValueError: 18")
+    assert err == ""
 
 
 def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

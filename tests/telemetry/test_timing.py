@@ -1,8 +1,11 @@
 """The stopwatch of a request, on a clock that the test sets."""
 
+import threading
+from time import perf_counter
+
 import pytest
 
-from app.telemetry.timing import Timing
+from app.telemetry.timing import STAGES, Timing
 
 
 @pytest.fixture
@@ -61,3 +64,58 @@ def test_server_timing_lists_the_stages_and_their_total(timing: Timing) -> None:
 def test_server_timing_without_stages_is_the_total(timing: Timing) -> None:
     """A request that fails at once still has its time."""
     assert timing.server_timing() == "total;dur=500.00"
+
+
+def test_intervals_tell_when_each_stage_began_and_ended(timing: Timing) -> None:
+    """In milliseconds since the start; the time that belongs to no stage is between them."""
+    timing.lap("read")
+    timing.start_lap()
+    timing.lap("decode")
+
+    assert timing.intervals() == [("read", 0.0, 500.0), ("decode", 750.0, 2000.0)]
+
+
+def test_interval_of_a_repeated_stage_is_the_last_one(timing: Timing) -> None:
+    """As its duration is."""
+    timing.lap("read")
+    timing.lap("decode")
+    timing.lap("read")
+
+    assert timing.intervals() == [("read", 750.0, 2000.0), ("decode", 500.0, 750.0)]
+
+
+def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoding thread may still record a stage of a request that has timed out."""
+    monkeypatch.setattr("app.telemetry.timing.perf_counter", perf_counter)
+    is_done = threading.Event()
+
+    def record() -> None:
+        for index in range(20_000):
+            timing.lap(f"stage {index}")
+        is_done.set()
+
+    recording = threading.Thread(target=record)
+    recording.start()
+    while not is_done.is_set():
+        assert all(begin <= end for _, begin, end in timing.intervals())
+    recording.join()
+    assert len(timing.intervals()) == 20_000
+
+
+def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
+    """The time since the last lap belongs to the first stage that has not ended."""
+    timing.lap("read")
+    timing.lap("model")
+
+    assert timing.fail() == "queue"
+    assert list(timing.stages) == ["read", "model", "queue"]
+
+
+def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
+    """There is none behind it."""
+    timing = Timing()
+    for stage in STAGES:
+        timing.lap(stage)
+
+    assert timing.fail() == "post"
+    assert list(timing.stages) == list(STAGES)

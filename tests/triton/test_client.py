@@ -53,9 +53,9 @@ def test_only_a_new_triton_survives_a_cancelled_inference(version: str, survives
 async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: str) -> None:
     """It is asked for, not assumed."""
     fake, client = fake_triton
-    fake.version = version
+    fake.version, fake.extensions = version, ["statistics"]
 
-    assert await client.read_server() == ServerInfo(version)
+    assert await client.read_server() == ServerInfo(version, ("statistics",))
 
 
 async def test_the_server_is_read_when_the_channel_connects() -> None:
@@ -258,6 +258,16 @@ async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None
     assert request.id == "abc"
     assert request.parameters["timeout"].int64_param == pytest.approx(1_500_000, abs=100_000)
     assert request.raw_input_contents[0] == IMAGE.tobytes()
+
+
+async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
+    """As metadata, where Triton's tracing looks for it; nothing without a trace."""
+    fake, client = fake_triton
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await client.infer(SPEC, IMAGE, timeout_seconds=5, traceparent=traceparent)
+    await client.infer(SPEC, IMAGE, timeout_seconds=5)
+
+    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traceparent, None]
 
 
 async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:

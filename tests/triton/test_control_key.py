@@ -14,11 +14,18 @@ from app.errors import GatewayError, TritonUnavailable
 from app.triton import control_key
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
+from app.triton.statistics import read_statistics
 from tests.fakes.triton import SPEC, FakeTriton, serving
 
 KEY = "0123456789abcdef"
 HEADER = "triton-grpc-protocol-nereid"
-CONTROLS = {"SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "SystemSharedMemoryStatus", "RepositoryIndex"}
+CONTROLS = {
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "SystemSharedMemoryStatus",
+    "RepositoryIndex",
+    "ModelStatistics",
+}
 OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelInfer"}
 
 
@@ -76,6 +83,7 @@ async def call_everything(url: str, key_path: Path | None) -> None:
     await client.register(arena)
     await client.list_regions()
     await client.unregister(arena.region)
+    await read_statistics(client, 5)
     await client.close()
     arena.close()
 
@@ -104,7 +112,7 @@ def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
 
 
 async def test_only_controls_carry_the_key(noting: NotingTriton, key_file: Path) -> None:
-    """No inference and no question does: Triton asks for it only where the server is changed."""
+    """No inference and no question of a request does: Triton may ask for it where the server is changed or watched."""
     await call_everything(noting.url, key_file)
 
     assert noting.keys_of_calls == dict.fromkeys(CONTROLS, KEY) | dict.fromkeys(OTHERS)

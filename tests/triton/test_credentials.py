@@ -9,7 +9,6 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from app import doctor
 from app.config import Settings
 from app.errors import TritonUnavailable
 from app.main import create_app
@@ -136,14 +135,6 @@ async def test_the_application_uses_tls(authority: trustme.CA, files: tuple[str,
         )
         async with started(create_app(settings)) as client:
             assert [model["name"] for model in json(await client.get("/models"))["models"]] == ["a", "b", "c"]
-
-
-def test_doctor_reports_an_invalid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is one failed check; the machine is checked all the same."""
-    nowhere = str(tmp_path / "nowhere.pem")
-
-    assert doctor.report(Settings(triton_urls="triton:8001", triton_tls=True, triton_ca_file=nowhere)) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == f"FAIL  {nowhere}: No such file or directory"
 
 
 def test_without_tls_there_are_no_credentials() -> None:

@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.triton import shared_memory
-from app.triton.shared_memory import SHM, Arena
+from app.triton.shared_memory import SHM, Arena, room
 from tests.support import ROOT
 
 
@@ -165,6 +166,29 @@ def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
     )
 
     assert result.stdout == "28 []\nok\n", result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
+def test_room_is_what_arenas_have_and_can_get() -> None:
+    """The files of other programs are in the way."""
+    script = (
+        "from app.triton.shared_memory import *\n"
+        "(SHM / 'theirs').write_bytes(bytes(1 << 20)); before = room()\n"
+        "made = Arena(1 << 20, 2); print(before >> 20, room() >> 20); made.close()"
+    )
+    command = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" -c "$1"'
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command, sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert result.stdout == "7 7\n", result.stderr
+
+
+def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which is not the same as a full one."""
+    monkeypatch.setattr("app.triton.shared_memory.SHM", tmp_path / "nowhere")
+
+    assert room() is None
 
 
 def test_the_arenas_of_killed_workers_are_swept() -> None:

@@ -63,6 +63,18 @@ async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:
     assert cache.cached("tiny") is spec
 
 
+async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
+    """Also after its spec was forgotten; a name that nobody has read about is not."""
+    _, client = fake_triton
+    cache = SpecCache(client)
+    assert not cache.has_had("tiny")
+    await cache.get("tiny")
+    cache.forget("tiny")
+
+    assert cache.has_had("tiny")
+    assert not cache.has_had("other")
+
+
 async def test_a_spec_is_read_again_after_a_minute(fake_triton: Fake, clock: Clock) -> None:
     """A model may change while Triton is restarted without our knowledge."""
     fake, client = fake_triton

@@ -16,6 +16,7 @@ from app.triton.status import (
     from_grpc_error,
     from_query_error,
     is_region_in_use,
+    own_message,
 )
 from tests.fakes.triton import SPEC, FakeTriton
 
@@ -106,3 +107,16 @@ def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: 
 def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> None:  # noqa: FBT001
     """Unregistering it is worth another attempt only then."""
     assert is_region_in_use(rpc_error(grpc.StatusCode.INTERNAL, details)) is is_in_use
+
+
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [("Unable to open shared memory\nAt:\n  file.py", "Unable to open shared memory"), ("", "for callers"), (None, "for callers")],
+)
+def test_what_triton_said_is_for_whoever_runs_the_gateway(details: str | None, expected: str) -> None:
+    """Without a message of its own, there is ours."""
+    error = InferenceFailed("for callers")
+    error.__cause__ = rpc_error(grpc.StatusCode.INTERNAL, details)
+
+    assert own_message(error) == expected
+    assert own_message(InferenceFailed("for callers")) == "for callers"

@@ -23,7 +23,7 @@ from app.main import create_app
 from app.triton import transport as transport_module
 from app.triton.client import TritonClient
 from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.transport import MAX_ARENA_BYTES, SLOTS, Transport
+from app.triton.transport import MAX_ARENA_BYTES, SLOTS, Transport, arena_bytes
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.support import (
@@ -94,6 +94,12 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
     assert fake.regions == {slot.arena.region}
     assert transport.is_prepared(NBYTES)
     assert transport.active_mode == "shm"
+
+
+@pytest.mark.parametrize(("slot_bytes", "slots"), [(NBYTES, SLOTS), (MAX_ARENA_BYTES // 2, 2), (MAX_ARENA_BYTES + 1, 0)])
+def test_an_arena_has_as_many_slots_as_fit(slot_bytes: int, slots: int) -> None:
+    """Up to a number; none if one is too large."""
+    assert arena_bytes(slot_bytes) == slots * slot_bytes
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.api.application import build
-from app.api.client_watch import BodyLimits
 from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
 from app.config import Settings
 from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.letterbox import Letterbox, LetterboxTransform
-from app.main import open_resources
+from app.main import describe, open_resources
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 from app.pipeline.detector import Detector
 from app.resilience.deadline import Deadline
 from app.telemetry import logging
+from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from bench.experiments.candidates.asgi import AsgiRunner
@@ -76,17 +76,16 @@ def _serving(transport: str) -> dict[str, Step]:
     opened: list[tuple[TritonClient, Detector, Transport, ModelSpec]] = []
 
     @asynccontextmanager
-    async def open_and_keep() -> AsyncIterator[tuple[TritonClient, Detector]]:
-        async with open_resources(settings) as (client, detector):
+    async def open_and_keep() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+        async with open_resources(settings) as (client, detector, metrics):
             spec = await detector.prepare(_MODEL, Deadline.after(_SECONDS))
             slots = Transport(client, settings.transport)
             await slots.prepare(spec.image_bytes)
             opened.append((client, detector, slots, spec))
-            yield client, detector
+            yield client, detector, metrics
             await slots.close()
 
-    limits = BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds)
-    runner = AsgiRunner(build(open_and_keep, limits))
+    runner = AsgiRunner(build(open_and_keep, describe(settings)))
     ((client, detector, slots, spec),) = opened
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")

@@ -1,0 +1,34 @@
+"""GET /metrics, and what a request adds to it."""
+
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.di import NamedDependency
+
+from app.api.context import RequestContext
+from app.api.dependencies import WorkerResources
+from app.errors import DeadlinePassed
+from app.telemetry.metrics import Metrics, render
+from app.triton.metrics import read_metrics
+
+
+@get("/metrics", include_in_schema=False)
+async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
+    """Show the metrics of all workers of this host, in a format that Prometheus reads."""
+    families = [*worker.metrics.collect(), *await read_metrics(worker.triton, worker.metrics.table)]
+    text, content_type = render(families, request.headers.get("accept", ""))
+    return Response(text, media_type=content_type)
+
+
+def count(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
+    """Count a request that has ended."""
+    metrics.requests.add(1, endpoint, str(status))
+    metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)
+    for stage, milliseconds in context.timing.stages.copy().items():  # a thread may still record a stage
+        metrics.stage_seconds.observe(milliseconds / 1e3, stage)
+    if context.error:
+        metrics.errors.add(1, context.error)
+        if context.rejection_reason:
+            metrics.rejections.add(1, context.rejection_reason)
+        elif context.error == DeadlinePassed.code:
+            metrics.deadlines_missed.add(1, context.failed_stage)

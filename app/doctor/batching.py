@@ -1,0 +1,157 @@
+"""Checks of how a model's config lets Triton queue, batch and run its requests."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from app.doctor.finding import Finding, count, failure, ok, warning
+from app.model.triton_config import InstanceGroup, ParameterValue
+
+# A batch is whatever has queued while the instances were busy, and the queue has an end.
+_POLICY = """  default_queue_policy {
+    timeout_action: REJECT
+    default_timeout_microseconds: 600000000
+    allow_timeout_override: true
+    max_queue_size: 256
+  }"""
+_BATCHING = f"dynamic_batching {{\n  max_queue_delay_microseconds: 0\n{_POLICY}\n}}"
+
+_HARMLESS_MS = 1.0
+_USUAL_INFERENCE_MS = 10.0
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """What happens to requests that wait."""
+
+    timeout_action: str = "REJECT"
+    default_timeout_microseconds: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+class DynamicBatching(msgspec.Struct, frozen=True):
+    """How requests are joined."""
+
+    preferred_batch_size: list[int] = []
+    max_queue_delay_microseconds: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+
+
+class Scheduling(msgspec.Struct, frozen=True):
+    """The parts of Triton's ModelConfig that decide when requests run, as in its JSON, which leaves out zeros."""
+
+    name: str = ""
+    backend: str = ""
+    max_batch_size: int = 0
+    instance_group: list[InstanceGroup] = []
+    dynamic_batching: DynamicBatching | None = None
+    sequence_batching: dict[str, Any] | None = None
+    ensemble_scheduling: dict[str, Any] | None = None
+    parameters: dict[str, ParameterValue] = {}
+
+    @property
+    def max_queue_size(self) -> int:
+        """How many requests may wait; 0 for any number."""
+        return self.dynamic_batching.default_queue_policy.max_queue_size if self.dynamic_batching else 0
+
+    @property
+    def delay_ms(self) -> float:
+        """How long a request waits for others to join it, milliseconds."""
+        return self.dynamic_batching.max_queue_delay_microseconds / 1e3 if self.dynamic_batching else 0.0
+
+
+def read(config: dict[str, Any]) -> Scheduling:
+    """Read them from a model's config."""
+    return msgspec.convert(config, Scheduling, strict=False)
+
+
+def check(model: Scheduling, file: str) -> Iterator[Finding]:
+    """Check batching and queue of a model.
+
+    Args:
+        model: Its config.
+        file: The file of its config, for whoever is to change it.
+    """
+    if model.ensemble_scheduling is not None or model.sequence_batching is not None:
+        return  # an ensemble has no queue of its own, and sequences are not for single images
+    batching, largest = model.dynamic_batching, max(1, model.max_batch_size)
+    too_large = [size for size in batching.preferred_batch_size if size > largest] if batching else []
+    if too_large:
+        sizes = ", ".join(map(str, too_large))
+        text = f"{model.name} prefers batches of {sizes}, above its max_batch_size of {largest}: Triton does not load it"
+        yield failure("preferred_batch_size", text, f"remove preferred_batch_size from {file}, or raise max_batch_size")
+    if largest > 1 and batching is None:
+        text = (
+            f"{model.name} has no dynamic_batching: each image runs alone, though {largest} fit a batch, and the queue has no end"
+        )
+        yield warning("batching", text, f"add to {file}:\n{_BATCHING}")
+        return
+    if largest == 1 and any(group.kind == "KIND_GPU" for group in model.instance_group):
+        text = f"{model.name} takes one image at a time, which leaves most of a GPU idle"
+        yield warning("batching", text, f"export it with a variable batch dimension, and set in {file}: max_batch_size: 16")
+    else:
+        yield ok("batching", f"{model.name} takes up to {largest} images at a time")
+    yield from _check_policy(model, file)
+
+
+def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
+    """Check what happens to requests that wait."""
+    if model.dynamic_batching is None or not model.max_queue_size:
+        text = f"{model.name} has no max_queue_size: an overloaded Triton queues without end, for callers that have long given up"
+        lines = f"dynamic_batching in {file}:\n{_POLICY}" if model.dynamic_batching else f"{file}:\n{_BATCHING}"
+        yield warning("queue_policy", text, f"add to {lines}")
+        return
+    policy = model.dynamic_batching.default_queue_policy
+    yield ok("queue_policy", f"at most {policy.max_queue_size} requests of {model.name} queue; more are rejected at once")
+    if policy.timeout_action != "REJECT":
+        text = f"{model.name} runs requests whose deadline has passed all the same (timeout_action: {policy.timeout_action})"
+        yield warning("queue_timeout", text, f"set in default_queue_policy in {file}: timeout_action: REJECT")
+    elif not (policy.allow_timeout_override and policy.default_timeout_microseconds):
+        # A request may only shorten the default, and Triton takes a default of 0 for the shortest.
+        text = f"{model.name} ignores the deadlines of requests, and runs those whose callers have given up"
+        lines = "  allow_timeout_override: true\n  default_timeout_microseconds: 600000000"
+        yield warning("queue_timeout", text, f"set both in default_queue_policy in {file}:\n{lines}")
+
+
+def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Finding:
+    """Check how long a request that is alone waits for others to join it.
+
+    Args:
+        model: Its config.
+        file: The file of its config.
+        inference_ms: How long an inference takes, milliseconds; None if that is not known.
+    """
+    text = f"a single request of {model.name} waits {model.delay_ms:g} ms for others to join it"
+    if model.delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
+        return ok("queue_delay", text)
+    if inference_ms is not None:
+        text = f"{text}, and then {inference_ms:.1f} ms for its inference"
+    fix = f"set in {file}: max_queue_delay_microseconds: 0; a batch then is whatever has queued while the instances were busy"
+    return warning("queue_delay", text, fix)
+
+
+def check_instances(model: Scheduling, file: str, cores: float, *, is_embedded: bool) -> Iterator[Finding]:
+    """Check the threads of a model that runs on the CPUs of this machine.
+
+    Args:
+        model: Its config.
+        file: The file of its config.
+        cores: How many there are.
+        is_embedded: Whether the embedded Triton runs it, whose instances have one thread each unless they are told otherwise.
+    """
+    groups = [group for group in model.instance_group if group.kind == "KIND_CPU"]
+    if model.backend != "onnxruntime" or not groups:
+        return
+    instances = sum(group.count for group in groups)
+    asked = model.parameters.get("intra_op_thread_count", ParameterValue()).string_value
+    threads = int(asked) if asked.isdigit() and int(asked) else 1 if is_embedded else math.ceil(cores)
+    text = f"{model.name} has {count(instances, 'instance')} of {count(threads, 'thread')} on {count(cores, 'core')}"
+    fix = f"set in {file}: instance_group [ {{ count: {max(1, math.floor(cores / threads))} kind: KIND_CPU }} ]"
+    if instances * threads > math.ceil(cores):
+        yield warning("instances", f"{text}: they wait for each other", fix)
+    elif instances * threads < cores / 2:
+        yield warning("instances", f"{text}: most of the cores are idle while it runs", fix)
+    else:
+        yield ok("instances", text)

@@ -1,0 +1,158 @@
+"""Measurements of a model: inferences one by one, then many at once, with Triton's own counters before and after.
+
+They must not harm a Triton in use: the number of inferences, their size and their time are bounded, and none is cancelled,
+which could crash an old Triton.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from time import perf_counter
+from typing import NamedTuple
+
+from app.detection.outputs import decode_outputs
+from app.doctor.batching import Scheduling, check_delay
+from app.doctor.finding import Finding, failure, ok, warning
+from app.errors import GatewayError, InferenceFailed, InvalidModelOutput
+from app.model.spec import ModelSpec
+from app.pipeline.probe import blank_input
+from app.triton.client import TritonClient
+from app.triton.messages import InferResult
+from app.triton.statistics import ModelStatistics, read_statistics
+from app.triton.status import Unanswered, own_message
+
+_ALONE = 3
+_MOST, _FEWEST = 32, 4
+_MOST_BYTES = 64 << 20
+# As far as an inference alone tells.
+_MOST_SECONDS = 3.0
+_QUEUE_SECONDS = 30.0
+_STATISTICS_SECONDS = 2.0
+# Longer than the queue may take. Only the inferences of a Triton that hangs are given up.
+_PATIENCE_SECONDS = 60.0
+# Batches that are smaller on average are single images.
+_SMALLEST_BATCH = 1.5
+
+
+class Run(NamedTuple):
+    """Inferences of blank images."""
+
+    images: int
+    seconds: float
+    answers: list[InferResult]
+    errors: list[GatewayError]
+    counted: ModelStatistics | None
+    """What Triton counted meanwhile, the images of others included; None if it does not tell."""
+
+
+async def measure(
+    client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, *, with_burst: bool
+) -> AsyncIterator[Finding]:
+    """Run inferences, and check what they show.
+
+    Args:
+        client: Of the Triton that has the model.
+        spec: Spec of the model.
+        model: Its config.
+        file: The file of its config, for whoever is to change it.
+        with_burst: Whether to run many at once.
+    """
+    first = await _run(client, spec, 1)  # which may take longer than the others
+    problem = _find_problem(spec, first)
+    if problem is not None:
+        yield problem
+        return
+    runs = [await _run(client, spec, 1) for _ in range(_ALONE)]
+    alone = sorted(runs, key=lambda run: run.seconds)[_ALONE // 2]
+    yield ok("inference", f"{spec.name} answers on {spec.device} in {alone.seconds * 1e3:.1f} ms, one request at a time")
+    if alone.counted is None:
+        text = "Triton does not tell its statistics: its batches and queues cannot be watched"
+        yield warning("statistics", text, "do not restrict the protocol `statistics`, or restrict it with the key of the others")
+    yield check_delay(model, file, alone.counted.inference_ms if alone.counted else None)
+    images = _burst_size(spec, model, alone.seconds)
+    if not with_burst:
+        yield ok("burst", "left out, as asked")
+    elif images < _FEWEST:
+        yield ok("burst", f"left out: it would take more than {_MOST_SECONDS:g} s, or half of the model's queue")
+    else:
+        for finding in judge(await _run(client, spec, images), model, file):
+            yield finding
+
+
+def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
+    """Find out why an inference is of no use; None if it is."""
+    error = run.errors[0] if run.errors else None
+    if error is None:
+        try:
+            decode_outputs(spec, run.answers[0].outputs, images=1)
+        except InvalidModelOutput as invalid:
+            error = invalid
+        else:
+            return None
+    if spec.dtype is None and isinstance(error, InferenceFailed):
+        return ok("inference", f"{spec.name} takes encoded files, but not a blank PNG: nothing was measured")
+    fix = "Triton's log has the reason; run the model's file outside Triton with the same input"
+    return failure("inference", f"an inference of {spec.name} fails: {own_message(error)}", fix)
+
+
+def _burst_size(spec: ModelSpec, model: Scheduling, alone_seconds: float) -> int:
+    """Return how many images may be sent at once."""
+    queue = model.max_queue_size // 2 if model.max_queue_size else _MOST  # the rest is for others
+    return min(_MOST, queue, _MOST_BYTES // blank_input(spec).nbytes, int(_MOST_SECONDS / alone_seconds))
+
+
+def judge(run: Run, model: Scheduling, file: str) -> Iterator[Finding]:
+    """Check what a burst shows."""
+    text = f"{run.images} images at once took {run.seconds:.2f} s"
+    if run.errors:
+        fix = f"raise max_queue_size in {file} if its queue was full; else Triton's log has the reason"
+        yield warning("burst", f"{text}, and {len(run.errors)} of them failed: {own_message(run.errors[0])}", fix)
+        return
+    counted = run.counted
+    if counted is None:
+        yield ok("burst", f"{text}, {run.images / run.seconds:.0f} a second")
+        return
+    if counted.inferences > run.images:
+        text = f"{text}, beside {counted.inferences - run.images} of others"
+    yield ok(
+        "burst",
+        f"{text}, {run.images / run.seconds:.0f} a second; on average batches of {counted.batch_size:.1f}, "
+        f"{counted.queue_ms:.1f} ms in the queue, {counted.inference_ms:.1f} ms of inference",
+    )
+    if model.max_batch_size > 1 and counted.batch_size < _SMALLEST_BATCH and counted.queue_ms >= counted.inference_ms:
+        text = (
+            f"batches of {model.name} stay at {counted.batch_size:.1f} images, though {model.max_batch_size} fit, while requests "
+            f"wait {counted.queue_ms:.0f} ms in the queue for inferences of {counted.inference_ms:.0f} ms"
+        )
+        missing = "add dynamic_batching, as the finding `batching` says"
+        fix = missing if model.dynamic_batching is None else f"set a lower count in instance_group in {file}"
+        yield warning("batch_size", text, fix)
+
+
+async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
+    """Send images at the same time, each as a request, and wait until all are answered."""
+    tensor = blank_input(spec)
+    before = await _read_counters(client, spec.name)
+    start = perf_counter()
+    calls = [
+        asyncio.ensure_future(client.infer(spec, tensor, timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
+        for _ in range(images)
+    ]
+    done, silent = await asyncio.wait(calls, timeout=_PATIENCE_SECONDS)
+    seconds = perf_counter() - start
+    after = await _read_counters(client, spec.name)
+    answers: list[InferResult] = []
+    errors: list[GatewayError] = [Unanswered(f"no answer for {_PATIENCE_SECONDS:g} s") for _ in silent]
+    for finished in done:
+        try:
+            answers.append(finished.result())
+        except GatewayError as error:
+            errors.append(error)
+    counted = None if before is None or after is None else after.since(before)
+    return Run(images, seconds, answers, errors, counted)
+
+
+async def _read_counters(client: TritonClient, model: str) -> ModelStatistics | None:
+    try:
+        return (await read_statistics(client, _STATISTICS_SECONDS)).get(model)
+    except GatewayError:
+        return None

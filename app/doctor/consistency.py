@@ -1,0 +1,114 @@
+"""Checks of settings that are valid one by one, but do not fit together, or the files they name."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.api import keys
+from app.api.keys import KeysError
+from app.config import PREFIX, Settings
+from app.doctor.finding import Finding, failure, ok, warning
+from app.host import ports
+from app.host.packages import has_exporter
+from app.triton import control_key, credentials
+from app.triton.credentials import CredentialsError
+
+KEY_FIX = (
+    f"put the KEY of Triton's option --grpc-restricted-protocol=...:{control_key.HEADER}=KEY into a file, "
+    f"and set {PREFIX}TRITON_CONTROL_KEY_FILE to it"
+)
+"""What to do if Triton asks for a key."""
+WORKER_MIB = 140
+"""Resident memory of a worker after many requests, without images in progress: `bench versus --contests memory`."""
+_MIN_WORKER_MIB = 2 * WORKER_MIB
+# A worker takes seconds to start, and the one that it replaces must finish its requests.
+_MIN_AGE_SECONDS = 600
+# What `docker stop` and Kubernetes wait unless they are told otherwise.
+_USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
+
+
+def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
+    """Check the settings.
+
+    Args:
+        settings: Each of them is valid.
+        is_triton_here: Whether Triton runs on this machine.
+    """
+    yield from _check_listener(settings)
+    yield from _check_files(settings)
+    yield from _check_timeouts(settings)
+    yield from _check_renewal(settings)
+    if settings.tracing and not has_exporter():
+        yield failure("tracing", "OpenTelemetry, which exports traces, is not installed", "pip install '.[otel]'")
+    yield _check_transport(settings, is_triton_here=is_triton_here)
+
+
+def _check_listener(settings: Settings) -> Iterator[Finding]:
+    """Check who can reach the API, and whether it needs a key."""
+    if settings.api_keys_file:
+        try:
+            known = keys.load(Path(settings.api_keys_file))
+        except KeysError as error:
+            yield failure("api_keys", str(error), f"correct the file, or name another: {PREFIX}API_KEYS_FILE=/path/of/keys.toml")
+        else:
+            yield ok("api_keys", f"API keys in {settings.api_keys_file}: {', '.join(known) or 'none, so that nobody is let in'}")
+        return
+    if settings.socket or settings.instances:
+        yield ok("api_keys", "no API key is needed, and the API listens on unix sockets only")
+        return
+    try:
+        is_loopback = ports.is_loopback(settings.host)
+    except (OSError, UnicodeError):  # the check of the gateway's port tells
+        return
+    text = f"no API key is needed at {settings.host}:{settings.port}"
+    if is_loopback:
+        yield ok("api_keys", f"{text}, which only this machine can reach")
+    else:
+        fix = f"nereid key NAME, put its table into a file, and set {PREFIX}API_KEYS_FILE to it; or {PREFIX}HOST=127.0.0.1"
+        yield warning("api_keys", f"{text}, which other machines can reach", fix)
+
+
+def _check_files(settings: Settings) -> Iterator[Finding]:
+    """Check the files that the connection to Triton needs."""
+    try:
+        credentials.load(settings.triton_tls_files)
+    except CredentialsError as error:
+        yield failure("tls_files", str(error), f"{PREFIX}TRITON_CA_FILE, _CERT_FILE and _KEY_FILE must name PEM files, or be empty")
+    if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
+        text = f"{settings.triton_control_key_file} has no key that can be read"
+        yield failure("control_key", text, KEY_FIX)
+
+
+def _check_timeouts(settings: Settings) -> Iterator[Finding]:
+    default, maximum = settings.timeout_seconds, settings.max_timeout_seconds
+    are_consistent = True
+    if default > maximum:
+        are_consistent = False
+        text = f"the default deadline of {default:g} s is longer than the {maximum:g} s that a request may set"
+        yield warning("timeouts", text, f"{PREFIX}MAX_TIMEOUT_SECONDS={default:g}")
+    if settings.body_pause_seconds > settings.body_seconds:
+        are_consistent = False
+        text = f"a body may pause for {settings.body_pause_seconds:g} s, but must be complete within {settings.body_seconds:g} s"
+        yield warning("timeouts", text, f"{PREFIX}BODY_PAUSE_SECONDS={settings.body_seconds / 3:g}")
+    if are_consistent:
+        stop = settings.drain_delay_seconds + settings.drain_seconds
+        text = f"requests end within {maximum:g} s; give a stop {stop:.0f} s before it becomes a kill ({_USUAL_STOP_SECONDS})"
+        yield ok("timeouts", text)
+
+
+def _check_renewal(settings: Settings) -> Iterator[Finding]:
+    """Check that workers are not replaced all the time."""
+    if 0 < settings.worker_max_memory_mb < _MIN_WORKER_MIB:
+        text = f"workers are replaced at {settings.worker_max_memory_mb} MiB, but need {WORKER_MIB} MiB and their images"
+        yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_MEMORY_MB={4 * WORKER_MIB}, or 0 for no limit")
+    if 0 < settings.worker_max_age_seconds < _MIN_AGE_SECONDS:
+        text = f"workers are replaced every {settings.worker_max_age_seconds} s, which takes several seconds of a core each time"
+        yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_AGE_SECONDS=86400, or 0 for no limit")
+
+
+def _check_transport(settings: Settings, *, is_triton_here: bool) -> Finding:
+    place = "on this machine" if is_triton_here else "elsewhere"
+    text = f"{PREFIX}TRANSPORT is {settings.transport}, and Triton runs {place}"
+    if settings.transport == "inline" and is_triton_here:
+        fix = f"unset {PREFIX}TRANSPORT, or set it to auto: pixels go through shared memory then"
+        return warning("transport", f"{text}: pixels are copied into each request", fix)
+    return ok("transport", text)

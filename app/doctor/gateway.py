@@ -1,0 +1,42 @@
+"""Checks what listens where the API would: a gateway, nothing, or something else."""
+
+from pathlib import Path
+
+from app.config import Settings
+from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.supervisor import sockets
+from app.host import ports
+from app.host.http import get_status
+
+_SECONDS = 2.0
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked on loopback
+
+
+def check(settings: Settings) -> Finding:
+    """Ask the sockets or the port of the settings."""
+    paths = [path for path in sockets(settings) if path is not None]
+    return _check_sockets(paths) if paths else _check_port(settings.host, settings.port)
+
+
+def _check_sockets(paths: list[Path]) -> Finding:
+    answering = [str(path) for path in paths if get_status("http://localhost/livez", _SECONDS, path) == 200]  # noqa: PLR2004
+    if answering:
+        return ok("gateway", f"{len(answering)} of {len(paths)} gateways answer: {', '.join(answering)}")
+    return ok("gateway", f"no gateway answers at {', '.join(map(str, paths))}")
+
+
+def _check_port(host: str, port: int) -> Finding:
+    try:
+        is_free = ports.is_free(host, port)
+        address = ports.resolve(host)
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+        reason = getattr(error, "strerror", None) or error
+        return failure("gateway", f"the API cannot listen on {host}:{port}: {reason}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
+    address = _WILDCARDS.get(address, address)
+    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    if is_free:
+        return ok("gateway", f"nothing listens at {url} yet")
+    if get_status(f"{url}/livez", _SECONDS) != 200:  # noqa: PLR2004
+        return warning("gateway", f"something else listens at {url}: the API cannot", "end it, or choose another port: --port 4613")
+    is_ready = get_status(f"{url}/readyz", _SECONDS) == 200  # noqa: PLR2004
+    return ok("gateway", f"a gateway runs at {url}, and is {'ready' if is_ready else 'not ready'}")

@@ -1,0 +1,127 @@
+"""Checks of what the host or container grants against what the settings need."""
+
+import math
+import resource
+from collections.abc import Iterator
+
+from app.config import PREFIX, Settings
+from app.doctor.consistency import WORKER_MIB
+from app.doctor.finding import Finding, count, failure, ok, warning
+from app.host import cores, memory
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within
+from app.triton import shared_memory
+from app.triton.transport import arena_bytes
+
+_MIB = 2**20
+# Of an image of 640 x 640 pixels, UINT8: while the model is not known.
+_USUAL_SLOT_BYTES = 640 * 640 * 3
+# Four are as fast as two: `bench workers`.
+_THREADS_PER_CORE = 4
+# For what Triton's Python backend keeps there.
+_SPARE = 1.25
+
+
+def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> Iterator[Finding]:
+    """Check cores, files and memory.
+
+    Args:
+        settings: What is needed.
+        slot_bytes: Size of the default model's input for one image; None if the model is not known.
+        maps_memory: Whether tensors may go through this machine's shared memory.
+    """
+    arena = arena_bytes(slot_bytes or _USUAL_SLOT_BYTES)
+    has_arenas = maps_memory and settings.transport != "inline"
+    yield from _check_cores(settings, cores.available())
+    yield _check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    if has_arenas:
+        yield _check_shared_memory(settings, arena, shared_memory.room())
+    yield from _check_memory(settings, memory.available_bytes(), arena if has_arenas else 0)
+
+
+def _workers(settings: Settings) -> int:
+    """Return the number of API processes of all instances."""
+    return max(1, settings.instances) * settings.worker_count
+
+
+def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
+    """Check workers and their threads; one worker per core is best."""
+    workers, threads = _workers(settings), settings.decode_threads
+    best = max(1, math.floor(available) // max(1, settings.instances))
+    text = f"{count(workers, 'worker')} for {count(available, 'core')}"
+    if workers > max(math.ceil(available), settings.instances):
+        source = "one for each core that the scheduler allows, whatever the container's quota" if not settings.workers else "as set"
+        yield warning("workers", f"{text} ({source}): they wait for each other", f"{PREFIX}WORKERS={best}")
+        return
+    if workers < available / 2:
+        yield warning("workers", f"{text}: Python runs on only {workers} of them at a time", f"{PREFIX}WORKERS={best}")
+        return
+    yield ok("workers", text)
+    text = f"{count(workers * threads, 'decoding thread')} for {count(available, 'core')}"
+    if workers * threads > _THREADS_PER_CORE * math.ceil(available):
+        yield warning("decode_threads", f"{text}: they only take memory", f"{PREFIX}DECODE_THREADS=2")
+    elif workers * threads < math.floor(available):
+        yield warning("decode_threads", f"{text}: not all cores can decode", f"{PREFIX}DECODE_THREADS=2")
+    else:
+        yield ok("decode_threads", text)
+
+
+def _check_open_files(soft: int, hard: int) -> Finding:
+    """Check the limit of open files, which a worker raises as far as it may."""
+    wanted = MAX_CONNECTIONS + RESERVED_FILES
+    text = (
+        f"a worker may open {hard} files (hard limit; soft {soft} is raised), which allows {connections_within(hard)} connections"
+    )
+    fix = (
+        f"docker run --ulimit nofile={wanted}:{wanted}; LimitNOFILE={wanted} in a systemd unit; ulimit -Hn {wanted} in root's shell"
+    )
+    if hard <= RESERVED_FILES:
+        return failure("open_files", f"{text}: it needs {RESERVED_FILES} for itself", fix)
+    if hard < wanted:
+        return warning("open_files", f"{text} of {MAX_CONNECTIONS}; further clients wait without an answer", fix)
+    return ok("open_files", text)
+
+
+def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Finding:
+    """Check that each worker's arena fits into /dev/shm."""
+    workers = _workers(settings)
+    need = workers * arena
+    size = f"{math.ceil(need / _MIB * _SPARE)}m"
+    text = f"each of {workers} workers needs {math.ceil(arena / _MIB)} MiB of /dev/shm"
+    fix = f"docker run --shm-size={size}, or mount -o remount,size={size} /dev/shm"
+    if not arena:
+        return warning(
+            "dev_shm", "images of this model are too large for shared memory", "give the model a smaller or a UINT8 input"
+        )
+    if room is None:
+        room, text = 0, f"{text}, which does not exist"
+    else:
+        text = f"{text}, which has room for {room / _MIB:.0f} MiB"
+    if room >= need:
+        return ok("dev_shm", text)
+    if settings.transport == "shm":
+        return failure("dev_shm", f"{text}: {workers - room // arena} of them can send nothing", fix)
+    return warning("dev_shm", f"{text}: {workers - room // arena} of them copy pixels into each request", fix)
+
+
+def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Finding]:
+    """Check that images, bodies, workers and arenas fit into the memory of the host or container, without Triton's."""
+    try:
+        from app.imaging.decode import max_decode_bytes  # noqa: PLC0415 - it needs what may be missing
+        from app.imaging.header import PixelLimits  # noqa: PLC0415
+    except ImportError:  # `jpeg_decoder` tells
+        return
+    largest = settings.max_body_bytes + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_unscalable))
+    images = memory.image_budget(settings.memory_mb, largest)
+    need = 2 * images + _workers(settings) * (WORKER_MIB * _MIB + arena)
+    text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"
+    if need > available:
+        fix = (
+            f"{PREFIX}MAX_MEGAPIXELS=12 and {PREFIX}MAX_FILE_SIZE_MB=10, fewer {PREFIX}WORKERS, "
+            f"or {math.ceil(need / _MIB / 256) * 256} MiB of memory"
+        )
+        yield warning("memory", f"{text}: the kernel may kill workers", fix)
+    elif 0 < settings.memory_mb * _MIB < largest:
+        text = f"{PREFIX}MEMORY_MB={settings.memory_mb} is not kept to: the largest image needs {largest / _MIB:.0f} MiB"
+        yield warning("memory", text, f"{PREFIX}MEMORY_MB={math.ceil(largest / _MIB)}, or a smaller {PREFIX}MAX_MEGAPIXELS")
+    else:
+        yield ok("memory", text)

@@ -1,0 +1,111 @@
+"""Checks of what is installed: Python, the libraries that decode images, the model repository."""
+
+import platform
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image, features
+
+from app.config import Settings
+from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.launch import loadable_models
+from app.host.packages import has_pillow_simd
+from app.zoo import registry
+from app.zoo.registry import RegistryError
+
+_OLDEST, _NEWEST = (3, 11), (3, 13)
+_FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}
+_REINSTALL = "rm -r .venv && ./just, or pip install --force-reinstall {}"
+_SAMPLE_SIZE = (32, 32)
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    """Check this machine."""
+    yield _check_python()
+    yield _check_pillow()
+    yield from _check_formats()
+    yield _check_jpeg_decoder()
+    yield _check_opencv()
+    yield _check_repository(settings)
+
+
+def _check_python() -> Finding:
+    text = f"Python {platform.python_version()}; 3.11 to 3.13 are supported"
+    if _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        return ok("python", text)
+    return failure("python", text, "make the virtual environment with one of them: rm -r .venv && PYTHON=python3.12 ./just")
+
+
+def _check_pillow() -> Finding:
+    if has_pillow_simd():
+        return ok("pillow", f"pillow-simd {features.version('pil')} is installed")
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        return failure(
+            "pillow",
+            f"stock Pillow {features.version('pil')} is installed over pillow-simd: the API does not start with it",
+            "rm -r .venv && ./just, or pip uninstall -y pillow && pip install --force-reinstall --no-deps pillow-simd",
+        )
+    return ok("pillow", f"stock Pillow {features.version('pil')} is installed; there is no pillow-simd for this machine")
+
+
+def _check_formats() -> Iterator[Finding]:
+    """Check what Pillow was compiled with."""
+    fix = "apt-get install libjpeg-dev zlib1g-dev libwebp-dev && rm -r .venv && ./just"
+    missing = [library for name, library in _FORMATS.items() if not features.check(name)]
+    if missing:
+        yield failure("image_formats", f"Pillow was compiled without {' and '.join(missing)}", fix)
+    else:
+        yield ok("image_formats", "Pillow decodes JPEG, PNG and WebP")
+    if features.check("jpg") and not features.check("libjpeg_turbo"):
+        yield warning("pillow_jpeg", "Pillow decodes CMYK and unusual JPEGs without libjpeg-turbo, several times slower", fix)
+
+
+def _check_jpeg_decoder() -> Finding:
+    """Check which library decodes an ordinary JPEG."""
+    file = BytesIO()
+    fix = _REINSTALL.format("simplejpeg")
+    try:
+        Image.new("RGB", _SAMPLE_SIZE).save(file, "JPEG")
+        from app.imaging import jpeg  # noqa: PLC0415 - it needs what may be missing
+
+        size = jpeg.read_size(file.getvalue())
+        pixels = None if size is None else jpeg.decode(file.getvalue(), size, size, None)
+    except (ImportError, OSError) as error:
+        return failure("jpeg_decoder", f"JPEGs cannot be decoded, and the API does not start: {error}", fix)
+    if pixels is None:
+        return warning("jpeg_decoder", "simplejpeg does not decode an ordinary JPEG: Pillow does it, and takes longer", fix)
+    return ok("jpeg_decoder", "simplejpeg decodes JPEGs with libjpeg-turbo")
+
+
+def _check_opencv() -> Finding:
+    try:
+        import cv2  # noqa: PLC0415 - it may be missing
+    except ImportError as error:
+        fix = _REINSTALL.format("opencv-python-headless")
+        return failure("opencv", f"OpenCV, which resizes images, cannot be imported, and the API does not start: {error}", fix)
+    return ok("opencv", f"OpenCV {cv2.__version__} resizes images")
+
+
+def _check_repository(settings: Settings) -> Finding:
+    """Check that the embedded Triton would find the default model; another Triton has a repository of its own."""
+    repository = Path(settings.model_repository)
+    try:
+        models = loadable_models(repository)
+    except OSError as error:
+        text = f"{error.filename or repository}: {error.strerror}"
+        return failure("model_repository", text, "let this user read the model repository")
+    text = f"the model repository {repository} has {', '.join(models) or 'no model that was pulled'}"
+    try:
+        known = registry.load(settings.registry_path)
+    except RegistryError as error:
+        return failure("model_repository", str(error), f"correct it, or restore it: git checkout {settings.registry_path}")
+    if settings.triton_urls or settings.model in models:
+        return ok("model_repository", text)
+    if not repository.is_dir():
+        return failure("model_repository", f"{repository} is not a folder", "NEREID_MODEL_REPOSITORY=/path/of/the/model_repository")
+    if settings.model in known:
+        return ok("model_repository", f"{text}; serve pulls {settings.model} when it starts")
+    fix = f"NEREID_MODEL=NAME, one of {', '.join({**dict.fromkeys(models), **known})}; or add {settings.model} to the repository"
+    return failure("model_repository", f"{text}, and {settings.model} is neither among them nor in {settings.registry_path}", fix)

@@ -1,0 +1,114 @@
+"""Checks of the default model: whether Triton has loaded it, its config, and whether it runs."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.config import Settings
+from app.doctor import batching, burst
+from app.doctor.finding import Finding, count, failure, ok, warning
+from app.embedded.launch import CONFIG_NAME
+from app.errors import GatewayError, UnsupportedModel
+from app.host import cores
+from app.model.spec import ModelSpec, from_triton_config
+from app.triton.client import TritonClient
+from app.triton.repository import ConfigFileError, ModelState, read_config_file
+from app.triton.status import own_message
+
+_FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
+
+
+async def examine(
+    client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
+) -> tuple[list[Finding], int | None]:
+    """Examine the default model.
+
+    Args:
+        client: Of a Triton that answers.
+        settings: They name the model.
+        state: What Triton says of it in its repository, if it does.
+        is_here: Whether Triton runs on this machine.
+        with_burst: Whether to send it a burst of inferences.
+
+    Returns:
+        What was found, and the size of its input for one image; None if it cannot be used.
+    """
+    try:
+        config, version = await client.read_config(settings.model)
+    except GatewayError as error:
+        return [_not_ready(settings, state, error), *check_file(settings)], None
+    model, file = batching.read(config), str(_config_path(settings)) if not settings.triton_urls else "its config.pbtxt"
+    findings = list(batching.check(model, file))
+    if is_here:
+        findings += batching.check_instances(model, file, cores.available(), is_embedded=not settings.triton_urls)
+    try:
+        spec = from_triton_config(config, version)
+    except UnsupportedModel as error:
+        fix = "the README, Models, lists the supported tensors; `nereid pull` composes a model that has them from a network"
+        return [failure("model", error.detail, fix), *findings], None
+    formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.output_format.description}"
+    findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
+    if spec.dtype is None and not settings.triton_urls and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
+        text = "the embedded Triton does not read encoded files under this Python: nothing was measured"
+        findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
+    else:
+        findings += [finding async for finding in burst.measure(client, spec, model, file, with_burst=with_burst)]
+    return findings, spec.image_bytes
+
+
+def check_file(settings: Settings) -> Iterator[Finding]:
+    """Check the config of the default model in the model repository, if it is there, because Triton does not tell it."""
+    path = _config_path(settings)
+    if not path.is_file():
+        return
+    try:
+        model: dict[str, Any] = {**read_config_file(path), "name": settings.model}
+    except ConfigFileError as error:
+        yield failure("model_config", str(error), "correct it, as Triton's documentation of model configurations says")
+        return
+    yield from batching.check(batching.read(model), str(path))
+    yield batching.check_delay(batching.read(model), str(path), None)
+
+
+def _config_path(settings: Settings) -> Path:
+    """Return where the config of the default model is, for the embedded Triton or another."""
+    folder = Path(settings.model_repository, settings.model)
+    embedded = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
+    return embedded if embedded.is_file() and not settings.triton_urls else folder / "config.pbtxt"
+
+
+def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:
+    """Explain why Triton does not have the model."""
+    if state is None:
+        fix = f"nereid pull {settings.model}, then start Triton again; or NEREID_MODEL=NAME of a model that is ready"
+        return failure("model", f"Triton does not have {settings.model}: {own_message(error)}", fix)
+    reason = state.reason or "Triton's log has the reason"
+    fix = "mend the model or its config as the reason says, then start Triton again"
+    return failure("model", f"{settings.model} is in Triton's repository, but is not ready: {reason}", fix)
+
+
+def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
+    if spec.labels:
+        yield ok("labels", f"{spec.name} has {count(len(spec.labels), 'class name')}")
+    else:
+        text = f"{spec.name} has no class names: detections are named by their class ids"
+        yield warning("labels", text, f'add to {file}:\nparameters {{ key: "labels" value {{ string_value: "person,bicycle" }} }}')
+
+
+def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
+    """Check how many bytes each image takes on its way to Triton."""
+    if spec.dtype is None:
+        return
+    width, height = spec.input_size
+    kilobytes, parts = spec.image_bytes / 1e3, np.dtype(spec.dtype).itemsize
+    if parts == 1:
+        yield ok("input_type", f"an image takes {kilobytes:.0f} kB on its way to Triton")
+        return
+    text = f"an image takes {kilobytes:.0f} kB as {spec.datatype} on its way to Triton, but {kilobytes / parts:.0f} kB as UINT8"
+    fix = f"begin the model's graph with a cast, division and transposition, and declare in {file}: "
+    yield warning(
+        "input_type", text, fix + f"data_type: TYPE_UINT8 dims: [ {height}, {width}, 3 ]; `nereid pull` composes such models"
+    )

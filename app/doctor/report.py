@@ -1,0 +1,80 @@
+"""Run all checks and print what they found, as text or as JSON."""
+
+import asyncio
+from collections import Counter
+
+import msgspec
+
+from app import __version__
+from app.config import Settings
+from app.doctor import consistency, gateway, limits, machine, triton
+from app.doctor.finding import Finding, Severity, count
+from app.host import ports
+
+_LABELS = {Severity.OK: "ok  ", Severity.WARNING: "WARN", Severity.FAILURE: "FAIL"}
+_INDENT = "\n           "
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The document that `--json` prints."""
+
+    version: str
+    """Of the gateway."""
+    status: Severity
+    """The worst of the findings."""
+    triton: str
+    """`host:port` of its gRPC endpoint."""
+    model: str
+    """The default model."""
+    warnings: int
+    failures: int
+    findings: list[Finding]
+
+
+def run(settings: Settings, *, as_json: bool, is_strict: bool, with_burst: bool) -> int:
+    """Examine everything and print a report.
+
+    Args:
+        settings: What to examine.
+        as_json: Whether to print one JSON document instead of text.
+        is_strict: Whether a warning counts as a failure for the exit code.
+        with_burst: Whether to send Triton a burst of inferences.
+
+    Returns:
+        The exit code: 0, or 1 if something does not work.
+    """
+    report = _examine(settings, with_burst=with_burst)
+    print(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else _to_text(report))
+    return 1 if report.failures or (is_strict and report.warnings) else 0
+
+
+def _examine(settings: Settings, *, with_burst: bool) -> Report:
+    is_triton_here = ports.is_this_machine(settings.triton_url.rpartition(":")[0].strip("[]"))
+    examined = asyncio.run(triton.examine(settings, is_here=is_triton_here, with_burst=with_burst))
+    findings = [
+        *machine.check(settings),
+        *consistency.check(settings, is_triton_here=is_triton_here),
+        *limits.check(settings, examined.slot_bytes, maps_memory=examined.maps_memory),
+        *examined.findings,
+        gateway.check(settings),
+    ]
+    counts = Counter(finding.severity for finding in findings)
+    return Report(
+        __version__,
+        next((severity for severity in (Severity.FAILURE, Severity.WARNING) if counts[severity]), Severity.OK),
+        settings.triton_url,
+        settings.model,
+        counts[Severity.WARNING],
+        counts[Severity.FAILURE],
+        findings,
+    )
+
+
+def _to_text(report: Report) -> str:
+    lines = []
+    for finding in report.findings:
+        lines.append(f"{_LABELS[finding.severity]}  {finding.code}: {finding.message}")
+        if finding.fix is not None:
+            lines.append(f"      fix: {finding.fix.replace(chr(10), _INDENT)}")
+    lines.append(f"{count(report.failures, 'failure')}, {count(report.warnings, 'warning')}")
+    return "\n".join(lines)

@@ -1,0 +1,184 @@
+"""Checks of a running Triton: whether it answers, what it can do and what it allows."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+from app.config import PREFIX, Settings
+from app.doctor import model
+from app.doctor.consistency import KEY_FIX
+from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.load_failures import read_load_failures
+from app.embedded.server import EmbeddedTriton
+from app.errors import GatewayError
+from app.triton import credentials
+from app.triton.client import ServerInfo, TritonClient
+from app.triton.credentials import CredentialsError
+from app.triton.repository import ModelState, read_states
+from app.triton.shared_memory import SHM, Arena
+from app.triton.status import own_message
+
+_EXTENSIONS = {
+    "model_configuration": "the formats of models are read from their configs",
+    "schedule_policy": "each request brings its deadline",
+    "statistics": "batches and queues are counted",
+}
+_CALLS = 5
+_SLOW_CALL_MS = 10.0
+_TRIAL_BYTES = 4096
+_OWN_KEY_FIX = "run this as the user who runs the embedded Triton"
+
+
+class Examination(NamedTuple):
+    """What was found, and what the checks of this machine need to know of it."""
+
+    findings: list[Finding]
+    maps_memory: bool
+    """Whether tensors may go through this machine's shared memory."""
+    slot_bytes: int | None = None
+    """Size of the default model's input for one image; None if the model is not known."""
+
+
+async def examine(settings: Settings, *, is_here: bool, with_burst: bool) -> Examination:
+    """Examine a Triton and its default model.
+
+    Args:
+        settings: Where it is.
+        is_here: Whether it runs on this machine.
+        with_burst: Whether to send it a burst of inferences.
+    """
+    try:
+        tls = credentials.load(settings.triton_tls_files)
+    except CredentialsError:  # the check of the files tells
+        return Examination([], is_here)
+    client = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
+    try:
+        server = await client.read_server()
+        findings = [
+            ok("triton", f"Triton {server.version} answers at {settings.triton_url}"),
+            _check_version(server, settings),
+            *_check_extensions(server),
+            await _check_latency(client, settings.model),
+        ]
+        maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
+        states, models = await _check_models(client, settings)
+        state = states.get(settings.model)
+        found, slot_bytes = await model.examine(client, settings, state, is_here=is_here, with_burst=with_burst)
+        return Examination([*findings, memory, *models, *found], maps_memory, slot_bytes)
+    except GatewayError as error:
+        return Examination([_unreachable(settings, error), *model.check_file(settings)], is_here)
+    finally:
+        await client.close()
+
+
+def _unreachable(settings: Settings, error: GatewayError) -> Finding:
+    fix = (
+        f"check {PREFIX}TRITON_URLS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
+        if settings.triton_urls
+        else "start it: nereid serve, or nereid triton"
+    )
+    reason = own_message(error).rpartition(": ")[2]  # before it, gRPC tells how it came to it
+    return failure("triton", f"Triton at {settings.triton_url} does not answer: {reason}", fix)
+
+
+def _check_version(server: ServerInfo, settings: Settings) -> Finding:
+    """Check whether an inference may be cancelled."""
+    if server.survives_cancel:
+        return ok("triton_version", f"Triton {server.version} survives cancelled inferences")
+    text = f"Triton {server.version} may crash when an inference is cancelled: what callers have given up is computed to its end"
+    if not settings.triton_urls:
+        return ok("triton_version", f"{text} (the embedded one; a Triton of your own may be newer)")
+    return warning("triton_version", text, "update Triton to 2.59.1 or later: a container of release 25.07 or later")
+
+
+def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
+    missing = [f"{name} ({reason})" for name, reason in _EXTENSIONS.items() if name not in server.extensions]
+    if missing:
+        text = f"this server does not speak Triton's {' and '.join(missing)}"
+        yield failure("extensions", text, f"{PREFIX}TRITON_URLS must name an NVIDIA Triton, not another server of its protocol")
+
+
+async def _check_latency(client: TritonClient, name: str) -> Finding:
+    """Measure what every call to Triton takes at least."""
+    seconds = []
+    for _ in range(_CALLS):
+        start = perf_counter()
+        await client.is_ready(name)
+        seconds.append(perf_counter() - start)
+    milliseconds = median(seconds) * 1e3
+    text = f"a call to Triton that does nothing takes {milliseconds:.1f} ms"
+    if milliseconds < _SLOW_CALL_MS:
+        return ok("latency", text)
+    return warning("latency", f"{text}, and every request makes one", "run the gateway on Triton's host, or in the same network")
+
+
+async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_here: bool) -> tuple[bool, Finding]:
+    """Let Triton map a small file and forget it again; return whether it did."""
+    if settings.transport == "inline":
+        return False, ok("shared_memory", "not used, as set")
+    try:
+        arena = Arena(_TRIAL_BYTES, 1)
+    except OSError as error:
+        return False, _no_memory(settings, f"{SHM}: {error.strerror}", "mount a tmpfs there that this user may write to")
+    try:
+        await client.register(arena)
+    except GatewayError as error:
+        reason = own_message(error)
+        if not is_here and settings.transport == "auto":
+            return False, ok("shared_memory", "pixels travel in the requests: Triton does not map the memory of this machine")
+        return False, _no_memory(settings, f"Triton does not map it: {reason}", _find_memory_fix(reason, settings))
+    else:
+        return True, ok("shared_memory", "Triton maps this machine's shared memory")
+    finally:
+        await client.unregister(arena.region)
+        arena.close()
+
+
+def _find_memory_fix(reason: str, settings: Settings) -> str:
+    """Return what to do about a Triton that rejects shared memory with this message."""
+    if "restricted" in reason or "key" in reason:
+        return KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
+    if "disabled" in reason:
+        return "start Triton with --allow-client-shm=true"
+    return "run Triton and the gateway as the same user, and in one IPC namespace: docker run --ipc=host for both"
+
+
+def _no_memory(settings: Settings, text: str, fix: str) -> Finding:
+    if settings.transport == "shm":
+        return failure("shared_memory", f"no shared memory, and {PREFIX}TRANSPORT allows nothing else: {text}", fix)
+    return warning("shared_memory", f"no shared memory, so pixels are copied into each request: {text}", fix)
+
+
+async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[str, ModelState], list[Finding]]:
+    """Check which models are ready, and return what Triton says of all."""
+    try:
+        states = await read_states(client)
+    except GatewayError as error:
+        fix = KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
+        return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", fix)]
+    logged = {} if settings.triton_urls else _read_log(settings)
+    states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
+    ready = [name for name, state in states.items() if state.state == "READY"]
+    text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
+    others = [name for name in states if name not in ready and name != settings.model]
+    missed = [name for name in others if _should_be_ready(states[name], settings)]
+    fix = "mend it, or remove it from the repository; then start Triton again"
+    texts = {
+        name: f"{name} is in Triton's repository, but not ready: {states[name].reason or 'its log has the reason'}"
+        for name in missed
+    }
+    return states, [ok("models", text), *(warning("models", texts[name], fix) for name in missed)]
+
+
+def _read_log(settings: Settings) -> dict[str, str]:
+    """Read from the embedded Triton's log why it could not load models, as far as it can be read."""
+    with suppress(OSError):
+        return read_load_failures(EmbeddedTriton(settings).log)
+    return {}
+
+
+def _should_be_ready(state: ModelState, settings: Settings) -> bool:
+    """Return whether a model that is not ready was meant to be: the embedded Triton loads all, others what they are told to."""
+    return not settings.triton_urls or (state.state == "UNAVAILABLE" and state.reason != "unloaded")

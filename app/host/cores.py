@@ -1,0 +1,39 @@
+"""How many cores this process and its siblings may use."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+
+
+def available() -> float:
+    """Return the cores that the scheduler allows, or the time that the container may use of them, in cores, if that is less."""
+    return min([float(len(os.sched_getaffinity(0))), *_quotas()])
+
+
+def _quotas() -> Iterator[float]:
+    for folder in _folders():
+        with suppress(OSError, ValueError):  # not there, or "max"
+            microseconds, period = _read(folder / "cpu.max").split()
+            yield int(microseconds) / int(period)
+    with suppress(OSError, ValueError):
+        microseconds, period = _read(_GROUPS / "cpu" / "cpu.cfs_quota_us"), _read(_GROUPS / "cpu" / "cpu.cfs_period_us")
+        if int(microseconds) > 0:
+            yield int(microseconds) / int(period)
+
+
+def _folders() -> list[Path]:
+    """List the folders of our control group and those that contain it; a container sees only its own, as the root."""
+    with suppress(OSError):
+        for line in _read(_OWN_GROUP).splitlines():
+            if line.startswith("0::/"):  # version 2
+                own = _GROUPS / line.removeprefix("0::/")
+                return [own, *(parent for parent in own.parents if parent.is_relative_to(_GROUPS))]
+    return [_GROUPS]
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="ascii")

@@ -1,0 +1,28 @@
+"""How much of what a worker has is in use, for the metrics."""
+
+from app.host import memory
+from app.pipeline.decode_pool import DecodePool
+from app.pipeline.inference import InferenceRunner
+from app.resilience.admission import Admission
+from app.telemetry.metrics import Metrics
+from app.triton.transport import Transport
+
+
+def sample(
+    metrics: Metrics, admission: Admission, transport: Transport, decode_pool: DecodePool, inferences: InferenceRunner
+) -> None:
+    """Set the gauges of this worker."""
+    for model, queue in admission.queues.items():
+        metrics.model_active.set(queue.own, model)
+        metrics.model_waiting.set(queue.waiting, model)
+        metrics.model_limit.set(int(queue.limit), model)
+    for model, is_closed in inferences.circuits.items():
+        metrics.circuit_open.set(int(not is_closed), model)
+    slots, in_use = transport.count_slots()
+    metrics.slots.set(slots)
+    metrics.slots_in_use.set(in_use)
+    metrics.decode_queue.set(decode_pool.waiting)
+    for purpose, budget in (("uploads", admission.upload_memory), ("images", admission.memory)):
+        metrics.reserved_bytes.set(budget.own_bytes, purpose)
+        metrics.reserved_limit.set(budget.limit_bytes, purpose)
+    metrics.worker_memory.set(memory.resident_bytes())

@@ -1,0 +1,191 @@
+"""Prometheus metrics that all workers of a host count together.
+
+prometheus-client writes the exposition format. Its own support for several processes is not used: each process has files of its
+own, which pile up as workers are replaced, and a full disk ends the process with SIGBUS.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.utils import floatToGoString
+
+_SEPARATOR = "\x1f"
+_MICRO = 1_000_000
+
+Labels = tuple[str, ...]
+
+
+class Table(Protocol):
+    """Integers of all workers, in columns."""
+
+    def column(self, key: str) -> int:
+        """Return the column of a key, the same in all workers."""
+
+    def counter(self, key: str) -> int:
+        """Return the column of a counter, which is never reset."""
+
+    def keys(self) -> Iterator[str]:
+        """Iterate over the keys of columns, without those of counters."""
+
+    def counters(self) -> Iterator[str]:
+        """Iterate over the keys of counters."""
+
+    def add(self, column: int, value: int) -> None:
+        """Add to this worker's value."""
+
+    def set(self, column: int, value: int) -> None:
+        """Set this worker's value."""
+
+    def values(self, column: int) -> list[int]:
+        """Return the values of all living workers."""
+
+    def rows(self) -> list[int]:
+        """Return the numbers of all living workers."""
+
+    def total_ever(self, column: int) -> int:
+        """Return the sum over all workers that there have ever been."""
+
+
+class Counter:
+    """Counts events, by label values."""
+
+    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+        """Count in a table.
+
+        Args:
+            table: The workers' table.
+            name: Without the suffix `_total`.
+            description: For the user.
+            labels: Names of the labels.
+            known: Values of the only label, to be shown before there are events.
+        """
+        self.name, self._description, self._labels = name, description, labels
+        self._table = table
+        self._columns: dict[Labels, int] = {}
+        for value in known:
+            self.add(0, value)
+        if not labels:
+            self.add(0)
+
+    def add(self, events: int, *values: str) -> None:
+        """Count events with these label values."""
+        column = self._columns.get(values)
+        if column is None:
+            column = self._columns[values] = self._table.counter(_SEPARATOR.join((self.name, *values)))
+        self._table.add(column, events)
+
+    def collect(self) -> Metric:
+        """Return what all workers have counted."""
+        family = CounterMetricFamily(self.name, self._description, labels=self._labels)
+        for values, key in _find(self.name, self._table.counters()):
+            family.add_metric(values, self._table.total_ever(self._table.counter(key)))
+        return family
+
+
+class Histogram:
+    """Counts durations by their length, and by label values."""
+
+    def __init__(self, table: Table, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
+        """Count in a table.
+
+        Args:
+            table: The workers' table.
+            name: With the suffix `_seconds`.
+            description: For the user.
+            label: Name of the label.
+            bounds: Upper bounds of the buckets, seconds, in ascending order; there is another bucket for longer ones.
+        """
+        self.name, self._description, self._label = name, description, label
+        self._table = table
+        self._bounds = bounds
+        self._suffixes = [*map(floatToGoString, bounds), "+Inf", "sum"]
+        self._columns: dict[str, list[int]] = {}
+
+    def observe(self, seconds: float, value: str) -> None:
+        """Count a duration with this label value."""
+        columns = self._columns.get(value)
+        if columns is None:
+            columns = self._columns[value] = self._find_columns(value)
+        self._table.add(columns[bisect_left(self._bounds, seconds)], 1)
+        self._table.add(columns[-1], round(seconds * _MICRO))
+
+    def collect(self) -> Metric:
+        """Return what all workers have counted."""
+        family = HistogramMetricFamily(self.name, self._description, labels=[self._label])
+        for value in sorted({values[0] for values, _ in _find(self.name, self._table.counters())}):
+            *counts, total = map(self._table.total_ever, self._find_columns(value))
+            buckets = list(zip(self._suffixes, accumulate(counts), strict=False))
+            family.add_metric([value], buckets, total / _MICRO)
+        return family
+
+    def _find_columns(self, value: str) -> list[int]:
+        return [self._table.counter(_SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
+
+
+class Gauge:
+    """A number that each worker sets or changes; those of all living workers are added up."""
+
+    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
+        self.name, self._description, self._labels = name, description, labels
+        self._table = table
+        self._columns: dict[Labels, int] = {}
+        if not labels:
+            self.add(0)
+
+    def add(self, value: int, *values: str) -> None:
+        """Change this worker's number."""
+        self._table.add(self._column(values), value)
+
+    def set(self, value: int, *values: str) -> None:
+        """Set this worker's number."""
+        self._table.set(self._column(values), value)
+
+    def collect(self) -> Metric:
+        """Return the numbers of all workers."""
+        family = GaugeMetricFamily(self.name, self._description, labels=self._labels)
+        for values, key in _find(self.name, self._table.keys()):
+            family.add_metric(values, self._merge(self._table.values(self._table.column(key))))
+        return family
+
+    def _merge(self, numbers: list[int]) -> int:
+        return sum(numbers)
+
+    def _column(self, values: Labels) -> int:
+        column = self._columns.get(values)
+        if column is None:
+            column = self._columns[values] = self._table.column(_SEPARATOR.join((self.name, *values)))
+        return column
+
+
+class CommonGauge(Gauge):
+    """A number that means the same in all workers; 0 where it is not known. The largest one is shown."""
+
+    def _merge(self, numbers: list[int]) -> int:
+        return max(numbers)
+
+
+class WorkerGauge(Gauge):
+    """A number of each worker, shown with the label `worker`, which numbers the living ones."""
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all living workers."""
+        return self._table.values(self._column(()))
+
+    def collect(self) -> Metric:
+        """Return the numbers of all workers."""
+        family = GaugeMetricFamily(self.name, self._description, labels=["worker"])
+        for row, number in zip(self._table.rows(), self.numbers(), strict=True):
+            family.add_metric([str(row)], number)
+        return family
+
+
+def _find(name: str, keys: Iterable[str]) -> Iterator[tuple[list[str], str]]:
+    """Find the keys of a metric, and the label values in them."""
+    for key in keys:
+        found, *values = key.split(_SEPARATOR)
+        if found == name:
+            yield values, key

@@ -1,0 +1,90 @@
+"""Everything that Prometheus scrapes."""
+
+import platform
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Table, WorkerGauge
+from app.telemetry.timing import STAGES
+
+REJECTIONS = ("requests", "uploads", "memory", "decoding")
+"""Reasons for which a request is rejected while the gateway is full."""
+RETRIES = ("unreachable", "disconnected", "draining", "unknown_region")
+"""Reasons for which an inference is tried again."""
+
+_REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
+
+
+class Metrics:
+    """The metrics of a host; each worker has one of these, and any of them shows the totals of all."""
+
+    def __init__(self, table: Table, version: str) -> None:
+        """Count in the table that all workers share."""
+        self._version = version
+        self.table = table
+        self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
+        self.request_seconds = Histogram(
+            table, "api_request_duration_seconds", "Time from a request's header to its response.", "endpoint", _REQUEST_BOUNDS
+        )
+        self.stage_seconds = Histogram(
+            table, "api_stage_duration_seconds", "Time that requests for detection spend in each stage.", "stage", _STAGE_BOUNDS
+        )
+        self.active_requests = Gauge(table, "api_active_requests", "HTTP requests in progress.")
+        self.errors = Counter(table, "api_errors", "Responses with an error, by the code in their body.", ["code"])
+        self.rejections = Counter(
+            table, "api_rejections", "Requests rejected because the gateway was full, by what was used up.", ["reason"], REJECTIONS
+        )
+        self.deadlines_missed = Counter(
+            table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], STAGES
+        )
+        self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"], RETRIES)
+        self.inferences = Counter(
+            table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
+        )
+        self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
+        self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
+        self.model_waiting = Gauge(table, "api_model_waiting_requests", "Requests that wait to be admitted to a model.", ["model"])
+        self.model_limit = CommonGauge(
+            table, "api_model_request_limit", "Requests that may be admitted to a model at a time.", ["model"]
+        )
+        self.circuit_open = Gauge(table, "api_circuit_open", "Workers whose circuit of a model is open.", ["model"])
+        self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
+        self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")
+        self.decode_queue = Gauge(table, "api_decode_queue_length", "Jobs that wait for a decoding thread.")
+        self.reserved_bytes = Gauge(table, "api_reserved_bytes", "Bytes of request bodies and of images in progress.", ["purpose"])
+        self.reserved_limit = CommonGauge(table, "api_reserved_bytes_limit", "The most that may be reserved.", ["purpose"])
+        self.workers = Gauge(table, "api_workers", "Workers that run.")
+        self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
+
+    def collect(self) -> Iterator[Metric]:
+        """Iterate over all metrics of the host."""
+        build = GaugeMetricFamily("api_build_info", "Version of Nereid and of Python.", labels=["version", "python"])
+        build.add_metric([self._version, platform.python_version()], 1)
+        yield build
+        for instrument in vars(self).values():
+            if isinstance(instrument, Counter | Histogram | Gauge):
+                yield instrument.collect()
+
+
+class _Families(Collector):
+    """Metrics that have been collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+    """Render metrics in a format that the `Accept` header of a scraper names; return its content type, too."""
+    encode, content_type = choose_encoder(accept)
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return encode(registry), content_type

@@ -1,0 +1,56 @@
+"""The GPUs of a Triton, from its own metrics."""
+
+from typing import NamedTuple
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+_SECONDS = 1.0
+
+
+class Gpu(NamedTuple):
+    """One GPU that Triton sees."""
+
+    id: str
+    """As NVIDIA names it: `GPU-` and a UUID."""
+    utilization: float | None
+    """0 to 1, over the last second or so; None if Triton cannot tell."""
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+
+
+_FIELDS = {
+    "nv_gpu_utilization": "utilization",
+    "nv_gpu_memory_used_bytes": "memory_used_bytes",
+    "nv_gpu_memory_total_bytes": "memory_total_bytes",
+}
+
+
+async def read_gpus(metrics_url: str) -> list[Gpu]:
+    """Read what Triton tells of its GPUs.
+
+    Args:
+        metrics_url: Of Triton's metrics endpoint, such as `http://127.0.0.1:4602/metrics`.
+
+    Returns:
+        None of them if Triton does not answer, or has none.
+    """
+    try:
+        async with httpx.AsyncClient(timeout=_SECONDS, trust_env=False) as client:
+            answer = (await client.get(metrics_url)).raise_for_status()
+        families = list(text_string_to_metric_families(answer.text))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return []
+    found: dict[str, dict[str, float]] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name in _FIELDS:
+                found.setdefault(sample.labels.get("gpu_uuid", ""), {})[_FIELDS[sample.name]] = sample.value
+    return [
+        Gpu(id_, fields.get("utilization"), _whole(fields.get("memory_used_bytes")), _whole(fields.get("memory_total_bytes")))
+        for id_, fields in sorted(found.items())
+    ]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -1,0 +1,40 @@
+"""A real Triton whose models have configs that hurt."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.host.ports import find_free
+from tests.doctor import setups
+from tests.support import free_port
+
+
+@pytest.fixture(scope="session")
+def hurting(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings of a running Triton with the models of `setups`; `good` is the default model."""
+    repository = tmp_path_factory.mktemp("hurting")
+    setups.write(repository)
+    http, grpc_port, metrics = find_free(3)
+    own = msgspec.structs.replace(
+        settings,
+        model_repository=str(repository),
+        triton_http_port=http,
+        triton_grpc_port=grpc_port,
+        triton_metrics_port=metrics,
+        model="good",
+        port=free_port(),
+    )
+    server = EmbeddedTriton(own)
+    server.start()
+    yield own
+    server.stop()
+
+
+@pytest.fixture
+def without_triton(tmp_path: Path) -> Settings:
+    """Settings of a Triton that does not run."""
+    return Settings(triton_urls=f"127.0.0.1:{free_port()}", model_repository=str(tmp_path), port=free_port())

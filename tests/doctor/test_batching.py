@@ -1,0 +1,158 @@
+"""What is said of a model's config."""
+
+from typing import Any
+
+import pytest
+
+from app.doctor import batching
+from app.doctor.finding import Finding, Severity
+from tests.doctor.setups import assert_useful
+
+FILE = "models/m/config.pbtxt"
+POLICY = {"default_timeout_microseconds": "600000000", "allow_timeout_override": True, "max_queue_size": 64}
+
+
+def check(**config: Any) -> dict[str, Finding]:  # noqa: ANN401
+    """Check a config, as Triton's JSON has it, and return the findings by their codes."""
+    return {finding.code: finding for finding in batching.check(batching.read({"name": "m", **config}), FILE)}
+
+
+def with_policy(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Make a good batching with other values in its policy."""
+    return {"default_queue_policy": {**POLICY, **changes}}
+
+
+@pytest.mark.parametrize("largest", [0, 1, 8])
+def test_a_good_config(largest: int) -> None:
+    """Whatever the batch size, there is nothing to do."""
+    found = check(max_batch_size=largest, dynamic_batching=with_policy())
+
+    assert {finding.severity for finding in found.values()} == {Severity.OK}
+    assert set(found) == {"batching", "queue_policy"}
+
+
+def test_a_model_without_dynamic_batching() -> None:
+    """One fix is for both the batches and the queue."""
+    found = check(max_batch_size=8)
+
+    assert_useful(
+        found["batching"], Severity.WARNING, says=["no dynamic_batching", "8", "no end"], fix=f"add to {FILE}:\ndynamic_b"
+    )
+    assert list(found) == ["batching"]
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_a_model_for_single_images_without_a_queue_policy(largest: int) -> None:
+    """It may have dynamic batching for the sake of its queue."""
+    found = check(max_batch_size=largest, instance_group=[{"kind": "KIND_CPU"}])
+
+    assert found["batching"].severity is Severity.OK
+    assert_useful(found["queue_policy"], Severity.WARNING, says=["no max_queue_size"], fix=f"add to {FILE}:\ndynamic_batching {{")
+
+
+def test_a_model_for_single_images_on_a_gpu() -> None:
+    """A GPU computes a batch in little more time than one image."""
+    found = check(max_batch_size=1, instance_group=[{"kind": "KIND_GPU", "gpus": [0]}], dynamic_batching=with_policy())
+
+    assert_useful(found["batching"], Severity.WARNING, says=["one image at a time", "GPU"], fix="max_batch_size: 16")
+
+
+@pytest.mark.parametrize("dynamic_batching", [{}, with_policy(max_queue_size=0)])
+def test_a_queue_without_an_end(dynamic_batching: dict[str, Any]) -> None:
+    """A policy is added to the batching that is there."""
+    found = check(max_batch_size=8, dynamic_batching=dynamic_batching)
+
+    assert_useful(
+        found["queue_policy"], Severity.WARNING, says=["without end"], fix=f"dynamic_batching in {FILE}:\n  default_queue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"timeout_action": "DELAY"}, "timeout_action: REJECT"),
+        ({"allow_timeout_override": False}, "allow_timeout_override: true"),
+        ({"default_timeout_microseconds": "0"}, "default_timeout_microseconds: 600000000"),
+    ],
+)
+def test_a_queue_that_keeps_requests_too_long(changes: dict[str, Any], fix: str) -> None:
+    """Triton would compute what nobody waits for."""
+    found = check(max_batch_size=8, dynamic_batching=with_policy(**changes))
+
+    assert found["queue_policy"].severity is Severity.OK
+    assert_useful(found["queue_timeout"], Severity.WARNING, says=["deadline"], fix=fix)
+
+
+def test_preferred_batches_that_are_too_large() -> None:
+    """Those that fit are not named."""
+    found = check(max_batch_size=8, dynamic_batching={"preferred_batch_size": [4, 16, 32], **with_policy()})
+
+    assert_useful(found["preferred_batch_size"], Severity.FAILURE, says=["of 16, 32,", "of 8"], fix=f"from {FILE}")
+
+
+@pytest.mark.parametrize("kind", ["ensemble_scheduling", "sequence_batching"])
+def test_other_schedulers_are_not_judged(kind: str) -> None:
+    """What is said of dynamic batching does not hold for them."""
+    assert check(max_batch_size=8, **{kind: {}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "inference_ms", "is_bad"),
+    [
+        (0, None, False),
+        (5000, None, False),
+        (25000, None, True),
+        (5000, 4.0, True),
+        (5000, 20.0, False),
+        (500, 0.1, False),
+        (25000, 30.0, False),
+    ],
+)
+def test_a_delay_hurts_if_it_is_longer_than_an_inference(microseconds: int, inference_ms: float | None, is_bad: bool) -> None:  # noqa: FBT001
+    """Of an inference whose time is not known, ten milliseconds are assumed; below one, nobody notices."""
+    model = batching.read({"name": "m", "dynamic_batching": {"max_queue_delay_microseconds": str(microseconds)}})
+    finding = batching.check_delay(model, FILE, inference_ms)
+
+    assert finding.severity is (Severity.WARNING if is_bad else Severity.OK)
+    assert ("inference" in finding.message) is (is_bad and inference_ms is not None)
+    if is_bad:
+        assert_useful(finding, Severity.WARNING, says=[f"{microseconds / 1000:g} ms"], fix=f"set in {FILE}: max_queue_delay")
+
+
+@pytest.mark.parametrize(
+    ("count", "threads", "cores", "is_embedded", "says", "fix"),
+    [
+        (2, None, 2.0, True, None, ""),
+        (1, None, 2.0, True, None, ""),
+        (4, None, 2.0, True, "wait for each other", "count: 2 "),
+        (2, None, 16.0, True, "idle", "count: 16 "),
+        (1, "4", 2.0, True, "wait for each other", "count: 1 "),
+        (2, "2", 0.5, True, "wait for each other", "count: 1 "),
+        (1, None, 8.0, False, None, ""),
+        (2, None, 8.0, False, "of 8 threads", "count: 1 "),
+        (2, "0", 8.0, False, "of 8 threads", "count: 1 "),
+        (4, "2", 8.0, False, None, ""),
+        (2, "many", 2.0, True, None, ""),
+    ],
+)
+def test_instances_use_the_cores(  # noqa: PLR0913 - a table
+    *, count: int, threads: str | None, cores: float, is_embedded: bool, says: str | None, fix: str
+) -> None:
+    """Of the embedded Triton one thread each, of another all cores, unless the config tells."""
+    parameters = {} if threads is None else {"intra_op_thread_count": {"string_value": threads}}
+    group = {"kind": "KIND_CPU", "count": count}
+    model = batching.read({"name": "m", "backend": "onnxruntime", "instance_group": [group], "parameters": parameters})
+    (finding,) = batching.check_instances(model, FILE, cores, is_embedded=is_embedded)
+
+    if says is None:
+        assert finding.severity is Severity.OK
+    else:
+        assert_useful(finding, Severity.WARNING, says=[says], fix=fix)
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("python", "KIND_CPU"), ("onnxruntime", "KIND_GPU")])
+def test_instances_elsewhere_are_not_judged(backend: str, kind: str) -> None:
+    """How many threads they have is not known, or does not matter."""
+    model = batching.read({"name": "m", "backend": backend, "instance_group": [{"kind": kind, "count": 64}]})
+
+    assert list(batching.check_instances(model, FILE, 2.0, is_embedded=False)) == []

@@ -1,0 +1,199 @@
+"""What inferences show: with a real Triton, or one that answers as it is told."""
+
+import asyncio
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+
+from app.config import Settings
+from app.doctor import batching, burst
+from app.doctor.burst import Run
+from app.doctor.finding import Finding, Severity
+from app.model.spec import ModelSpec
+from app.triton.client import TritonClient
+from app.triton.statistics import ModelStatistics, read_statistics
+from tests.doctor.setups import assert_useful, examine
+from tests.fakes.triton import SPEC, FakeTriton, infer_response
+from tests.support import eventually
+
+Capture = pytest.CaptureFixture[str]
+Fake = tuple[FakeTriton, TritonClient]
+FILE = "config.pbtxt"
+SINGLE, AT_ONCE = 4, 32
+"""How many inferences there are one by one, and at once."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let bursts be of full size on a busy machine, too."""
+    monkeypatch.setattr(burst, "_MOST_SECONDS", 100.0)
+
+
+async def count_images(settings: Settings) -> int:
+    """Return how many images Triton has processed with the default model."""
+    client = TritonClient(settings.triton_url, settings.control_key_path)
+    try:
+        return (await read_statistics(client, 5))[settings.model].inferences
+    finally:
+        await client.close()
+
+
+async def measure(fake_triton: Fake, queue: int = 0, *, spec: ModelSpec = SPEC, with_burst: bool = True) -> dict[str, Finding]:
+    """Measure a fake, whose queue has this size; returns the findings by their codes."""
+    policy = {"default_queue_policy": {"max_queue_size": queue}}
+    model = batching.read({"name": "tiny", "dynamic_batching": policy})
+    found = burst.measure(fake_triton[1], spec, model, FILE, with_burst=with_burst)
+    return {finding.code: finding async for finding in found}
+
+
+@pytest.fixture
+def good(fake_triton: Fake) -> Fake:
+    """A fake whose answers are as its model's config has them."""
+    fake_triton[0].answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    return fake_triton
+
+
+def test_batches_of_a_model_without_batching_stay_at_one(hurting: Settings, capsys: Capture) -> None:
+    """They are measured while requests queue."""
+    examined = examine(msgspec.structs.replace(hurting, model="one_by_one"), capsys, with_burst=True)
+
+    assert_useful(examined["batching"], Severity.WARNING, says=["no dynamic_batching", "8"], fix="dynamic_batching {")
+    assert_useful(examined["batch_size"], Severity.WARNING, says=["1.0 images", "8 fit"], fix="add dynamic_batching")
+    assert "batches of 1.0" in examined["burst"].message
+
+
+def test_requests_of_a_burst_are_joined(hurting: Settings, capsys: Capture) -> None:
+    """Nothing is to be done about a model whose config lets Triton do that."""
+    examined = examine(hurting, capsys, with_burst=True)
+
+    assert f"{AT_ONCE} images at once took" in examined["burst"].message
+    assert "batches of 1." not in examined["burst"].message
+    assert not examined.all("batch_size")
+
+
+@pytest.mark.parametrize(("with_burst", "images"), [(True, SINGLE + AT_ONCE), (False, SINGLE)])
+def test_triton_gets_no_more_than_is_told(hurting: Settings, capsys: Capture, with_burst: bool, images: int) -> None:  # noqa: FBT001
+    """Triton itself counts them."""
+    before = asyncio.run(count_images(hurting))
+    examine(hurting, capsys, with_burst=with_burst)
+
+    assert asyncio.run(count_images(hurting)) - before == images
+
+
+@pytest.mark.parametrize(("queue", "images"), [(0, AT_ONCE), (20, 10), (1000, AT_ONCE), (6, 0)])
+async def test_half_of_the_queue_is_left_to_others(good: Fake, queue: int, images: int) -> None:
+    """A burst of a few images shows nothing, so there is none."""
+    found = await measure(good, queue)
+
+    assert len(good[0].requests) == SINGLE + images
+    assert found["burst"].severity is Severity.OK
+    assert ("left out" in found["burst"].message) is (images == 0)
+
+
+async def test_a_slow_model_gets_no_burst(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep Triton busy for too long."""
+    monkeypatch.setattr(burst, "_MOST_SECONDS", 0.0)
+    found = await measure(good)
+
+    assert len(good[0].requests) == SINGLE
+    assert "left out" in found["burst"].message
+
+
+async def test_large_images_are_fewer(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are in memory at the same time."""
+    monkeypatch.setattr(burst, "_MOST_BYTES", 5 * SPEC.image_bytes)
+    await measure(good)
+
+    assert len(good[0].requests) == SINGLE + 5
+
+
+async def test_a_burst_that_is_rejected(good: Fake) -> None:
+    """It says what Triton said."""
+    good[0].next_refusals = [None] * SINGLE + [(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")] * 3
+    found = await measure(good)
+
+    assert_useful(found["burst"], Severity.WARNING, says=["3 of them failed", "Exceeds maximum queue size"], fix="max_queue_size")
+
+
+async def test_a_model_that_does_not_run(good: Fake) -> None:
+    """One inference is enough to know."""
+    good[0].refusal = grpc.StatusCode.INTERNAL, "out of memory\nAt:\n  model.py"
+    found = await measure(good)
+
+    assert_useful(found["inference"], Severity.FAILURE, says=["tiny fails", "out of memory"], fix="log")
+    assert len(good[0].requests) == 1
+
+
+async def test_outputs_that_contradict_the_config(fake_triton: Fake) -> None:
+    """An inference that is answered may be of no use all the same."""
+    fake_triton[0].answer = infer_response(output0=np.zeros((2, 5), np.float32))
+    found = await measure(fake_triton)
+
+    assert_useful(found["inference"], Severity.FAILURE, says=["(2, 5)"], fix="log")
+
+
+async def test_a_triton_that_hangs_is_left_alone(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inferences are not cancelled, which could crash it, while others may still be answered."""
+    fake, _ = good
+    fake.may_answer.clear()
+    monkeypatch.setattr(burst, "_PATIENCE_SECONDS", 0.1)
+    found = await measure(good)
+
+    assert_useful(found["inference"], Severity.FAILURE, says=["no answer for 0.1 s"], fix="log")
+    assert (fake.running, fake.cancelled) == (1, 0)
+    fake.may_answer.set()
+    assert await eventually(lambda: fake.running == 0)
+    assert fake.cancelled == 0
+
+
+async def test_a_triton_that_does_not_tell_its_statistics(good: Fake) -> None:
+    """The clock is left."""
+    found = await measure(good)
+
+    assert_useful(found["statistics"], Severity.WARNING, says=["statistics"], fix="restrict")
+    assert "a second" in found["burst"].message
+    assert "batches" not in found["burst"].message
+
+
+def run(images: int, counted: ModelStatistics) -> Run:
+    """Make the run of a burst that was answered in a second."""
+    return Run(images, 1.0, [], [], counted)
+
+
+MILLISECOND = 10**6
+
+
+@pytest.mark.parametrize(
+    ("counted", "is_bad"),
+    [
+        (ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND), True),
+        (ModelStatistics(32, 20, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND), False),
+        (ModelStatistics(32, 32, 32, 32 * 1 * MILLISECOND, 32, 32 * 10 * MILLISECOND), False),
+    ],
+    ids=["single images", "batches", "no queue"],
+)
+def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, is_bad: bool) -> None:  # noqa: FBT001
+    """An instance that is free takes a single image, and should."""
+    model = batching.read({"name": "m", "max_batch_size": 8, "dynamic_batching": {}})
+    findings = {finding.code: finding for finding in burst.judge(run(32, counted), model, FILE)}
+
+    assert ("batch_size" in findings) is is_bad
+    if is_bad:
+        assert_useful(findings["batch_size"], Severity.WARNING, says=["1.0 images", "50 ms", "10 ms"], fix="instance_group")
+
+
+def test_a_model_for_single_images_is_not_blamed_for_them() -> None:
+    """Its config is another matter."""
+    counted = ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND)
+
+    assert [finding.code for finding in burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)] == ["burst"]
+
+
+def test_the_images_of_others_are_told() -> None:
+    """What Triton counts is not only ours."""
+    counted = ModelStatistics(40, 10, 20, 0, 20, 0)
+    (finding,) = burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)
+
+    assert "beside 8 of others" in finding.message

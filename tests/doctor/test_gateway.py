@@ -1,0 +1,94 @@
+"""What is said of a gateway that runs already, or of what listens in its place."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import UnixStreamServer
+from threading import Thread
+
+import pytest
+
+from app.config import Settings
+from app.doctor import gateway
+from app.doctor.finding import Severity
+from tests.doctor.setups import assert_useful
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import free_port
+from tests.system.gateway import running_gateway
+
+
+def test_nothing_listens() -> None:
+    """As it should be before a start."""
+    finding = gateway.check(Settings(port=free_port(), host="0.0.0.0"))  # noqa: S104 - nobody listens
+
+    assert finding.severity is Severity.OK
+    assert "nothing listens at http://127.0.0.1:" in finding.message
+
+
+def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that does not answer like a gateway."""
+    monkeypatch.setattr(gateway, "_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        settings = Settings(port=server.getsockname()[1])
+        finding = gateway.check(settings)
+
+    assert_useful(finding, Severity.WARNING, says=["something else", str(settings.port)], fix="--port")
+
+
+async def test_a_gateway_runs(tmp_path: Path) -> None:
+    """It tells whether it is ready."""
+    fake = FakeTriton()
+    async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as running:
+        finding = await asyncio.to_thread(gateway.check, Settings(port=running.port))
+
+    assert finding.severity is Severity.OK
+    assert f"a gateway runs at {running.url}, and is ready" in finding.message
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1", "a..b"])
+def test_a_host_of_another_machine(host: str) -> None:
+    """Nobody can listen there."""
+    assert_useful(gateway.check(Settings(host=host)), Severity.FAILURE, says=[host], fix="NEREID_HOST=127.0.0.1")
+
+
+class Live(BaseHTTPRequestHandler):
+    """Answers as a gateway that lives."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture
+def first_socket(tmp_path: Path) -> Iterator[Path]:
+    """The socket of the first instance, at which somebody answers."""
+    path = tmp_path / "nereid-1.sock"
+    with UnixStreamServer(str(path), Live) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield path
+        server.shutdown()
+        thread.join()
+
+
+def test_sockets_are_asked(first_socket: Path) -> None:
+    """Those that answer are named."""
+    one = gateway.check(Settings(socket=str(first_socket)))
+    two = gateway.check(Settings(instances=2, socket_folder=str(first_socket.parent)))
+
+    assert one.severity is two.severity is Severity.OK
+    assert f"1 of 1 gateways answer: {first_socket}" in one.message
+    assert f"1 of 2 gateways answer: {first_socket}" in two.message
+
+
+def test_sockets_where_nobody_answers(tmp_path: Path) -> None:
+    """As it should be before a start."""
+    finding = gateway.check(Settings(socket=str(tmp_path / "api.sock")))
+
+    assert finding.severity is Severity.OK
+    assert "no gateway answers at" in finding.message

@@ -1,0 +1,229 @@
+"""What is said of the limits of this machine: real ones, in processes of their own, as far as they can be had."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.doctor import limits
+from app.doctor.finding import Finding, Severity
+from app.host import cores, memory
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
+from app.triton import shared_memory
+from app.triton.transport import MAX_ARENA_BYTES
+from tests.doctor.setups import assert_useful
+from tests.support import ROOT, free_port
+
+MIB = 2**20
+UINT8_640 = 640 * 640 * 3
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
+
+
+def check(settings: Settings, slot_bytes: int | None = UINT8_640, *, maps_memory: bool = True) -> dict[str, Finding]:
+    """Return the findings by their codes."""
+    return {finding.code: finding for finding in limits.check(settings, slot_bytes, maps_memory=maps_memory)}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What this machine has, for the test to change."""
+    has: dict[str, Any] = {"cores": 4.0, "room": 2**30, "memory": 2**33}
+    monkeypatch.setattr(cores, "available", lambda: has["cores"])
+    monkeypatch.setattr(shared_memory, "room", lambda: has["room"])
+    monkeypatch.setattr(memory, "available_bytes", lambda: has["memory"])
+    return has
+
+
+def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
+    """Run the command line from a shell that has changed its limits."""
+    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port()), **settings}
+    result = subprocess.run(
+        ["sh", "-c", f'{command} "$0" -m app doctor --json --no-burst', sys.executable],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stderr == ""
+    findings: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
+    return {finding["code"]: msgspec.convert(finding, Finding) for finding in findings}
+
+
+def test_many_workers_on_one_core() -> None:
+    """The process is bound to that core."""
+    core = min(os.sched_getaffinity(0))
+    found = run_in_shell(f"taskset -c {core}", NEREID_WORKERS="8")
+
+    assert_useful(found["workers"], Severity.WARNING, says=["8 workers for 1 core", "as set"], fix="NEREID_WORKERS=1")
+    assert "decode_threads" not in found
+
+
+def test_few_open_files() -> None:
+    """The hard limit counts, because the soft one is raised."""
+    found = run_in_shell("ulimit -Sn 200; ulimit -Hn 300;")
+
+    assert_useful(
+        found["open_files"], Severity.WARNING, says=["300 files", "soft 200", "236 connections"], fix="--ulimit nofile=16448"
+    )
+
+
+@AS_ROOT
+def test_a_small_dev_shm() -> None:
+    """As a container has it by default."""
+    mounted = "unshare --mount sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"' sh"
+    found = run_in_shell(mounted, NEREID_WORKERS="2")
+
+    assert_useful(
+        found["dev_shm"],
+        Severity.WARNING,
+        says=["each of 2 workers needs 38 MiB", "room for 64 MiB", "1 of them"],
+        fix="--shm-size=94m",
+    )
+
+
+def test_a_machine_that_is_large_enough(machine: dict[str, Any]) -> None:
+    """Nothing is to be done."""
+    found = check(Settings(workers=int(machine["cores"])))
+
+    assert set(found) >= {"workers", "decode_threads", "dev_shm", "memory"}
+    assert {found[code].severity for code in ("workers", "decode_threads", "dev_shm", "memory")} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("cores", "settings", "says", "fix"),
+    [
+        (2.0, {"workers": 3}, "3 workers for 2 cores", "NEREID_WORKERS=2"),
+        (0.5, {"workers": 2}, "2 workers for 0.5 cores", "NEREID_WORKERS=1"),
+        (4.0, {"workers": 4, "instances": 2}, "8 workers for 4 cores", "NEREID_WORKERS=2"),
+        (8.0, {"workers": 2}, "only 2 of them", "NEREID_WORKERS=8"),
+        (8.0, {"workers": 1, "instances": 2}, "only 2 of them", "NEREID_WORKERS=4"),
+    ],
+)
+def test_workers_that_do_not_fit_the_cores(
+    machine: dict[str, Any], cores: float, settings: dict[str, int], says: str, fix: str
+) -> None:
+    """Too many wait for each other, too few leave cores idle."""
+    machine["cores"] = cores
+
+    assert_useful(check(Settings(**settings))["workers"], Severity.WARNING, says=[says], fix=fix)  # type: ignore[arg-type]
+
+
+def test_a_quota_that_the_default_does_not_see(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker per core of the host is too many for a container that has less."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    machine["cores"] = 2.0
+    finding = check(Settings())["workers"]
+
+    assert_useful(finding, Severity.WARNING, says=["16 workers", "whatever the container's quota"], fix="NEREID_WORKERS=2")
+
+
+def test_instances_have_a_worker_each(machine: dict[str, Any]) -> None:
+    """Fewer are not possible, so there is nothing to fix."""
+    machine["cores"] = 1.0
+
+    assert check(Settings(workers=1, instances=2))["workers"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(2.0, 2), (2.0, 1), (1.5, 2), (4.0, 2), (0.5, 1)])
+def test_workers_that_fit_the_cores(machine: dict[str, Any], cores: float, workers: int) -> None:
+    """About one each."""
+    machine["cores"] = cores
+
+    assert check(Settings(workers=workers))["workers"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("threads", "says"), [(1, None), (2, None), (4, None), (9, "they only take memory")], ids=["one", "default", "twice", "many"]
+)
+def test_decoding_threads(machine: dict[str, Any], threads: int, says: str | None) -> None:
+    """As many as there are cores, or a few times as many."""
+    finding = check(Settings(workers=int(machine["cores"]), decode_threads=threads))["decode_threads"]
+
+    if says is None:
+        assert finding.severity is Severity.OK
+    else:
+        assert_useful(finding, Severity.WARNING, says=[says], fix="NEREID_DECODE_THREADS=2")
+
+
+def test_too_few_decoding_threads(machine: dict[str, Any]) -> None:
+    """Workers alone do not fill the cores."""
+    machine["cores"] = 4.0
+    finding = check(Settings(workers=2, decode_threads=1))["decode_threads"]
+
+    assert_useful(finding, Severity.WARNING, says=["not all cores"], fix="NEREID_DECODE_THREADS=2")
+
+
+@pytest.mark.parametrize(
+    ("hard", "severity"),
+    [
+        (RESERVED_FILES, Severity.FAILURE),
+        (1024, Severity.WARNING),
+        (MAX_CONNECTIONS + RESERVED_FILES, Severity.OK),
+        (10**6, Severity.OK),
+    ],
+)
+def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, severity: Severity) -> None:
+    """A worker needs some for itself."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (min(hard, 1024), hard))
+
+    assert check(Settings())["open_files"].severity is severity
+
+
+@pytest.mark.parametrize(("mode", "severity"), [("auto", Severity.WARNING), ("shm", Severity.FAILURE)])
+@pytest.mark.parametrize(("room", "left_out"), [(50 * MIB, 1), (0, 2), (None, 2)])
+def test_arenas_that_do_not_fit(
+    machine: dict[str, Any],
+    mode: Literal["auto", "shm"],
+    severity: Severity,
+    room: int | None,
+    left_out: int,
+) -> None:
+    """Some workers do without, or do not work at all if that is not wanted."""
+    machine["room"] = room
+    finding = check(Settings(workers=2, transport=mode))["dev_shm"]
+
+    assert_useful(finding, severity, says=[f"{left_out} of them"], fix="--shm-size=94m")
+
+
+def test_the_size_of_the_models_input_decides(machine: dict[str, Any]) -> None:
+    """Without a model, 640 x 640 is assumed."""
+    settings = Settings(workers=2)
+    machine["room"] = 100 * MIB
+
+    assert check(settings, None)["dev_shm"].severity is Severity.OK
+    assert check(settings, 4 * UINT8_640)["dev_shm"].severity is Severity.WARNING
+    assert_useful(check(settings, MAX_ARENA_BYTES + 1)["dev_shm"], Severity.WARNING, says=["too large"], fix="smaller")
+
+
+def test_without_shared_memory_its_size_does_not_matter(machine: dict[str, Any]) -> None:
+    """It may be that of another machine, or not be wanted."""
+    machine["room"] = 0
+
+    assert "dev_shm" not in check(Settings(), maps_memory=False)
+    assert "dev_shm" not in check(Settings(transport="inline"))
+
+
+def test_a_container_without_enough_memory(machine: dict[str, Any]) -> None:
+    """What the settings allow is more than there is."""
+    machine["memory"] = 512 * MIB
+    finding = check(Settings(workers=1))["memory"]
+
+    assert_useful(finding, Severity.WARNING, says=["of 512 MiB", "the kernel may kill"], fix="NEREID_MAX_MEGAPIXELS=12")
+    machine["memory"] = 1024 * MIB
+    small = Settings(workers=1, max_megapixels=12, max_file_size_mb=10)
+    assert check(small)["memory"].severity is Severity.OK
+
+
+def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
+    """The largest image is let in all the same."""
+    machine["memory"] = 2**34
+    finding = check(Settings(workers=1, memory_mb=100))["memory"]
+
+    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=766")

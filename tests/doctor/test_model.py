@@ -1,0 +1,159 @@
+"""What is said of the default model: real models in a real Triton, each with one thing that hurts."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.doctor.finding import Severity
+from tests.doctor.setups import assert_useful, examine
+from tests.support import NEEDS_BYTES
+
+
+def with_model(settings: Settings, model: str) -> Settings:
+    """Make another model the default."""
+    return msgspec.structs.replace(settings, model=model)
+
+
+def test_a_model_without_a_queue_policy(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its queue has no end."""
+    examined = examine(with_model(hurting, "no_policy"), capsys)
+
+    assert_useful(examined["queue_policy"], Severity.WARNING, says=["no_policy", "max_queue_size"], fix="max_queue_size: 256")
+    assert "allow_timeout_override: true" in str(examined["queue_policy"].fix)
+    assert "queue_delay" not in examined.bad
+
+
+def test_a_model_that_keeps_single_requests_waiting(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """The delay is compared with what an inference takes."""
+    examined = examine(with_model(hurting, "long_delay"), capsys)
+
+    assert_useful(examined["queue_delay"], Severity.WARNING, says=["200 ms"], fix="max_queue_delay_microseconds: 0")
+    assert "queue_policy" not in examined.bad
+
+
+def test_a_model_that_ignores_deadlines(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a default timeout, Triton does not look at that of a request."""
+    examined = examine(with_model(hurting, "expired"), capsys)
+
+    assert_useful(examined["queue_timeout"], Severity.WARNING, says=["deadline"], fix="default_timeout_microseconds: 600000000")
+
+
+def test_a_model_without_class_names(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fix is a line for its config."""
+    examined = examine(with_model(hurting, "nameless"), capsys)
+
+    assert_useful(examined["labels"], Severity.WARNING, says=["nameless"], fix='parameters { key: "labels"')
+
+
+def test_a_model_that_takes_floats(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its images are four times as large as they need be."""
+    examined = examine(with_model(hurting, "floats"), capsys)
+
+    assert_useful(
+        examined["input_type"], Severity.WARNING, says=["12 kB as FP32", "3 kB as UINT8"], fix="TYPE_UINT8 dims: [ 32, 32, 3 ]"
+    )
+
+
+def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names them; its config is checked all the same."""
+    examined = examine(with_model(hurting, "two_inputs"), capsys)
+
+    assert examined.code == 1
+    assert_useful(examined["model"], Severity.FAILURE, says=["no adapter fits two_inputs", "other UINT8 [1]"], fix="nereid pull")
+    assert examined["batching"].severity is Severity.OK
+    assert not examined.all("inference")
+
+
+def test_a_model_that_could_not_be_loaded(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Triton's reason is told."""
+    examined = examine(with_model(hurting, "broken"), capsys)
+
+    assert examined.code == 1
+    assert_useful(
+        examined["model"], Severity.FAILURE, says=["broken", "not ready", "its weights are missing"], fix="start Triton again"
+    )
+
+
+def test_a_model_whose_config_triton_rejects(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Triton does not tell why; the file in the repository does."""
+    examined = examine(with_model(hurting, "too_large"), capsys)
+    file = Path(hurting.model_repository, "too_large", "config.pbtxt")
+
+    assert examined.code == 1
+    assert examined["model"].severity is Severity.FAILURE
+    assert_useful(
+        examined["preferred_batch_size"], Severity.FAILURE, says=["16", "8"], fix=f"remove preferred_batch_size from {file}"
+    )
+
+
+def test_a_model_that_triton_does_not_have(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is another thing than a model that could not be loaded."""
+    examined = examine(with_model(hurting, "nowhere"), capsys)
+
+    assert examined.code == 1
+    assert_useful(examined["model"], Severity.FAILURE, says=["Triton does not have nowhere"], fix="nereid pull nowhere")
+
+
+def test_the_config_is_checked_without_triton(
+    without_triton: Settings, hurting: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the file in the model repository, which the fix names."""
+    shutil.copytree(Path(hurting.model_repository, "long_delay"), tmp_path / "long_delay")
+    examined = examine(with_model(without_triton, "long_delay"), capsys)
+
+    assert_useful(examined["queue_delay"], Severity.WARNING, says=["200 ms"], fix=str(tmp_path / "long_delay" / "config.pbtxt"))
+
+
+def test_a_config_that_cannot_be_read(without_triton: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its line is told."""
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.pbtxt").write_text("max_batch_size: many\n", encoding="utf-8")
+    examined = examine(with_model(without_triton, "odd"), capsys)
+
+    assert_useful(examined["model_config"], Severity.FAILURE, says=["config.pbtxt: 1:17"], fix="correct it")
+
+
+@pytest.mark.usefixtures("triton")
+def test_the_default_model_of_the_project(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is wrong with it, and it answers."""
+    examined = examine(settings, capsys)
+
+    assert examined.code == 0
+    assert "80 class names" in examined["labels"].message
+    for code in ("model", "labels", "input_type", "batching", "queue_policy", "queue_delay", "inference"):
+        assert examined[code].severity is Severity.OK
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("model", ["six_columns", "half_four_tensors", "yolo_head", "yolox_head", "unbatched"])
+def test_a_model_of_ones_own_is_run(settings: Settings, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the formats of the default model are, an inference is tried."""
+    examined = examine(with_model(settings, model), capsys)
+
+    assert examined.code == 0
+    assert f"{model} answers on cpu in " in examined["inference"].message
+
+
+@NEEDS_BYTES
+@pytest.mark.usefixtures("triton")
+def test_a_model_that_does_not_accept_the_blank_file(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """No file is known that every model accepts, so it is no failure."""
+    examined = examine(with_model(settings, "file_in"), capsys)
+
+    assert examined.code == 0
+    assert examined["inference"].severity is Severity.OK
+    assert "not a blank PNG" in examined["inference"].message
+
+
+def test_files_are_not_sent_where_they_cannot_be_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], triton: object
+) -> None:
+    """The embedded Triton's models would die of them under newer Pythons."""
+    assert triton
+    monkeypatch.setattr("app.doctor.model._FIRST_PYTHON_WITHOUT_BYTES", (3, 0))
+    examined = examine(with_model(settings, "file_in"), capsys)
+
+    assert_useful(examined["inference"], Severity.WARNING, says=["encoded files"], fix="Python 3.12")

@@ -1,0 +1,110 @@
+"""The report: what it contains, how it is printed, and the exit code."""
+
+import json
+
+import msgspec
+import pytest
+
+from app import __version__
+from app.config import Settings
+from app.doctor import report
+from app.doctor.finding import Severity
+from tests.doctor.setups import examine
+
+ALWAYS = {
+    "python",
+    "pillow",
+    "image_formats",
+    "jpeg_decoder",
+    "opencv",
+    "model_repository",
+    "api_keys",
+    "timeouts",
+    "transport",
+    "workers",
+    "open_files",
+    "memory",
+    "triton",
+    "gateway",
+}
+WITH_A_MODEL = {
+    "triton_version",
+    "latency",
+    "shared_memory",
+    "models",
+    "model",
+    "labels",
+    "batching",
+    "inference",
+    "burst",
+    "dev_shm",
+}
+
+
+def test_a_good_model_gives_no_advice(
+    hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the report says of a model whose config is right is ok; every check is in it."""
+    monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 10_000)  # this machine may be busy
+    examined = examine(hurting, capsys, with_burst=True)
+
+    assert (examined.code, examined.report.failures) == (0, 0)
+    assert {finding.code for finding in examined.report.findings} >= ALWAYS | WITH_A_MODEL
+    for code in (*WITH_A_MODEL - {"models"}, "triton", "queue_policy", "queue_delay", "input_type"):
+        assert examined[code].severity is Severity.OK, code
+        assert examined[code].fix is None
+    assert (examined.report.triton, examined.report.model) == (hurting.triton_url, "good")
+    assert examined.report.version == __version__
+
+
+def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report says how many there are, and the worst is its status."""
+    examined = examine(without_triton, capsys)
+
+    assert examined.code == 1
+    assert examined.report.status is Severity.FAILURE
+    assert examined.report.failures == list(examined.bad.values()).count(Severity.FAILURE) == 1
+
+
+@pytest.mark.parametrize(("is_strict", "code"), [(False, 0), (True, 1)])
+def test_a_warning_is_exit_code_1_if_it_is_to_be(
+    hurting: Settings,
+    capsys: pytest.CaptureFixture[str],
+    is_strict: bool,  # noqa: FBT001
+    code: int,
+) -> None:
+    """Without `--strict`, scripts go on."""
+    examined = examine(msgspec.structs.replace(hurting, model="nameless"), capsys, is_strict=is_strict)
+
+    assert examined.code == code
+    assert examined.report.status is Severity.WARNING
+    assert examined["labels"].severity is Severity.WARNING
+    assert examined.report.failures == 0
+
+
+def test_json_is_one_document_for_other_programs(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else is on stdout; every finding has the same members."""
+    report.run(without_triton, as_json=True, is_strict=False, with_burst=False)
+    document = json.loads(capsys.readouterr().out)
+
+    assert set(document) == {"version", "status", "triton", "model", "warnings", "failures", "findings"}
+    assert {tuple(finding) for finding in document["findings"]} == {("code", "severity", "message", "fix")}
+    assert {finding["severity"] for finding in document["findings"]} >= {"ok", "failure"}
+
+
+def test_text_is_one_line_per_finding_and_one_per_line_of_a_fix(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines of a config can be copied; the last line counts."""
+    settings = msgspec.structs.replace(hurting, model="no_policy")
+    findings = examine(settings, capsys).report.findings
+    code = report.run(settings, as_json=False, is_strict=False, with_burst=False)
+    lines = capsys.readouterr().out.splitlines()
+    start = next(
+        index for index, line in enumerate(lines) if line.startswith("WARN  queue_policy: no_policy has no max_queue_size")
+    )
+
+    assert code == 0
+    assert sum(line[:6] in {"ok    ", "WARN  ", "FAIL  "} for line in lines) == len(findings)
+    assert lines[start + 1].startswith("      fix: add to dynamic_batching in ")
+    assert lines[start + 2].strip() == "default_queue_policy {"
+    assert lines[start + 6].strip() == "max_queue_size: 256"
+    assert lines[-1] == f"0 failures, {sum(line.startswith('WARN') for line in lines)} warnings"

@@ -1,0 +1,212 @@
+"""What is said of a Triton: the real one as far as it shows it, else one that answers as it is told."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.doctor.finding import Severity
+from app.triton.shared_memory import Arena
+from tests.doctor.setups import LOADED, Examined, assert_useful, examine
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import free_port, own_arenas, regions
+
+Capture = pytest.CaptureFixture[str]
+EXTENSIONS = ["model_configuration", "schedule_policy", "statistics"]
+
+
+@contextmanager
+def fake_in_a_thread(fake: FakeTriton) -> Iterator[None]:
+    """Serve a fake while the block, which blocks this thread, asks it."""
+    loop = asyncio.new_event_loop()
+    is_ready, may_end = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(fake):
+            is_ready.set()
+            await may_end.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    is_ready.wait()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(may_end.set)
+        thread.join()
+        loop.close()
+
+
+def examine_fake(fake: FakeTriton, settings: Settings, capsys: Capture) -> Examined:
+    """Examine a fake."""
+    with fake_in_a_thread(fake):
+        return examine(msgspec.structs.replace(settings, triton_urls=fake.url, model="a"), capsys)
+
+
+def as_foreign(settings: Settings, **changes: object) -> Settings:
+    """Take the embedded Triton for one of the user's own."""
+    key = str(settings.control_key_path)
+    return msgspec.structs.replace(settings, **{"triton_urls": settings.triton_url, "triton_control_key_file": key, **changes})
+
+
+@pytest.mark.parametrize(("url", "fix"), [("", "nereid serve"), ("127.0.0.1:{port}", "NEREID_TRITON_URLS")])
+def test_a_triton_that_does_not_answer(without_triton: Settings, capsys: Capture, url: str, fix: str) -> None:
+    """The address is told; the embedded one only has to be started."""
+    port = free_port()
+    settings = msgspec.structs.replace(without_triton, triton_urls=url.format(port=port), triton_grpc_port=port)
+    examined = examine(settings, capsys)
+
+    assert_useful(examined["triton"], Severity.FAILURE, says=[f"127.0.0.1:{port}", "Connection refused"], fix=fix)
+
+
+def test_a_host_that_is_not_known(without_triton: Settings, capsys: Capture) -> None:
+    """It is not taken for a Triton that was not started."""
+    examined = examine(msgspec.structs.replace(without_triton, triton_urls="no-such-host.invalid:8001"), capsys)
+
+    assert_useful(examined["triton"], Severity.FAILURE, says=["no-such-host.invalid:8001"], fix="NEREID_TRITON_URLS")
+    assert not examined.all("dev_shm")
+
+
+def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
+    """Triton is not asked without it; the machine is checked all the same."""
+    nowhere = str(tmp_path / "nowhere.pem")
+    examined = examine(Settings(triton_urls="127.0.0.1:8001", triton_tls=True, triton_ca_file=nowhere), capsys)
+
+    assert examined.code == 1
+    assert_useful(examined["tls_files"], Severity.FAILURE, says=[f"{nowhere}: No such file"], fix="NEREID_TRITON_CA_FILE")
+    assert not examined.all("triton")
+
+
+def test_an_old_triton_of_ones_own(hurting: Settings, capsys: Capture) -> None:
+    """It may crash, and can be updated; the embedded one cannot."""
+    examined = examine(as_foreign(hurting), capsys)
+
+    assert_useful(examined["triton_version"], Severity.WARNING, says=["2.51.0", "may crash"], fix="2.59.1")
+    assert examine(hurting, capsys)["triton_version"].severity is Severity.OK
+
+
+def test_a_new_triton(without_triton: Settings, capsys: Capture) -> None:
+    """It survives cancelled inferences."""
+    fake = FakeTriton()
+    fake.version, fake.extensions = "2.59.1", EXTENSIONS
+    examined = examine_fake(fake, without_triton, capsys)
+
+    assert examined["triton_version"].severity is Severity.OK
+    assert not examined.all("extensions")
+
+
+def test_another_server_of_the_same_protocol(without_triton: Settings, capsys: Capture) -> None:
+    """It answers, but cannot do what is needed."""
+    fake = FakeTriton()
+    fake.extensions = ["schedule_policy", "statistics"]
+    examined = examine_fake(fake, without_triton, capsys)
+
+    assert examined.code == 1
+    assert_useful(examined["extensions"], Severity.FAILURE, says=["model_configuration"], fix="NVIDIA Triton")
+    assert "schedule_policy" not in examined["extensions"].message
+
+
+def test_a_slow_connection(without_triton: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """What a call takes, every request takes."""
+    monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 0.0)
+    examined = examine_fake(FakeTriton(), without_triton, capsys)
+
+    assert_useful(examined["latency"], Severity.WARNING, says=[" ms"], fix="Triton's host")
+
+
+def test_shared_memory_is_tried_and_nothing_is_left(hurting: Settings, capsys: Capture) -> None:
+    """Triton has really mapped it, and forgotten it again."""
+    examined = examine(hurting, capsys)
+
+    assert examined["shared_memory"].severity is Severity.OK
+    assert asyncio.run(regions(hurting)) == []
+    assert own_arenas() == []
+
+
+@pytest.mark.parametrize(("mode", "severity"), [("auto", Severity.WARNING), ("shm", Severity.FAILURE)])
+def test_shared_memory_that_needs_a_key(hurting: Settings, capsys: Capture, mode: str, severity: Severity) -> None:
+    """Without it pixels are copied, or nothing works if that is not wanted."""
+    examined = examine(as_foreign(hurting, triton_control_key_file="", transport=mode), capsys)
+
+    assert_useful(examined["shared_memory"], severity, says=["restricted"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
+    assert_useful(examined["models"], Severity.WARNING, says=["restricted"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
+
+
+def test_the_embedded_tritons_own_key_that_cannot_be_read(hurting: Settings, tmp_path: Path, capsys: Capture) -> None:
+    """Another user's process has no access to it."""
+    examined = examine(msgspec.structs.replace(hurting, triton_home=str(tmp_path)), capsys)
+
+    for code in ("shared_memory", "models"):
+        assert_useful(examined[code], Severity.WARNING, says=["restricted"], fix="as the user who runs the embedded Triton")
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [("Client shared memory is disabled", "--allow-client-shm=true"), ("Unable to open shared memory region", "--ipc=host")],
+)
+def test_shared_memory_that_triton_rejects(without_triton: Settings, capsys: Capture, message: str, fix: str) -> None:
+    """Newer Tritons do not allow it unless they are told to; those in other containers do not have it."""
+    fake = FakeTriton()
+    fake.refusal = grpc.StatusCode.INVALID_ARGUMENT, message
+    examined = examine_fake(fake, without_triton, capsys)
+
+    assert_useful(examined["shared_memory"], Severity.WARNING, says=[message], fix=fix)
+    assert own_arenas() == []
+
+
+def test_a_triton_elsewhere_has_other_memory(without_triton: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """There is nothing to be done about it."""
+    monkeypatch.setattr("app.doctor.report.ports.is_this_machine", lambda _: False)
+    fake = FakeTriton()
+    fake.accepts_regions = False
+    examined = examine_fake(fake, without_triton, capsys)
+
+    assert examined["shared_memory"].severity is Severity.OK
+    assert not examined.all("dev_shm")
+    assert not examined.all("instances")
+
+
+def test_a_machine_without_shared_memory(hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The reason is the system's."""
+
+    def fail(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Arena, "__init__", fail)
+    examined = examine(hurting, capsys)
+
+    assert_useful(examined["shared_memory"], Severity.WARNING, says=["Permission denied"], fix="tmpfs")
+
+
+def test_inline_needs_no_shared_memory(hurting: Settings, capsys: Capture) -> None:
+    """It is not tried; that it is not used is another finding."""
+    examined = examine(msgspec.structs.replace(hurting, transport="inline"), capsys)
+
+    assert examined["shared_memory"].severity is Severity.OK
+    assert_useful(examined["transport"], Severity.WARNING, says=["inline"], fix="unset NEREID_TRANSPORT")
+    assert not examined.all("dev_shm")
+
+
+def test_models_that_are_not_ready_are_named_with_the_reason(hurting: Settings, capsys: Capture) -> None:
+    """Those besides the default model are no failure."""
+    examined = examine(hurting, capsys)
+    summary, *others = examined.all("models")
+
+    assert examined.code == 0
+    assert f"{len(LOADED)} of the {len(LOADED) + 2} models" in summary.message
+    assert [finding.severity for finding in others] == [Severity.WARNING] * 2
+    assert_useful(others[0], Severity.WARNING, says=["broken", "its weights are missing"], fix="remove it")
+    assert_useful(others[1], Severity.WARNING, says=["too_large", "preferred size must be <= max batch size"], fix="remove it")
+
+
+def test_models_that_nobody_asked_for_are_not_missed(without_triton: Settings, capsys: Capture) -> None:
+    """A Triton of one's own may load models only when it is told to."""
+    examined = examine_fake(FakeTriton(), without_triton, capsys)
+
+    assert [finding.message.partition(" ")[0] for finding in examined.all("models")] == ["1", "b"]

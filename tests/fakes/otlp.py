@@ -1,0 +1,110 @@
+"""A receiver of OpenTelemetry traces, as a collector is one: OTLP over HTTP."""
+
+import re
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+class Receiver(ThreadingHTTPServer):
+    """Keeps what it receives; tests set the attributes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        """What `OTEL_EXPORTER_OTLP_ENDPOINT` has to be."""
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.paths: list[str] = []
+        self.status = 200
+        self.may_answer = threading.Event()
+        """Answers wait for it."""
+        self.may_answer.set()
+
+    @property
+    def spans(self) -> list[Span]:
+        """What has been exported, by whomever."""
+        return [
+            span
+            for request in self.requests
+            for part in request.resource_spans
+            for scope in part.scope_spans
+            for span in scope.spans
+        ]
+
+    @property
+    def services(self) -> dict[str, dict[str, Any]]:
+        """The attributes of each resource that has exported something, by its service name."""
+        resources = [attributes_of(part.resource) for request in self.requests for part in request.resource_spans]
+        return {resource["service.name"]: resource for resource in resources}
+
+    def named(self, name: str) -> Span:
+        """Return the only span of a name."""
+        (span,) = [span for span in self.spans if span.name == name]
+        return span
+
+    def children(self, parent: Span) -> list[Span]:
+        """Return the spans under one, in the order in which they began."""
+        return sorted(
+            (span for span in self.spans if span.parent_span_id == parent.span_id), key=lambda span: span.start_time_unix_nano
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        request = (
+            _from_json(body) if self.headers["Content-Type"] == "application/json" else ExportTraceServiceRequest.FromString(body)
+        )
+        self.server.may_answer.wait()
+        self.server.paths.append(self.path)
+        self.server.requests.append(request)
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", self.headers["Content-Type"])
+        self.send_header("Content-Length", "0")  # which is how protobuf writes that everything was accepted
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def _from_json(body: bytes) -> ExportTraceServiceRequest:
+    """Parse OTLP's JSON, in which ids are hexadecimal and not base64 as protobuf has them."""
+    text = re.sub(rb'("(?:traceId|spanId|parentSpanId)"\s*:\s*)"([0-9a-f]*)"', _to_base64, body)
+    request = ExportTraceServiceRequest()
+    json_format.Parse(text, request, ignore_unknown_fields=True)
+    return request
+
+
+def _to_base64(found: re.Match[bytes]) -> bytes:
+    return found[1] + b'"' + b64encode(bytes.fromhex(found[2].decode())) + b'"'
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:  # noqa: ANN401 - a span or a resource
+    """Return the attributes of a span or a resource by name."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in thing.attributes}
+
+
+@contextmanager
+def receiving_traces() -> Iterator[Receiver]:
+    """Run a receiver on loopback."""
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            receiver.may_answer.set()
+            receiver.shutdown()
+            thread.join()

@@ -1,0 +1,139 @@
+"""The metrics of real processes: any worker of any instance tells what all of them have done, also those that have ended."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.scrape import Samples, read_samples
+from tests.support import SCENE, eventually
+from tests.system.gateway import RunningGateway, running_gateway
+
+REQUESTS = 600
+TARGETS = (
+    ("POST", "/detect", "/detect", SCENE, 200),
+    ("POST", "/v1/detect", "/v1/detect", SCENE, 200),
+    ("POST", "/predict/tiny", "/predict/{model}", SCENE, 200),
+    ("POST", "/detect", "/detect", b"no image", 415),
+    ("POST", "/detect", "/detect", SCENE[:-100], 422),
+    ("POST", "/detect?confidence=7", "/detect", SCENE, 400),
+    ("GET", "/nothing/here", "unmatched", b"", 404),
+    ("GET", "/livez", "/livez", b"", 200),
+)
+"""Method, path, endpoint, content and the status of the response."""
+
+
+@asynccontextmanager
+async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, RunningGateway]]:
+    """Run a gateway on a Triton that finds nothing."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    async with serving(fake), running_gateway(fake.url, folder, workers=2, timeout_seconds=20, **settings) as running:
+        yield fake, running
+
+
+async def scrape(url: str) -> Samples:
+    """Read the metrics over a connection of its own, so that any worker may answer."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        return read_samples((await client.get(f"{url}/metrics")).text)
+
+
+async def load(url: str, connections: int = 8) -> Counter[tuple[str, str]]:
+    """Send requests of all kinds over several connections; return how many were answered, by endpoint and status."""
+    counts: Counter[tuple[str, str]] = Counter()
+    left = iter(range(REQUESTS))
+
+    async def send() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            for number in left:
+                method, path, endpoint, content, status = TARGETS[number % len(TARGETS)]
+                answer = await client.request(method, path, content=content, headers={"content-type": "image/bmp"})
+                assert answer.status_code == status, answer.text
+                counts[endpoint, str(status)] += 1
+
+    await asyncio.gather(*(send() for _ in range(connections)))
+    return counts
+
+
+def requests(samples: Samples) -> Counter[tuple[str, str]]:
+    """Return how many requests the metrics count, by endpoint and status, without those for the metrics themselves."""
+    return Counter(
+        {
+            (endpoint, status): int(samples.get(f'api_requests_total{{endpoint="{endpoint}",status="{status}"}}', 0))
+            for endpoint, status in {(endpoint, str(status)) for _, _, endpoint, _, status in TARGETS}
+        }
+    )
+
+
+async def test_every_request_is_counted_once(tmp_path: Path) -> None:
+    """Whichever worker has answered it, and whichever worker is asked; by stage and by code, too."""
+    async with gateway(tmp_path) as (_, running):
+        before = requests(await scrape(running.url))
+        counts = await load(running.url)
+        detections = counts["/detect", "200"] + counts["/v1/detect", "200"] + counts["/predict/{model}", "200"]
+        for _ in range(8):
+            found = await scrape(running.url)
+            assert requests(found) - before == counts
+            for endpoint in ("/detect", "/v1/detect", "/predict/{model}"):
+                answered = sum(count for (template, _), count in counts.items() if template == endpoint)
+                assert found[f'api_request_duration_seconds_count{{endpoint="{endpoint}"}}'] == answered
+            assert found['api_stage_duration_seconds_count{stage="infer"}'] == detections
+            assert found['api_errors_total{code="unsupported_format"}'] == counts["/detect", "415"]
+            assert found['api_errors_total{code="invalid_image"}'] == counts["/detect", "422"]
+            assert found["api_active_requests"] == 1
+            assert found["api_worker_starts_total"] == 2
+
+
+async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
+    """Counters never fall, and what it had in progress is forgotten."""
+    async with gateway(tmp_path) as (fake, running), AsyncExitStack() as stack:
+        before = requests(await scrape(running.url))
+        counts = await load(running.url)
+        fake.may_answer.clear()
+        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=60)) for _ in range(8)]
+        stalled = [asyncio.create_task(client.post("/detect", content=SCENE)) for client in clients]
+        assert await eventually(lambda: fake.running == 8)
+        (killed, _) = running.workers()
+        killed.kill()
+        assert await eventually(lambda: len(running.workers()) == 2 and killed not in running.workers())
+        fake.may_answer.set()
+        answers = await asyncio.gather(*stalled, return_exceptions=True)
+        counts["/detect", "200"] += sum(isinstance(answer, httpx.Response) for answer in answers)
+
+        found = await scrape(running.url)
+        for _ in range(100):
+            if (found["api_active_requests"], found["api_workers"], found["api_worker_starts_total"]) == (1, 2, 3):
+                break
+            await asyncio.sleep(0.1)
+            found = await scrape(running.url)
+        else:
+            pytest.fail(f"{found}")
+        assert requests(found) - before == counts
+
+
+def promtool(text: bytes) -> list[str]:
+    """Return what promtool has to say of metrics."""
+    program = shutil.which("promtool")
+    if program is None:
+        assert "CI" not in os.environ, "promtool is not installed"
+        pytest.skip("promtool is not installed")
+    return subprocess.run([program, "check", "metrics"], input=text, capture_output=True, check=False).stderr.decode().splitlines()
+
+
+async def test_promtool_accepts_the_metrics(tmp_path: Path) -> None:
+    """But for the names with `ms`, which are those that dashboards of Triton gateways know."""
+    async with gateway(tmp_path) as (_, running):
+        await load(running.url)
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"{running.url}/metrics")).content
+
+    assert all(line.startswith(("triton_queue_time_ms ", "triton_inference_time_ms ")) for line in promtool(text))

@@ -1,0 +1,217 @@
+"""Spans of requests, as a receiver of OpenTelemetry gets them."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from app import __version__
+from app.telemetry import tracing
+from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
+from app.telemetry.tracing import Tracing
+from tests.fakes.otlp import Receiver, attributes_of, receiving_traces
+from tests.support import ROOT
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, NOT_SAMPLED = TraceContext(TRACE, SPAN, 1), TraceContext(TRACE, SPAN, 0)
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A receiver, to which everything is exported that is opened from now on."""
+    with receiving_traces() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        yield receiver
+
+
+async def trace(
+    parent: TraceContext | None = None,
+    method: str = "GET",
+    route: str | None = "/livez",
+    status: int = 200,
+    stages: tuple[str, ...] = (),
+) -> TraceContext | None:
+    """Trace one request, export what there is, and return its place in the trace."""
+    tracing, timing = Tracing(), Timing()
+    span = tracing.start(parent, timing, method, "/the/path")
+    for stage in stages:
+        timing.lap(stage)
+    span.end(route, status, {"nereid.model": "tiny", "http.request.body.size": 7})
+    await tracing.close()
+    return span.context
+
+
+async def test_a_request_is_a_span_of_the_server(receiver: Receiver) -> None:
+    """Its name and attributes are those of OpenTelemetry's conventions for HTTP, and its ids those that callees get."""
+    context = await trace(method="POST", route="/predict/{model}")
+
+    assert receiver.paths == ["/v1/traces"]
+    (span,) = receiver.spans
+    assert (span.name, span.kind, span.parent_span_id) == ("POST /predict/{model}", Span.SPAN_KIND_SERVER, b"")
+    assert context
+    assert (span.trace_id.hex(), span.span_id.hex()) == (context.trace_id, context.span_id)
+    assert context.flags & 1
+    assert attributes_of(span) == {
+        "http.request.method": "POST",
+        "url.path": "/the/path",
+        "url.scheme": "http",
+        "http.route": "/predict/{model}",
+        "http.response.status_code": 200,
+        "nereid.model": "tiny",
+        "http.request.body.size": 7,
+    }
+
+
+async def test_stages_are_spans_under_their_request(receiver: Receiver) -> None:
+    """One after the other, each with its own start and end, which lie within those of the request and in the present."""
+    before = time.time_ns()
+    await trace(stages=("read", "decode", "infer"))
+    after = time.time_ns()
+
+    request = receiver.named("GET /livez")
+    stages = receiver.children(request)
+    assert [stage.name for stage in stages] == ["read", "decode", "infer"]
+    assert {stage.trace_id for stage in stages} == {request.trace_id}
+    assert {stage.kind for stage in stages} == {Span.SPAN_KIND_INTERNAL}
+    times = [moment for stage in stages for moment in (stage.start_time_unix_nano, stage.end_time_unix_nano)]
+    order = [before, request.start_time_unix_nano, *times, request.end_time_unix_nano, after]
+    assert order == sorted(order)
+
+
+async def test_a_trace_of_the_caller_is_continued(receiver: Receiver) -> None:
+    """The span is a child of the caller's."""
+    context = await trace(SAMPLED, stages=("read",))
+
+    assert context
+    assert context.trace_id == TRACE
+    assert context.flags == 1
+    request = receiver.named("GET /livez")
+    assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, SPAN)
+    assert {span.trace_id.hex() for span in receiver.spans} == {TRACE}
+
+
+async def test_a_trace_that_the_caller_does_not_sample_is_not_exported(receiver: Receiver) -> None:
+    """It is continued all the same, so that callees do not sample it either."""
+    context = await trace(NOT_SAMPLED, stages=("read",))
+
+    assert receiver.requests == []
+    assert context
+    assert (context.trace_id, context.flags) == (TRACE, 0)
+    assert context.span_id != SPAN
+
+
+async def test_the_sampler_is_that_of_the_environment(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default a request that comes without a trace is sampled; here only one whose caller samples it."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    alone = await trace()
+    await trace(SAMPLED)
+
+    assert alone
+    assert not alone.flags & 1
+    assert [span.trace_id.hex() for span in receiver.spans] == [TRACE]
+
+
+@pytest.mark.parametrize(("status", "is_error"), [(200, False), (404, False), (429, False), (499, False), (500, True), (504, True)])
+async def test_only_failures_of_the_server_are_errors(receiver: Receiver, status: int, is_error: bool) -> None:  # noqa: FBT001
+    """The conventions leave the status of a span unset for what a client has done."""
+    await trace(status=status)
+
+    (span,) = receiver.spans
+    attributes = attributes_of(span)
+    assert attributes["http.response.status_code"] == status
+    assert span.status.code == (Status.STATUS_CODE_ERROR if is_error else Status.STATUS_CODE_UNSET)
+    assert attributes.get("error.type") == (str(status) if is_error else None)
+
+
+async def test_a_path_that_does_not_exist_has_no_route(receiver: Receiver) -> None:
+    """The span is named by its method alone: the names of spans are to be few."""
+    await trace(route=None, status=404)
+
+    (span,) = receiver.spans
+    assert span.name == "GET"
+    assert "http.route" not in attributes_of(span)
+
+
+async def test_a_method_that_a_caller_has_made_up_is_no_name(receiver: Receiver) -> None:
+    """It is an attribute apart."""
+    await trace(method="FROBNICATE", status=405)
+
+    (span,) = receiver.spans
+    attributes = attributes_of(span)
+    assert span.name == "HTTP /livez"
+    assert (attributes["http.request.method"], attributes["http.request.method_original"]) == ("_OTHER", "FROBNICATE")
+
+
+async def test_the_service_has_a_name(receiver: Receiver) -> None:
+    """And a version."""
+    await trace()
+
+    resource = receiver.services["nereid"]
+    assert resource["service.version"] == __version__
+    assert resource["telemetry.sdk.language"] == "python"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_SERVICE_NAME", "eyes"), ("OTEL_RESOURCE_ATTRIBUTES", "service.name=eyes,a=b")]
+)
+async def test_the_name_of_the_service_can_be_set(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """As for every program that uses OpenTelemetry."""
+    monkeypatch.setenv(variable, value)
+    await trace()
+
+    assert set(receiver.services) == {"eyes"}
+
+
+async def test_opentelemetry_can_be_disabled(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own switch leaves nothing to pass on where there is no caller's trace, and exports nothing."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
+    assert await trace(stages=("read",)) is None
+    assert receiver.requests == []
+
+
+async def test_the_end_does_not_wait_for_a_receiver_that_hangs(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given a while, and then left alone."""
+    monkeypatch.setattr(tracing, "_FLUSH_SECONDS", 0.2)
+    receiver.may_answer.clear()
+    await trace()
+
+    assert receiver.requests == []
+
+
+@pytest.mark.parametrize("status", [400, 503])
+async def test_a_receiver_that_refuses_harms_nobody(
+    receiver: Receiver, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The spans are lost, which is logged."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    receiver.status = status
+
+    assert await trace()
+    assert "Failed to export spans batch" in caplog.text
+
+
+async def test_nothing_runs_after_the_end(receiver: Receiver) -> None:
+    """The thread that exports has ended."""
+    before = set(threading.enumerate())
+    await trace()
+
+    assert [thread for thread in threading.enumerate() if thread not in before and "Otel" in thread.name] == []
+    assert len(receiver.spans) == 1
+
+
+def test_without_tracing_opentelemetry_is_not_imported() -> None:
+    """It takes time and memory, and need not be installed. Litestar looks whether it is."""
+    program = (
+        "import sys; from app.main import create_app; create_app(); print({'opentelemetry.sdk', 'requests'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+
+    assert ran.stdout == "set()\n"

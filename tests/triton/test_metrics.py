@@ -1,0 +1,104 @@
+"""What Triton has done between two scrapes, whichever workers they reach."""
+
+import grpc
+import pytest
+
+from app.config import Settings
+from app.main import create_app
+from app.resilience.worker_table import WorkerTable
+from app.triton.client import TritonClient
+from app.triton.metrics import read_metrics
+from tests.fakes.triton import FakeTriton
+from tests.scrape import scrape
+from tests.support import OpenTable, finds, started
+from tests.triton.test_statistics import add_version
+
+Fake = tuple[FakeTriton, TritonClient]
+
+
+async def read(client: TritonClient, table: WorkerTable) -> dict[str, float]:
+    """Read the metrics by name and model."""
+    return {
+        ",".join((sample.name, *sample.labels.values())): sample.value
+        for family in await read_metrics(client, table)
+        for sample in family.samples
+    }
+
+
+def count(fake: FakeTriton, *counters: int) -> None:
+    """Let a fake tell these counters of its model, in the order of `ModelStatistics`."""
+    del fake.statistics.model_stats[:]
+    add_version(fake, "tiny", "1", *counters)
+
+
+async def test_means_are_those_since_the_last_scrape(fake_triton: Fake, open_table: OpenTable) -> None:
+    """Of any worker; the first scrape shows what Triton has done before."""
+    (fake, client), tables = fake_triton, [open_table(), open_table()]
+    for table in tables:
+        table.refresh()
+    count(fake, 8, 2, 4, 4_000_000, 4, 20_000_000)
+    assert await read(client, tables[0]) == {
+        "triton_up": 1,
+        "triton_batch_size,tiny": 4,
+        "triton_queue_time_ms,tiny": 1,
+        "triton_inference_time_ms,tiny": 5,
+    }
+    count(fake, 10, 4, 6, 10_000_000, 6, 22_000_000)
+
+    assert await read(client, tables[1]) == {
+        "triton_up": 1,
+        "triton_batch_size,tiny": 1,
+        "triton_queue_time_ms,tiny": 3,
+        "triton_inference_time_ms,tiny": 1,
+    }
+
+
+async def test_a_model_that_did_not_run_has_no_means(fake_triton: Fake, table: WorkerTable) -> None:
+    """There is nothing to tell of it."""
+    fake, client = fake_triton
+    count(fake, 8, 2, 4, 4_000_000, 4, 20_000_000)
+    await read(client, table)
+
+    assert await read(client, table) == {"triton_up": 1}
+
+
+async def test_counters_of_a_restarted_triton_begin_anew(fake_triton: Fake, table: WorkerTable) -> None:
+    """What is less than before was counted since the start."""
+    fake, client = fake_triton
+    count(fake, 100, 50, 100, 100, 100, 100)
+    await read(client, table)
+    count(fake, 6, 2, 3, 6_000_000, 3, 3_000_000)
+
+    assert (await read(client, table))["triton_batch_size,tiny"] == 3
+
+
+@pytest.mark.parametrize("silence", ["hangs", "refuses"])
+async def test_a_triton_that_does_not_answer_is_down(
+    fake_triton: Fake, table: WorkerTable, silence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the scrape does not wait for long."""
+    fake, client = fake_triton
+    monkeypatch.setattr("app.triton.metrics._SECONDS", 0.2)
+    if silence == "hangs":
+        fake.may_tell.clear()
+    else:
+        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
+
+    assert await read(client, table) == {"triton_up": 0}
+    fake.may_tell.set()
+
+
+@pytest.mark.usefixtures("triton")
+async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
+    """The requests between two scrapes, one image at a time."""
+    async with started(create_app(settings)) as client:
+        await scrape(client)
+        for _ in range(3):
+            assert await finds(client, "six_columns")
+        found = await scrape(client)
+
+    assert found["triton_up"] == 1
+    assert found['triton_batch_size{model="six_columns"}'] == 1
+    assert found['triton_inference_time_ms{model="six_columns"}'] > 0
+    assert found['triton_queue_time_ms{model="six_columns"}'] >= 0
+    assert 'triton_batch_size{model="raw_yolo"}' not in found

@@ -1,0 +1,107 @@
+"""The counters of Triton's models, and what is derived from them."""
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.errors import InvalidModelOutput, TritonUnavailable
+from app.model.spec import from_triton_config
+from app.triton.client import TritonClient
+from app.triton.statistics import ModelStatistics, read_statistics
+from tests.fakes.triton import FakeTriton, serving_bytes
+
+SECONDS = 5.0
+
+
+def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> None:
+    """Let a fake tell the counters of a version, in the order of `ModelStatistics`."""
+    added = fake.statistics.model_stats.add(name=name, version=version, inference_count=counters[0], execution_count=counters[1])
+    added.inference_stats.queue.MergeFrom(messages.StatisticDuration(count=counters[2], ns=counters[3]))
+    added.inference_stats.compute_infer.MergeFrom(messages.StatisticDuration(count=counters[4], ns=counters[5]))
+
+
+async def test_the_versions_of_a_model_are_added_up(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    """Each model has its own counters."""
+    fake, client = fake_triton
+    add_version(fake, "a", "1", 1, 2, 3, 4, 5, 6)
+    add_version(fake, "b", "1", 7, 7, 7, 7, 7, 7)
+    add_version(fake, "a", "2", 10, 20, 30, 40, 50, 60)
+
+    assert await read_statistics(client, SECONDS) == {
+        "a": ModelStatistics(11, 22, 33, 44, 55, 66),
+        "b": ModelStatistics(7, 7, 7, 7, 7, 7),
+    }
+
+
+async def test_a_triton_without_models_has_no_counters(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    """It is no error."""
+    assert await read_statistics(fake_triton[1], SECONDS) == {}
+
+
+async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    """Nobody waits longer than he wants."""
+    fake, client = fake_triton
+    fake.may_tell.clear()
+    with pytest.raises(TritonUnavailable):
+        await read_statistics(client, 0.1)
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
+    fake.may_tell.set()
+    with pytest.raises(TritonUnavailable):
+        await read_statistics(client, SECONDS)
+
+
+async def test_another_program_has_no_counters() -> None:
+    """What it answers cannot be read."""
+    async with serving_bytes(b"\xff\xff\xff") as url:
+        client = TritonClient(url)
+        with pytest.raises(InvalidModelOutput):
+            await read_statistics(client, SECONDS)
+        await client.close()
+
+
+def test_averages() -> None:
+    """Per execution for batches, per request for times."""
+    statistics = ModelStatistics(12, 3, 6, 18_000_000, 6, 30_000_000)
+
+    assert (statistics.batch_size, statistics.queue_ms, statistics.inference_ms) == (4.0, 3.0, 5.0)
+
+
+def test_an_idle_model_has_no_averages() -> None:
+    """They are 0, and not an error."""
+    idle = ModelStatistics()
+
+    assert (idle.batch_size, idle.queue_ms, idle.inference_ms) == (0.0, 0.0, 0.0)
+
+
+def test_differences_between_two_readings() -> None:
+    """Counters that are lower than before belong to a model that was loaded again."""
+    before, after = ModelStatistics(10, 5, 10, 100, 10, 1000), ModelStatistics(14, 6, 12, 150, 12, 1400)
+
+    assert after.since(before) == ModelStatistics(4, 1, 2, 50, 2, 400)
+    assert after.since(after) == ModelStatistics()
+    assert before.since(after) == before
+
+
+async def test_a_real_triton_counts_images_and_batches(settings: Settings, triton: EmbeddedTriton) -> None:
+    """Images, requests and executions are told apart, and models from each other."""
+    assert triton.poll() is None
+    client = TritonClient(settings.triton_url, settings.control_key_path)
+    spec = from_triton_config(*await client.read_config("six_columns"))
+    before = await read_statistics(client, SECONDS)
+    await client.infer(spec, np.zeros(spec.batch_shape(3), np.float32), timeout_seconds=30, images=3)
+    await asyncio.gather(
+        *(client.infer(spec, np.zeros(spec.batch_shape(1), np.float32), timeout_seconds=30) for _ in range(2)),
+    )
+    after = await read_statistics(client, SECONDS)
+    await client.close()
+    done = after["six_columns"].since(before["six_columns"])
+
+    assert (done.inferences, done.executions, done.queue_count, done.compute_infer_count) == (5, 3, 3, 3)
+    assert done.batch_size == pytest.approx(5 / 3)
+    assert min(done.queue_ns, done.compute_infer_ns) > 0
+    assert after["yolo_head"] == before["yolo_head"]
