@@ -48,7 +48,7 @@ test *args:
 smoke:
     @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, for about 12 minutes; nginx must be installed
+# Inject faults and hostile input into real processes, for about 18 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
     @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
@@ -76,7 +76,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick, full, sustained, sweep, open, overload, versus, limit, stages, metrics, workers, compare, report, accuracy, instances
+# Measure: quick full sustained sweep open overload versus limit stages metrics workers compare report accuracy instances dashboard
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from app import config, preflight, settings_rules
+from app import config, preflight, settings_rules, settings_table
 from app.api import keys
 from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
@@ -204,7 +204,7 @@ def _doctor(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:
-    print(config.table())
+    print(settings_table.render())
 
 
 def _prepare(settings: Settings) -> None:

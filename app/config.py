@@ -243,14 +243,3 @@ def _choices(name: str) -> tuple[str, ...]:
     if typing.get_origin(kind) is Literal:
         return typing.get_args(kind)
     return ("true", "false") if kind is bool else ()
-
-
-def table() -> str:
-    """Render the settings as the Markdown table of the README."""
-    rows = ["| variable | default | meaning |", "|---|---|---|"]
-    for field in msgspec.structs.fields(Settings):
-        meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)
-        default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-        shown = f"`{default}`" if default != "" else ""
-        rows.append(f"| `{PREFIX}{field.name.upper()}` | {shown} | {meta.description} |")
-    return "\n".join(rows)

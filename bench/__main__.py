@@ -10,7 +10,19 @@ from app.embedded.server import EmbeddedTritonError
 from app.host.packages import PackageError
 from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
-from bench.experiments import accuracy, instances, limit, metrics, overload, profile, server_load, stages, versus, workers
+from bench.experiments import (
+    accuracy,
+    dashboard,
+    instances,
+    limit,
+    metrics,
+    overload,
+    profile,
+    server_load,
+    stages,
+    versus,
+    workers,
+)
 from bench.experiments.options import Commands
 from bench.harness.errors import ContestantError
 from bench.report.compare import compare
@@ -26,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
-    for experiment in (server_load, versus, overload, limit, stages, metrics, workers, accuracy, instances, profile):
+    for experiment in (server_load, versus, overload, limit, stages, metrics, workers, accuracy, instances, profile, dashboard):
         experiment.add_to(commands)
     _add_results(commands)
     options = parser.parse_args(arguments)

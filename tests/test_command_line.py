@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app import config
+from app import settings_table
 from app.__main__ import main
 from app.api import keys
 from app.api.keys import KeysError
@@ -227,7 +227,7 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
-    assert out == config.table() + "\n"
+    assert out == settings_table.render() + "\n"
     assert err == ""
     for name in Settings.__struct_fields__:
         assert f"`{PREFIX}{name.upper()}`" in out
@@ -239,7 +239,7 @@ def test_it_runs_as_a_module() -> None:
     good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
     bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert (good.returncode, good.stdout, good.stderr) == (0, config.table() + "\n", "")
+    assert (good.returncode, good.stdout, good.stderr) == (0, settings_table.render() + "\n", "")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.config import PREFIX, Settings, SettingsError, load, table
+from app.config import PREFIX, Settings, SettingsError, load
+from app.settings_table import render
 from tests.support import ROOT
 
 README = ROOT / "README.md"
@@ -234,7 +235,7 @@ def test_settings_do_not_change() -> None:
 
 def test_table_has_a_row_for_each_setting() -> None:
     """Every variable is listed with its default and its meaning."""
-    lines = table().splitlines()
+    lines = render().splitlines()
 
     assert lines[:3] == [
         "| variable | default | meaning |",
@@ -250,4 +251,4 @@ def test_table_has_a_row_for_each_setting() -> None:
 
 def test_readme_has_the_table() -> None:
     """The README lists the settings as they are in the code."""
-    assert table() in README.read_text(encoding="utf-8")
+    assert render() in README.read_text(encoding="utf-8")

@@ -32,7 +32,14 @@ class Running(NamedTuple):
 
 @contextmanager
 def running(  # noqa: PLR0913, PLR0917 - what a server consists of
-    command: Sequence[str], environment: Mapping[str, str], port: int, probe: str, log: Path, checkout: Path = ROOT
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    port: int,
+    probe: str,
+    log: Path,
+    checkout: Path = ROOT,
+    *,
+    ready_seconds: float = _READY_SECONDS,
 ) -> Iterator[Running]:
     """Run a server until the block ends.
 
@@ -43,6 +50,7 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
         probe: A path that answers 200 when it is ready, 503 before.
         log: Gets what it prints.
         checkout: The checkout of this project that it runs from.
+        ready_seconds: How long that may take.
 
     Raises:
         ContestantError: It ended or did not become ready; the message contains the end of its log.
@@ -60,7 +68,7 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        status = wait_for_answer(f"{url}{probe}", child, _READY_SECONDS, retry=(_NOT_READY,))
+        status = wait_for_answer(f"{url}{probe}", child, ready_seconds, retry=(_NOT_READY,))
         if status != _OK:
             raise ContestantError(f"{_describe(status, child)}: {_last_lines(log)}")
         yield Running(url, psutil.Process(child.pid))

@@ -24,13 +24,18 @@ def write_models(repository: Path, pulled: Path | None = None) -> None:
         pulled: The project's own repository, to add its `yolo11n` and a variant of it that takes FP32 planes; None adds neither.
     """
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
-        version = repository / config.parent.name / "1"
-        version.mkdir(parents=True)
-        shutil.copyfile(config, version.parent / config.name)
-        shutil.copyfile(_FOLDER / "model.py", version / "model.py")
+        write_fixture(config.parent.name, repository)
     if pulled is not None:
         shutil.copytree(pulled / YOLO, repository / YOLO)
         _write_fp32_variant(repository)
+
+
+def write_fixture(name: str, repository: Path) -> None:
+    """Write one of the fixtures into a model repository."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    shutil.copyfile(_FOLDER / name / "config.pbtxt", version.parent / "config.pbtxt")
+    shutil.copyfile(_FOLDER / "model.py", version / "model.py")
 
 
 def read_labels(repository: Path, model: str) -> str:

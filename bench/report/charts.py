@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from bench.report.svg import REST_COLOUR, WIDTH, dot, legend, polyline, rectangle, rule, shorten, svg, text
+from bench.report.svg import REST_COLOUR, WIDTH, area, dot, legend, polyline, rectangle, rule, shorten, svg, text
 from bench.report.text import number
 
 _HEIGHT = 340
@@ -72,8 +72,21 @@ def linear_axis(most: float, title: str) -> Axis:
     return Axis(0, high, {high * part / 4: f"{high * part / 4:,g}" for part in range(5)}, title, is_log=False)
 
 
-def draw_lines(lines: Sequence[Line], across: Axis, up: Axis, colours: Mapping[str, str], *, dots: bool = False) -> str:
-    """Draw curves with their names at their ends."""
+def stack(lines: Sequence[Line]) -> list[Line]:
+    """Put curves on top of each other, each of which is zero where it has no point; the sum of all comes first."""
+    sums = dict.fromkeys(sorted({x for line in lines for x, _ in line.points}), 0.0)
+    stacked = []
+    for line in lines:
+        values = dict(line.points)
+        sums = {x: below + values.get(x, 0.0) for x, below in sums.items()}
+        stacked.append(Line(line.name, list(sums.items())))
+    return stacked[::-1]
+
+
+def draw_lines(  # noqa: PLR0913 - what a chart consists of
+    lines: Sequence[Line], across: Axis, up: Axis, colours: Mapping[str, str], *, dots: bool = False, areas: bool = False
+) -> str:
+    """Draw curves with their names at their ends, or the areas below them, each in front of those before it."""
 
     def x(value: float) -> float:
         return _LEFT + across.place(value) * (WIDTH - _LEFT - _RIGHT)
@@ -84,7 +97,10 @@ def draw_lines(lines: Sequence[Line], across: Axis, up: Axis, colours: Mapping[s
     parts = [*_grid(up, y), *_base(across, x)]
     for line in lines:
         colour = colours[line.name]
-        parts.append(polyline([(x(a), y(b)) for a, b in line.points], colour, line.name))
+        places = [(x(a), y(b)) for a, b in line.points]
+        if areas:
+            parts.append(area(places, y(0), colour, line.name))
+        parts.append(polyline(places, colour, line.name))
         for a, b in line.points if dots else []:
             parts.append(dot(x(a), y(b), colour, f"{line.name}, {across.title} {a:g}: {number(b)} {up.title}"))
     right = WIDTH - _RIGHT

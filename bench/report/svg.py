@@ -41,6 +41,13 @@ def polyline(points: Sequence[tuple[float, float]], colour: str, title: str) -> 
     return f'<polyline points="{places}" class="line" stroke="{colour}"><title>{escape(title)}</title></polyline>'
 
 
+def area(points: Sequence[tuple[float, float]], floor: float, colour: str, title: str) -> str:
+    """Fill what is between a curve and a horizontal line below it, with a title for the mouse pointer."""
+    corners = [(points[0][0], floor), *points, (points[-1][0], floor)]
+    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+    return f'<polygon points="{places}" class="area" fill="{colour}"><title>{escape(title)}</title></polygon>'
+
+
 def legend(colours: Mapping[str, str]) -> str:
     """Explain colours, in HTML."""
     entries = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items())

@@ -59,7 +59,7 @@ class FakeServer:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
                 request = head + await reader.readexactly(length)
                 self.requests += 1
                 response = await self.reply(self.requests - 1, request)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.report.charts import Bar, Line, draw_bars, draw_batches, draw_lines, linear_axis, log_axis
+from bench.report.charts import Bar, Line, draw_bars, draw_batches, draw_lines, linear_axis, log_axis, stack
 
 
 def test_a_logarithmic_axis_covers_all_values() -> None:
@@ -37,6 +37,24 @@ def test_labels_of_curves_that_end_together_do_not_overlap() -> None:
     places = [float(part.partition('y="')[2].partition('"')[0]) for part in drawn.split("<text") if 'class="strong"' in part]
     assert all(abs(one - other) >= 16 for one, other in pairwise(places))
     assert names[2] in drawn.partition("<svg")[0]
+
+
+def test_a_stack_adds_up() -> None:
+    """The sum comes first, so that what is drawn later is in front; a curve without a point somewhere is zero there."""
+    stacked = stack([Line("a", [(0.0, 1.0), (2.0, 3.0)]), Line("b", [(1.0, 5.0), (2.0, 7.0)])])
+
+    assert stacked == [Line("b", [(0.0, 1.0), (1.0, 5.0), (2.0, 10.0)]), Line("a", [(0.0, 1.0), (1.0, 0.0), (2.0, 3.0)])]
+
+
+def test_areas_reach_down_to_the_axis() -> None:
+    """An area has the corners of its curve and two on the axis."""
+    axis = linear_axis(10, "x")
+    drawn = draw_lines([Line("a", [(0.0, 5.0), (10.0, 10.0)])], axis, axis, {"a": "red"}, areas=True)
+    corners = drawn.partition('<polygon points="')[2].partition('"')[0].split()
+
+    assert len(corners) == 4
+    assert corners[0].partition(",")[2] == corners[-1].partition(",")[2]
+    assert "<polygon" not in draw_lines([Line("a", [(0.0, 5.0)])], axis, axis, {"a": "red"})
 
 
 def test_bars_of_very_different_length_show_shares() -> None:

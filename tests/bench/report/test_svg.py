@@ -1,6 +1,6 @@
 """SVG elements."""
 
-from bench.report.svg import colour, dot, legend, polyline, rectangle, shorten, text
+from bench.report.svg import area, colour, dot, legend, polyline, rectangle, shorten, text
 
 
 def test_names_are_escaped_wherever_they_are_written() -> None:
@@ -8,6 +8,7 @@ def test_names_are_escaped_wherever_they_are_written() -> None:
     elements = [
         text(0, 0, "<b>"),
         dot(0, 0, "red", "<b>"),
+        area([(0, 0)], 0, "red", "<b>"),
         polyline([(0, 0)], "red", "<b>"),
         rectangle((0, 0), (1, 1), "red", "<b>"),
         legend({"<b>": "red"}),

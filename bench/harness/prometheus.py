@@ -1,0 +1,143 @@
+"""A Prometheus: run one with the project's configuration, and ask one."""
+
+import math
+import shutil
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from app.host.ports import find_free
+from bench.harness.errors import ContestantError
+from bench.harness.processes import ROOT, running
+
+CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+"""What is shipped; the rules are beside it."""
+
+_ANSWER_SECONDS = 10.0
+
+
+class Series(NamedTuple):
+    """Values of one time series."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
+    """Time in seconds since 1970, and value; only finite ones."""
+
+
+class _Answer(msgspec.Struct):
+    """What Prometheus's API answers."""
+
+    status: str
+    data: Any = None
+    error: str = ""
+
+
+class Prometheus(NamedTuple):
+    """A Prometheus that runs. Each method raises `ContestantError` if it does not answer, or not as asked."""
+
+    url: str
+
+    def query(self, expression: str) -> list[Series]:
+        """Return the values that an expression has now."""
+        found = self._get("query", query=expression)
+        if found["resultType"] == "scalar":
+            return [Series({}, _finite([found["result"]]))]
+        return [Series(one["metric"], _finite([one["value"]])) for one in found["result"]]
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
+        """Return the values of an expression over time.
+
+        Args:
+            expression: In PromQL.
+            start: Of the time, seconds since 1970.
+            end: Of the time.
+            step: Seconds between two values.
+        """
+        found = self._get("query_range", query=expression, start=start, end=end, step=step)
+        return [Series(one["metric"], _finite(one["values"])) for one in found["result"]]
+
+    def names(self) -> set[str]:
+        """Return the names of all metrics and recordings."""
+        return set(self._get("label/__name__/values"))
+
+    def firing(self) -> dict[str, dict[str, str]]:
+        """Return the annotations of the alerts that fire now, by the alert's name."""
+        alerts = self._get("alerts")["alerts"]
+        return {alert["labels"]["alertname"]: alert["annotations"] for alert in alerts if alert["state"] == "firing"}
+
+    def _get(self, path: str, **parameters: str | float) -> Any:  # noqa: ANN401 - depends on the path
+        try:
+            response = httpx.get(
+                f"{self.url}/api/v1/{path}", params=parameters, timeout=_ANSWER_SECONDS, trust_env=False, verify=_authorities()
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ContestantError(f"Prometheus at {self.url} cannot be asked: {error}") from error
+        try:
+            answer = msgspec.json.decode(response.content, type=_Answer)
+        except msgspec.DecodeError as error:
+            raise ContestantError(f"{self.url} is no Prometheus: it answers with status {response.status_code}") from error
+        if answer.status != "success":
+            raise ContestantError(f"Prometheus at {self.url} answers: {answer.error}")
+        return answer.data
+
+
+@contextmanager
+def running_prometheus(
+    targets: Mapping[str, str], folder: Path, *, scrape_seconds: float, rules: Path = CONFIG.parent
+) -> Iterator[Prometheus]:
+    """Run Prometheus with the project's configuration until the block ends.
+
+    Args:
+        targets: The address, `host:port`, of each job.
+        folder: Gets its data, its configuration and its log.
+        scrape_seconds: Seconds between two scrapes, and between two evaluations of the rules.
+        rules: The folder of the rules that the configuration names.
+
+    Raises:
+        ContestantError: It is not installed, or does not start.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        raise ContestantError("Prometheus is not installed; on Debian: apt-get install prometheus")
+    (port,) = find_free(1)
+    config = folder / "prometheus.yml"
+    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds, rules))
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with running(command, {}, port, "/-/ready", folder / "prometheus.log") as server:
+        yield Prometheus(server.url)
+
+
+def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
+    """Change a configuration of Prometheus: the address of each job, how often it scrapes, and where the rules are.
+
+    Returns:
+        JSON, which is YAML as well.
+    """
+    changed = msgspec.yaml.decode(config)
+    interval = f"{scrape_seconds * 1000:.0f}ms"
+    changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+    changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]
+    for job in changed["scrape_configs"]:
+        job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
+    return msgspec.json.encode(changed)
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Load the system's certificates, which takes longer than most queries."""
+    return ssl.create_default_context()
+
+
+def _finite(values: list[tuple[float, str]]) -> list[tuple[float, float]]:
+    return [(time, float(value)) for time, value in values if math.isfinite(float(value))]

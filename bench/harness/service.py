@@ -1,0 +1,69 @@
+"""`serve` as a user runs it: the API and the embedded Triton, with ports, logs and models of its own."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from app import config
+from app.config import PREFIX
+from app.embedded.install import install
+from app.host.ports import find_free
+from bench.harness.processes import running
+
+_READY_SECONDS = 120.0
+"""Triton starts first."""
+
+
+class Service(NamedTuple):
+    """A `serve` that runs."""
+
+    url: str
+    process: psutil.Process
+    targets: dict[str, str]
+    """Where Prometheus finds the metrics: `host:port` by job."""
+
+    def triton(self) -> psutil.Process | None:
+        """Return its Triton, if it runs."""
+        running = (child for child in self.process.children() if child.status() != psutil.STATUS_ZOMBIE)
+        return next((child for child in running if child.name() == "tritonserver"), None)
+
+
+@contextmanager
+def running_service(repository: Path, folder: Path, settings: Mapping[str, object]) -> Iterator[Service]:
+    """Run `serve` until the block ends.
+
+    Args:
+        repository: Its model repository.
+        folder: Gets its logs and the home of its Triton.
+        settings: Settings by name; `model` is one of them.
+
+    Raises:
+        ContestantError: It does not start.
+        InstallError, PackageError: Triton is not installed and cannot be.
+    """
+    installed = Path(config.load().triton_home).resolve()
+    install(installed)
+    home = folder / "triton"
+    home.mkdir()
+    for part in ("server", "python"):
+        (home / part).symlink_to(installed / part)
+    port, http, grpc, metrics = find_free(4)
+    given = {
+        "port": port,
+        "triton_home": home,
+        "triton_http_port": http,
+        "triton_grpc_port": grpc,
+        "triton_metrics_port": metrics,
+        "model_repository": repository,
+        "log_format": "json",
+        **settings,
+    }
+    environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
+    command, log = [sys.executable, "-m", "app", "serve"], folder / "serve.log"
+    with running(command, environment, port, "/readyz", log, ready_seconds=_READY_SECONDS) as server:
+        targets = {"nereid": f"127.0.0.1:{port}", "triton": f"127.0.0.1:{metrics}"}
+        yield Service(server.url, server.process, targets)

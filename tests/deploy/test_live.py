@@ -1,0 +1,87 @@
+"""A Prometheus that scrapes a loaded service: every panel of the dashboard has values, and every recording is made."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from bench.experiments.dashboard import DASHBOARD, draw, exercise, loadable_service
+from bench.harness.prometheus import CONFIG, Prometheus, running_prometheus
+from bench.report.dashboard import Panel, Target, everything, fill_in, load_dashboard
+from tests.processes import no_process_left
+from tests.programs import require_program
+
+pytestmark = pytest.mark.timeout(240)
+
+PANELS = load_dashboard(DASHBOARD).panels
+GPU_PANELS = {"GPU utilisation", "GPU memory"}
+"""They have values only where Triton has a GPU."""
+SECONDS = 30.0
+SCRAPE_SECONDS = 0.5
+
+
+class Observed(NamedTuple):
+    """What a Prometheus has of a service that was loaded."""
+
+    prometheus: Prometheus
+    start: float
+    end: float
+
+    def has_values(self, target: Target) -> bool:
+        """Return whether a query of the dashboard had values at any time."""
+        expression = fill_in(target.expr, everything("4s"))
+        return any(series.points for series in self.prometheus.query_range(expression, self.start, self.end, SCRAPE_SECONDS))
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """A service that was loaded, whose Triton was killed, and that is still there."""
+    require_program("prometheus", "prometheus")
+    folder = tmp_path_factory.mktemp("observed")
+    with (
+        no_process_left(),
+        loadable_service(folder) as service,
+        running_prometheus(service.targets, folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
+    ):
+        start = time.time()
+        asyncio.run(exercise(service, SECONDS))
+        yield Observed(prometheus, start, time.time())
+
+
+@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel.type != "row"], ids=lambda panel: str(panel.title))
+def test_every_panel_has_values(observed: Observed, panel: Panel) -> None:
+    """Each of its queries; without a GPU, those of the panels about it have none."""
+    empty = [target.expr for target in panel.targets if not observed.has_values(target)]
+
+    if panel.title in GPU_PANELS and observed.prometheus.query("absent(nv_gpu_utilization)"):
+        assert len(empty) == len(panel.targets)
+    else:
+        assert empty == []
+
+
+def test_every_metric_exists(observed: Observed) -> None:
+    """A metric that does not exist would leave an alert silent, and a panel that counts rare events at zero."""
+    rules = [msgspec.yaml.decode((CONFIG.parent / name).read_bytes()) for name in ("recordings.yml", "alerts.yml")]
+    expressions = [rule["expr"] for file in rules for group in file["groups"] for rule in group["rules"]]
+    expressions += [target.expr for panel in PANELS if panel.title not in GPU_PANELS for target in panel.targets]
+    used = {
+        name
+        for expression in expressions
+        for name in re.findall(r"\b(?:instance:nereid_\w+:\w+|(?:api|triton|nv)_\w+)", expression)
+    }
+
+    assert len(used) > 30
+    assert used - observed.prometheus.names() == set()
+
+
+def test_the_dashboard_is_drawn(observed: Observed) -> None:
+    """Each panel shows something but those about a GPU."""
+    page = draw(load_dashboard(DASHBOARD), observed.prometheus, SECONDS, SCRAPE_SECONDS)
+
+    assert page.count("<section") == sum(panel.type != "row" for panel in PANELS)
+    assert page.count("no data") <= len(GPU_PANELS)
+    assert page.count("<polyline") > 40

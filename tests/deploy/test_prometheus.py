@@ -1,0 +1,58 @@
+"""Prometheus's configuration and its rules, as promtool sees them."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.harness.prometheus import CONFIG
+from tests.programs import require_program
+from tests.support import ROOT
+
+FOLDER = CONFIG.parent
+ALERTS = [rule for group in msgspec.yaml.decode((FOLDER / "alerts.yml").read_bytes())["groups"] for rule in group["rules"]]
+RUNBOOK = ROOT / "deploy" / "README.md"
+
+
+def promtool(*arguments: str, folder: Path = FOLDER) -> str:
+    """Run promtool, which must succeed; return what it prints."""
+    command = [require_program("promtool", "prometheus"), *arguments]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_configuration_is_valid() -> None:
+    """With the rules that it names."""
+    shown = promtool("check", "config", "--lint-fatal", CONFIG.name)
+
+    assert "2 rule files found" in shown
+    assert f"{len(ALERTS)} rules found" in shown
+
+
+def test_each_alert_comes_when_it_should_and_only_then() -> None:
+    """The scenarios are in `alerts_test.yml`."""
+    assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
+
+
+def test_each_alert_has_scenarios_for_both() -> None:
+    """One in which it fires, and one in which it must not."""
+    scenarios = msgspec.yaml.decode((FOLDER / "alerts_test.yml").read_bytes())["tests"]
+    checks = [check for scenario in scenarios for check in scenario.get("alert_rule_test", [])]
+    fires = {check["alertname"] for check in checks if check["exp_alerts"]}
+    is_silent = {check["alertname"] for check in checks if not check["exp_alerts"]}
+
+    assert fires == is_silent == {alert["alert"] for alert in ALERTS}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
+    """It says how urgent it is, what is wrong, and where the runbook tells of it."""
+    sections = [line.removeprefix("### ") for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("### ")]
+
+    assert alert["labels"]["severity"] in {"page", "ticket"}
+    assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+    assert alert["annotations"]["runbook"] == f"deploy/README.md#{alert['alert'].lower()}"
+    assert alert["alert"] in sections

@@ -1,0 +1,184 @@
+"""Each alert, set off by a real fault in front of a real Prometheus.
+
+All times in the rules are divided by 12, so that 5 minutes take 25 seconds; thresholds are those that are shipped.
+"""
+
+import asyncio
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import psutil
+import pytest
+
+from app.embedded.server import EmbeddedTriton
+from bench.harness.prometheus import running_prometheus
+from bench.harness.triton import Triton, embedded_triton
+from tests.faults import models
+from tests.faults.exchange import encode
+from tests.faults.serving import WORKERS, serving
+from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
+from tests.programs import require_program
+
+pytestmark = pytest.mark.faults
+
+_IMAGE = models.solid(10, 20, 30)
+_GOOD = encode(_IMAGE, Content_Type="image/png")
+_NONSENSE = encode(models.solid(120, 0, 0), "/predict/nonsense", Content_Type="image/png")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """All three, running."""
+    require_program("prometheus", "prometheus")
+    folder = tmp_path_factory.mktemp("alerts")
+    write_models(folder / "models")
+    write_short_rules(folder)
+    settings = {"model": "checksum", "log_level": "warning"}
+    with embedded_triton(folder / "models", "checksum") as triton, serving(triton, folder, settings=settings) as gateway:
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{triton.settings.triton_metrics_port}"}
+        with running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS, rules=folder) as prometheus:
+            yield Watched(gateway, triton, prometheus)
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """Stop a process during a block."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def stub_of(triton: Triton, model: str) -> psutil.Process:
+    """Find the process in which Triton runs a model."""
+    return next(child for child in triton.process.children() if any(f"/{model}/" in argument for argument in child.cmdline()))
+
+
+async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
+    """Also not if clients make mistakes."""
+    async with asking(watched.gateway, _GOOD, encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")) as statuses:
+        await asyncio.sleep(30)
+
+    assert set(statuses) == {200, 404, 415}
+
+    assert await watched.firing() == set()
+
+
+async def test_a_few_failures_are_a_ticket(watched: Watched) -> None:
+    """Two in a hundred; they wake nobody."""
+    async with asking(watched.gateway, *[_GOOD] * 49, _NONSENSE) as statuses:
+        said = await watched.until_firing("NereidSomeErrors")
+        assert "NereidErrors" not in await watched.firing()
+
+    assert set(statuses) == {200, 502}
+    assert "of the detections on 127.0.0.1 failed" in said["description"]
+
+
+async def test_failures_are_a_page(watched: Watched) -> None:
+    """One in ten; the description has the statuses."""
+    async with asking(watched.gateway, *[_GOOD] * 9, _NONSENSE):
+        said = await watched.until_firing("NereidErrors")
+    await watched.until_silent("NereidErrors")
+
+    assert re.search(r"failed, \d+ with status 502\. Rejected ones", said["description"])
+
+
+async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
+    """They are failures; here clients give the model no chance."""
+    late = encode(_IMAGE, "/predict/wait_20?timeout_ms=20", Content_Type="image/png")
+    async with asking(watched.gateway, *[_GOOD] * 9, late, every=0.1) as statuses:
+        said = await watched.until_firing("NereidErrors")
+    await watched.until_silent("NereidErrors")
+
+    assert set(statuses) == {200, 504}
+    assert "with status 504" in said["description"]
+
+
+async def test_slow_answers_are_a_page(watched: Watched) -> None:
+    """A model that takes three seconds, and no gateway that is full."""
+    slow = encode(_IMAGE, "/predict/wait_3000", Content_Type="image/png")
+    async with asking(watched.gateway, slow, every=3.5) as statuses:
+        said = await watched.until_firing("NereidSlow")
+
+    assert set(statuses) == {200}
+    assert "although the gateway is not full" in said["description"]
+
+
+async def test_a_full_gateway_is_a_ticket(watched: Watched) -> None:
+    """Five times what the model can answer; nobody is woken, although those that are admitted wait."""
+    too_many = encode(_IMAGE, "/predict/wait_20", Content_Type="image/png")
+    await watched.until_silent("NereidSlow")
+    async with asking(watched.gateway, too_many, every=0.01) as statuses:
+        said = await watched.until_firing("NereidFull")
+        firing = await watched.firing()
+    await watched.until_silent("NereidFull")
+
+    assert set(statuses) == {200, 429}
+    assert not firing & {"NereidErrors", "NereidSlow"}
+    assert re.search(r"now [\d.]+%(, \w+ [\d.]+m?/s)+\. The others", said["description"])
+
+
+async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
+    """Its process is stopped; Triton and its other models work."""
+    asked = encode(_IMAGE, "/predict/wait_20?timeout_ms=500", Content_Type="image/png")
+    with stopped(stub_of(watched.triton, "wait_20")):
+        async with asking(watched.gateway, *[_GOOD] * 4, asked):
+            said = await watched.until_firing("NereidModelFailing")
+    await watched.until_silent("NereidModelFailing")
+
+    assert "Triton does not run the model wait_20" in said["summary"]
+    assert "NereidTritonDown" not in await watched.firing()
+
+
+async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
+    """One after the other is killed."""
+    killed = 0
+    end = monotonic() + PATIENCE_SECONDS
+    while "NereidWorkersDying" not in await watched.firing():
+        assert monotonic() < end
+        if len(workers := watched.gateway.workers()) == WORKERS:
+            workers[0].kill()
+            killed += 1
+        await asyncio.sleep(2)
+
+    assert killed > 5
+
+
+async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
+    """With traffic two: users get errors, and Triton is why."""
+    with stopped(watched.triton.process):
+        async with asking(watched.gateway, _GOOD) as statuses:
+            said = await watched.until_firing("NereidErrors")
+            await watched.until_firing("NereidTritonDown")
+    await watched.until_silent("NereidErrors", "NereidTritonDown")
+
+    assert set(statuses) <= {200, 503, 504}
+    assert "with status 503" in said["description"]
+
+
+async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
+    """Also if nobody asks for anything; that it is back ends the alert."""
+    watched.triton.process.kill()
+    await watched.until_firing("NereidTritonDown")
+    assert "NereidErrors" not in await watched.firing()
+    server = EmbeddedTriton(watched.triton.settings)
+    await asyncio.to_thread(server.start)
+    try:
+        await watched.until_silent("NereidTritonDown")
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
+    """Nothing else fires for the same reason."""
+    for process in [watched.gateway.process, *watched.gateway.process.children()]:
+        process.kill()
+    said = await watched.until_firing("NereidDown")
+    await watched.until_silent("NereidTritonDown")
+
+    assert said["summary"] == "Nereid on 127.0.0.1 does not answer"
+    assert await watched.firing() <= {"NereidDown", "NereidWorkersDying", "NereidSomeErrors"}
