@@ -15,12 +15,14 @@ from app.triton.metrics import read_metrics
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
     """Show the metrics of all workers of this host, in a format that Prometheus reads."""
-    families = [*worker.metrics.collect(), *await read_metrics(worker.triton, worker.metrics.table)]
+    worker.detector.sample()
+    ours = worker.metrics
+    families = [*ours.collect(), *await read_metrics(worker.triton, ours.table, ours.models())]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
 
 
-def count(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
+def count_request(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
     """Count a request that has ended."""
     metrics.requests.add(1, endpoint, str(status))
     metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)

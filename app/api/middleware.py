@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage,
 from app.api.context import RequestContext, attach
 from app.api.dependencies import WorkerResources
 from app.api.drain import drain, has_body
-from app.api.metrics import count
+from app.api.metrics import count_request
 from app.api.route import UNMATCHED, route_of
 from app.telemetry import trace_context
 from app.telemetry.trace_context import TraceContext
@@ -89,7 +89,7 @@ class RequestContextMiddleware:
         finally:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
             metrics.active_requests.add(-1)
-            count(metrics, context, route_of(scope), status)
+            count_request(metrics, context, route_of(scope), status)
             self._log(scope, method, context, status)
             if span is not None:
                 _end(span, scope, context, status)

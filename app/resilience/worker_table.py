@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _ROWS = 512
-_COLUMNS = 4096
+_COLUMNS = 16384  # of which only those in use take memory
 _CELL_BYTES = 8  # aligned, so a reader never sees half of a write
 _CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
 # Behind the cells are the keys of the columns. The first row holds their lengths, and in its last cell the highest row in use.
 _KEYS = 0
-_KEY_BYTES = 192
+_KEY_BYTES = 384  # Triton's names of models have up to 255
 _SIZE = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
 _LAST = _COLUMNS - 1
 _COUNTER = "counter "
@@ -53,25 +53,30 @@ class TableView:
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}
+        """Of those keys that this process knows, in the order of the columns, and of those that share the last one."""
+        self._known = 0
+        """How many columns have been looked at."""
 
     def column(self, key: str) -> int:
         """Return the column of a key, the same in all workers. Keys that are too long or find no free one share the last one."""
         if key not in self._columns:
+            if self._memory.closed:
+                return _LAST
             with self._locked():
-                self._columns[key] = self._find_column(key.encode())
+                self._columns[key] = self._find_column(key)
         return self._columns[key]
 
     def counter(self, key: str) -> int:
         """Return the column of a counter, which is never reset; its key is apart from those of other columns."""
         return self.column(_COUNTER + key)
 
-    def keys(self) -> Iterator[str]:
-        """Iterate over the keys that any worker has used, without those of counters."""
-        return (key for key in self._keys() if not key.startswith(_COUNTER))
+    def keys(self) -> list[str]:
+        """List the keys that any worker has used, without those of counters."""
+        return [key for key in self._keys() if not key.startswith(_COUNTER)]
 
-    def counters(self) -> Iterator[str]:
-        """Iterate over the keys of the counters that any worker has used."""
-        return (key.removeprefix(_COUNTER) for key in self._keys() if key.startswith(_COUNTER))
+    def counters(self) -> list[str]:
+        """List the keys of the counters that any worker has used."""
+        return [key.removeprefix(_COUNTER) for key in self._keys() if key.startswith(_COUNTER)]
 
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers that there have ever been."""
@@ -89,27 +94,29 @@ class TableView:
         self._memory.close()
         os.close(self._descriptor)
 
-    def _keys(self) -> Iterator[str]:
-        for column in range(_LAST):
-            if not self._cells[column]:
-                return
-            yield self._key(column).decode()
+    def _keys(self) -> list[str]:
+        self._learn()
+        return [key for key, column in self._columns.items() if column != _LAST]
 
-    def _key(self, column: int) -> bytes:
-        start = _CELLS_SIZE + column * _KEY_BYTES
-        return self._memory[start : start + self._cells[column]]
+    def _learn(self) -> None:
+        """Read the keys that other processes have added."""
+        while self._known < _LAST and (length := self._cells[self._known]):
+            start = _CELLS_SIZE + self._known * _KEY_BYTES
+            self._columns[self._memory[start : start + length].decode()] = self._known
+            self._known += 1
 
-    def _find_column(self, key: bytes) -> int:
-        for column in range(_LAST if len(key) <= _KEY_BYTES else 0):
-            length = self._cells[column]
-            if not length:
-                start = _CELLS_SIZE + column * _KEY_BYTES
-                self._memory[start : start + len(key)] = key
-                self._cells[column] = len(key)  # last, for those that read the keys without the lock
-                return column
-            if length == len(key) and self._key(column) == key:
-                return column
-        return _LAST
+    def _find_column(self, key: str) -> int:
+        self._learn()
+        if key in self._columns:
+            return self._columns[key]
+        encoded = key.encode()
+        if self._known == _LAST or len(encoded) > _KEY_BYTES:
+            return _LAST
+        start = _CELLS_SIZE + self._known * _KEY_BYTES
+        self._memory[start : start + len(encoded)] = encoded
+        self._cells[self._known] = len(encoded)  # last, for those that read the keys without the lock
+        self._known += 1
+        return self._known - 1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

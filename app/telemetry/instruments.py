@@ -5,7 +5,7 @@ own, which pile up as workers are replaced, and a full disk ends the process wit
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -17,6 +17,8 @@ _SEPARATOR = "\x1f"
 _MICRO = 1_000_000
 
 Labels = tuple[str, ...]
+Names = Mapping[str, Sequence[Labels]]
+"""Label values by the name of their metric."""
 
 
 class Table(Protocol):
@@ -28,11 +30,11 @@ class Table(Protocol):
     def counter(self, key: str) -> int:
         """Return the column of a counter, which is never reset."""
 
-    def keys(self) -> Iterator[str]:
-        """Iterate over the keys of columns, without those of counters."""
+    def keys(self) -> list[str]:
+        """List the keys of columns, without those of counters."""
 
-    def counters(self) -> Iterator[str]:
-        """Iterate over the keys of counters."""
+    def counters(self) -> list[str]:
+        """List the keys of counters."""
 
     def add(self, column: int, value: int) -> None:
         """Add to this worker's value."""
@@ -73,17 +75,20 @@ class Counter:
 
     def add(self, events: int, *values: str) -> None:
         """Count events with these label values."""
+        self._table.add(self._column(values), events)
+
+    def collect(self, counters: Names) -> Metric:
+        """Return what all workers have counted."""
+        family = CounterMetricFamily(self.name, self._description, labels=self._labels)
+        for values in counters.get(self.name, ()):
+            family.add_metric(values, self._table.total_ever(self._column(values)))
+        return family
+
+    def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
         if column is None:
             column = self._columns[values] = self._table.counter(_SEPARATOR.join((self.name, *values)))
-        self._table.add(column, events)
-
-    def collect(self) -> Metric:
-        """Return what all workers have counted."""
-        family = CounterMetricFamily(self.name, self._description, labels=self._labels)
-        for values, key in _find(self.name, self._table.counters()):
-            family.add_metric(values, self._table.total_ever(self._table.counter(key)))
-        return family
+        return column
 
 
 class Histogram:
@@ -113,10 +118,10 @@ class Histogram:
         self._table.add(columns[bisect_left(self._bounds, seconds)], 1)
         self._table.add(columns[-1], round(seconds * _MICRO))
 
-    def collect(self) -> Metric:
+    def collect(self, counters: Names) -> Metric:
         """Return what all workers have counted."""
         family = HistogramMetricFamily(self.name, self._description, labels=[self._label])
-        for value in sorted({values[0] for values, _ in _find(self.name, self._table.counters())}):
+        for value in sorted({values[0] for values in counters.get(self.name, ())}):
             *counts, total = map(self._table.total_ever, self._find_columns(value))
             buckets = list(zip(self._suffixes, accumulate(counts), strict=False))
             family.add_metric([value], buckets, total / _MICRO)
@@ -144,14 +149,16 @@ class Gauge:
         """Set this worker's number."""
         self._table.set(self._column(values), value)
 
-    def collect(self) -> Metric:
+    def collect(self, gauges: Names) -> Metric:
         """Return the numbers of all workers."""
         family = GaugeMetricFamily(self.name, self._description, labels=self._labels)
-        for values, key in _find(self.name, self._table.keys()):
-            family.add_metric(values, self._merge(self._table.values(self._table.column(key))))
+        for values in gauges.get(self.name, ()):
+            number = self._merge(self._table.values(self._column(values)))
+            if number is not None:
+                family.add_metric(values, number)
         return family
 
-    def _merge(self, numbers: list[int]) -> int:
+    def _merge(self, numbers: list[int]) -> int | None:
         return sum(numbers)
 
     def _column(self, values: Labels) -> int:
@@ -162,10 +169,10 @@ class Gauge:
 
 
 class CommonGauge(Gauge):
-    """A number that means the same in all workers; 0 where it is not known. The largest one is shown."""
+    """A number that means the same in all workers; 0 where it is not known. The largest one is shown, if there is one."""
 
-    def _merge(self, numbers: list[int]) -> int:
-        return max(numbers)
+    def _merge(self, numbers: list[int]) -> int | None:
+        return max(numbers) or None
 
 
 class WorkerGauge(Gauge):
@@ -175,7 +182,7 @@ class WorkerGauge(Gauge):
         """Return the numbers of all living workers."""
         return self._table.values(self._column(()))
 
-    def collect(self) -> Metric:
+    def collect(self, _: Names) -> Metric:
         """Return the numbers of all workers."""
         family = GaugeMetricFamily(self.name, self._description, labels=["worker"])
         for row, number in zip(self._table.rows(), self.numbers(), strict=True):
@@ -183,9 +190,10 @@ class WorkerGauge(Gauge):
         return family
 
 
-def _find(name: str, keys: Iterable[str]) -> Iterator[tuple[list[str], str]]:
-    """Find the keys of a metric, and the label values in them."""
+def read_names(keys: Iterable[str]) -> Names:
+    """Read the names of metrics and their label values from the keys of a table."""
+    found: dict[str, list[Labels]] = {}
     for key in keys:
-        found, *values = key.split(_SEPARATOR)
-        if found == name:
-            yield values, key
+        name, *values = key.split(_SEPARATOR)
+        found.setdefault(name, []).append(tuple(values))
+    return found

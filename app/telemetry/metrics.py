@@ -9,7 +9,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Table, WorkerGauge
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Table, WorkerGauge, read_names
 from app.telemetry.timing import STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
@@ -17,7 +17,7 @@ REJECTIONS = ("requests", "uploads", "memory", "decoding")
 RETRIES = ("unreachable", "disconnected", "draining", "unknown_region")
 """Reasons for which an inference is tried again."""
 
-_REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
 
 
@@ -67,9 +67,16 @@ class Metrics:
         build = GaugeMetricFamily("api_build_info", "Version of Nereid and of Python.", labels=["version", "python"])
         build.add_metric([self._version, platform.python_version()], 1)
         yield build
+        counters, gauges = read_names(self.table.counters()), read_names(self.table.keys())
         for instrument in vars(self).values():
-            if isinstance(instrument, Counter | Histogram | Gauge):
-                yield instrument.collect()
+            if isinstance(instrument, Counter | Histogram):
+                yield instrument.collect(counters)
+            elif isinstance(instrument, Gauge):
+                yield instrument.collect(gauges)
+
+    def models(self) -> set[str]:
+        """Return the models that any worker has used."""
+        return {model for (model,) in read_names(self.table.keys()).get(self.model_active.name, ())}
 
 
 class _Families(Collector):
@@ -84,7 +91,10 @@ class _Families(Collector):
 
 def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     """Render metrics in a format that the `Accept` header of a scraper names; return its content type, too."""
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # of a version that is no number
+        encode, content_type = choose_encoder("")
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return encode(registry), content_type

@@ -6,7 +6,7 @@ from statistics import median
 from time import process_time
 
 from app.api.context import RequestContext
-from app.api.metrics import count
+from app.api.metrics import count_request
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import STAGES
@@ -23,16 +23,16 @@ def run(options: argparse.Namespace) -> int:
     for stage in STAGES:
         context.timing.lap(stage)
 
-    def count_request() -> None:
+    def handle_request() -> None:
         metrics.active_requests.add(1)
         metrics.inferences.add(1, "shm")
         metrics.active_requests.add(-1)
-        count(metrics, context, "/detect", 200)
+        count_request(metrics, context, "/detect", 200)
 
     def scrape() -> None:
         render(metrics.collect(), "")
 
-    for name, work, times in (("request", count_request, _REQUESTS), ("scrape", scrape, _SCRAPES)):
+    for name, work, times in (("request", handle_request, _REQUESTS), ("scrape", scrape, _SCRAPES)):
         found = [_microseconds(work, times) for _ in range(options.rounds)]
         print(f"{name}: {median(found):.1f} us ({min(found):.1f}..{max(found):.1f})")
     table.close()

@@ -1,10 +1,9 @@
 """Metrics that all workers of a host count together."""
 
 import pytest
-from prometheus_client.metrics_core import Metric
 
 from app.resilience.worker_table import WorkerTable
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from tests.support import OpenTable
 
 
@@ -17,8 +16,9 @@ def tables(open_table: OpenTable) -> list[WorkerTable]:
     return two
 
 
-def samples(family: Metric) -> dict[str, float]:
+def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict[str, float]:
     """Return the samples of a metric, by name and labels as Prometheus writes them."""
+    family = instrument.collect(read_names(table.keys() if isinstance(instrument, Gauge) else table.counters()))
     return {
         sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for sample in family.samples
@@ -33,13 +33,13 @@ def test_events_of_all_workers_count(tables: list[WorkerTable]) -> None:
     second.add(1, "b", "")
 
     expected = {"events_total,kind=a,status=200": 3, "events_total,kind=b,status=": 1}
-    assert samples(first.collect()) == samples(second.collect()) == expected
+    assert samples(tables[0], first) == samples(tables[0], second) == expected
 
 
 def test_known_label_values_are_shown_before_there_are_events(tables: list[WorkerTable]) -> None:
     """So that the first event is an increase; so is a counter without labels."""
-    assert samples(Counter(tables[0], "a", "A.", ["kind"], ["x", "y"]).collect()) == {"a_total,kind=x": 0, "a_total,kind=y": 0}
-    assert samples(Counter(tables[0], "b", "B.").collect()) == {"b_total": 0}
+    assert samples(tables[0], Counter(tables[0], "a", "A.", ["kind"], ["x", "y"])) == {"a_total,kind=x": 0, "a_total,kind=y": 0}
+    assert samples(tables[0], Counter(tables[0], "b", "B.")) == {"b_total": 0}
 
 
 def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None:
@@ -53,14 +53,14 @@ def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None
         gauges[number].add(5)
     ending.close()
     watching.refresh()
-    assert samples(counters[0].collect()) == {"events_total": 21}
-    assert samples(gauges[0].collect()) == {"active": 5}
+    assert samples(watching, counters[0]) == {"events_total": 21}
+    assert samples(watching, gauges[0]) == {"active": 5}
     replacement = open_table()
     watching.refresh()
 
-    assert samples(Gauge(replacement, "active", "Active.").collect()) == {"active": 5}
+    assert samples(watching, Gauge(replacement, "active", "Active.")) == {"active": 5}
     Counter(replacement, "events", "Events.").add(1)
-    assert samples(counters[0].collect()) == {"events_total": 22}
+    assert samples(watching, counters[0]) == {"events_total": 22}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[Worker
     histogram = Histogram(tables[0], "took_seconds", "Took.", "what", [0.1, 1.0])
     histogram.observe(seconds, "x")
 
-    found = samples(histogram.collect())
+    found = samples(tables[0], histogram)
     assert [found[f"took_seconds_bucket,le={bound},what=x"] for bound in ("0.1", "1.0", "+Inf")] == counts
     assert found["took_seconds_count,what=x"] == 1
     assert found["took_seconds_sum,what=x"] == pytest.approx(seconds, abs=1e-6)
@@ -85,8 +85,8 @@ def test_durations_of_all_workers_count(tables: list[WorkerTable]) -> None:
     second.observe(2.5, "x")
     second.observe(0.25, "y")
 
-    found = samples(first.collect())
-    assert found == samples(second.collect())
+    found = samples(tables[0], first)
+    assert found == samples(tables[0], second)
     assert (found["took_seconds_count,what=x"], found["took_seconds_sum,what=x"]) == (2, 3.0)
     assert (found["took_seconds_count,what=y"], found["took_seconds_sum,what=y"]) == (1, 0.25)
 
@@ -98,9 +98,9 @@ def test_gauges_are_added_up(tables: list[WorkerTable]) -> None:
         CommonGauge(table, "limit", "Limit.", ["model"]).set(10 * number, "x")
         WorkerGauge(table, "memory_bytes", "Memory.").set(100 * number)
 
-    assert samples(Gauge(tables[0], "active", "Active.", ["model"]).collect()) == {"active,model=x": 3}
-    assert samples(CommonGauge(tables[0], "limit", "Limit.", ["model"]).collect()) == {"limit,model=x": 20}
-    memory = samples(WorkerGauge(tables[1], "memory_bytes", "Memory.").collect())
+    assert samples(tables[0], Gauge(tables[0], "active", "Active.", ["model"])) == {"active,model=x": 3}
+    assert samples(tables[0], CommonGauge(tables[0], "limit", "Limit.", ["model"])) == {"limit,model=x": 20}
+    memory = samples(tables[0], WorkerGauge(tables[1], "memory_bytes", "Memory."))
     assert memory == {"memory_bytes,worker=1": 100, "memory_bytes,worker=2": 200}
 
 
@@ -111,6 +111,6 @@ def test_metrics_whose_names_begin_alike_are_apart(tables: list[WorkerTable]) ->
     longer.set(2)
     counter.add(4)
 
-    assert samples(gauge.collect()) == {"a": 1}
-    assert samples(longer.collect()) == {"ab": 2}
-    assert samples(counter.collect()) == {"a_total": 4}
+    assert samples(tables[0], gauge) == {"a": 1}
+    assert samples(tables[0], longer) == {"ab": 2}
+    assert samples(tables[0], counter) == {"a_total": 4}

@@ -2,12 +2,13 @@
 
 import re
 
+import pytest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics, render
-from tests.support import ROOT
+from tests.support import ROOT, OpenTable
 
 
 def test_every_metric_is_documented(table: WorkerTable) -> None:
@@ -31,3 +32,21 @@ def test_metrics_are_rendered_as_the_scraper_asks(table: WorkerTable) -> None:
     assert openmetrics.endswith(b"# EOF\n")
     for rendered in (text, openmetrics):
         assert b'version="1.2.3"' in rendered
+
+
+@pytest.mark.parametrize("version", ["x", "1.x.0", ""])
+def test_a_version_that_is_none_gets_the_usual_format(table: WorkerTable, version: str) -> None:
+    """Whoever asks for it, and whatever the library thinks of it."""
+    text, content_type = render(Metrics(table, "1.2.3").collect(), f"application/openmetrics-text; version={version}")
+
+    assert content_type.startswith(("text/plain", "application/openmetrics-text"))
+    assert b"api_build_info" in text
+
+
+def test_models_in_use_are_those_of_all_workers(open_table: OpenTable) -> None:
+    """Whichever worker is asked."""
+    first, second = (Metrics(open_table(), "0") for _ in range(2))
+    first.model_active.set(1, "a")
+    second.model_active.set(0, "b")
+
+    assert first.models() == second.models() == {"a", "b"}

@@ -1,5 +1,8 @@
 """What Triton has done between two scrapes, whichever workers they reach."""
 
+import asyncio
+import time
+
 import grpc
 import pytest
 
@@ -20,7 +23,7 @@ async def read(client: TritonClient, table: WorkerTable) -> dict[str, float]:
     """Read the metrics by name and model."""
     return {
         ",".join((sample.name, *sample.labels.values())): sample.value
-        for family in await read_metrics(client, table)
+        for family in await read_metrics(client, table, {"tiny"})
         for sample in family.samples
     }
 
@@ -70,6 +73,49 @@ async def test_counters_of_a_restarted_triton_begin_anew(fake_triton: Fake, tabl
     count(fake, 6, 2, 3, 6_000_000, 3, 3_000_000)
 
     assert (await read(client, table))["triton_batch_size,tiny"] == 3
+
+
+async def test_a_triton_that_does_not_tell_is_up(fake_triton: Fake, table: WorkerTable) -> None:
+    """It answers, but nobody may see its statistics."""
+    fake, client = fake_triton
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'triton-grpc-protocol-x'"
+    found = await read(client, table)
+
+    assert found == {"triton_up": 1}
+
+
+async def test_only_models_in_use_are_told_of(fake_triton: Fake, table: WorkerTable) -> None:
+    """A Triton may have hundreds of them for others."""
+    fake, client = fake_triton
+    for number in range(100):
+        add_version(fake, f"other-{number}", "1", 1, 1, 1, 1, 1, 1)
+    add_version(fake, "tiny", "1", 1, 1, 1, 1, 1, 1)
+    before = len(table.keys())
+    found = await read(client, table)
+
+    assert {name for name in found if name != "triton_up"} == {
+        "triton_batch_size,tiny",
+        "triton_queue_time_ms,tiny",
+        "triton_inference_time_ms,tiny",
+    }
+    assert len(table.keys()) - before <= 7
+
+
+async def test_an_answer_that_was_overtaken_is_not_told(fake_triton: Fake, open_table: OpenTable) -> None:
+    """Its counters are older than those that another scrape has left, and would be counted twice."""
+    (fake, client), tables = fake_triton, [open_table(), open_table()]
+    for table in tables:
+        table.refresh()
+    count(fake, 1, 1, 1, 1, 1, 1)
+    await read(client, tables[0])
+    fake.may_tell.clear()
+    late = asyncio.ensure_future(read(client, tables[0]))
+    await asyncio.sleep(0.1)
+    tables[1].set(tables[1].column("triton statistics read at"), time.monotonic_ns())
+    count(fake, 2, 2, 2, 2, 2, 2)
+    fake.may_tell.set()
+
+    assert await late == {"triton_up": 1}
 
 
 @pytest.mark.parametrize("silence", ["hangs", "refuses"])
