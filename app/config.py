@@ -154,8 +154,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
     ] = "auto"
     slow_request_ms: Annotated[
-        float, Meta(ge=0, le=1e7, description="A request that takes longer is a warning in the log, milliseconds. 0: none.")
-    ] = 1000.0
+        Annotated[float, Meta(ge=0, le=1e7)] | None,
+        Meta(
+            description="A request that takes longer is a warning in the log, milliseconds. 0: none. Default: 100; with the "
+            "embedded Triton, whose models run on the CPU, 1000."
+        ),
+    ] = None
     tracing: Annotated[
         bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
     ] = False

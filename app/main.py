@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 LOG = structlog.get_logger()
 
 _HOUSEKEEPING_SECONDS = 1.0
+# The embedded Triton runs its models on the CPU.
+_SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
 # After a burst, when a worker has few requests in progress, memory that it has left is given back to the kernel.
 _QUIET_BYTES = 16 * 2**20
 _GROWTH = 1.1
@@ -76,7 +78,6 @@ async def open_resources(
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
         metrics.worker_starts.add(1)
-        metrics.workers.set(1)
         is_started = asyncio.Event()
         beating = asyncio.create_task(_beat(table, is_started))
         stack.push_async_callback(_cancel, beating)
@@ -98,6 +99,7 @@ async def open_resources(
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
         housekeeping = asyncio.create_task(_keep_house(transport, detector))
         stack.push_async_callback(_cancel, housekeeping)
+        detector.sample()
         is_started.set()
         await asyncio.sleep(0)  # before the worker takes requests
         # Objects that live as long as the worker need not be examined in every collection.
@@ -121,8 +123,14 @@ def describe(settings: Settings) -> Deployment:
             max_timeout_seconds=settings.max_timeout_seconds,
         ),
         settings.metrics_url,
-        settings.slow_request_ms,
+        _slow_request_ms(settings),
     )
+
+
+def _slow_request_ms(settings: Settings) -> float:
+    if settings.slow_request_ms is not None:
+        return settings.slow_request_ms
+    return _SLOW_MS if settings.triton_urls else _SLOW_EMBEDDED_MS
 
 
 def _pullable(settings: Settings) -> frozenset[str]:

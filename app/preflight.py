@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,13 +35,24 @@ def require_usable(settings: Settings) -> None:
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_simd()
-    if settings.tracing and not has_exporter():
-        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
+    if settings.tracing:
+        _require_tracing()
 
 
 def _require_simd() -> None:
     if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
         raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
+
+
+def _require_tracing() -> None:
+    if not has_exporter():
+        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
+    # In a process of its own: it starts threads, which must not be there when workers are forked.
+    code = "from app.telemetry.tracing import Tracing; Tracing()"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    if tried.returncode:
+        reason = tried.stderr.strip().rpartition("\n")[2]
+        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry does not accept its own settings, OTEL_*: {reason}")
 
 
 def warn_of_unreachable_triton(settings: Settings) -> None:

@@ -52,7 +52,7 @@ class CapacityMiddleware:
         version = _VERSION if path.startswith(f"{_VERSION}/") else ""
         path = path.removeprefix(version)
         is_predict = path.startswith(_PREDICT) and path.count("/") == _PREDICT.count("/")
-        share = self._share(scope) if is_predict or path in _DETECT else None
+        share = self._share(scope) if is_predict or path == "/detect" else None
         if share is None:
             return
         note_route(scope, version + (_PREDICT_TEMPLATE if is_predict else path))

@@ -19,7 +19,7 @@ class RequestContext:
         """The `Content-Type` header; empty if there is none."""
         self.timing = Timing()
         self.trace: TraceContext | None = None
-        """The request's own span; None if it belongs to no trace."""
+        """The request's own span, or its caller's if there is no tracing here; None if it belongs to no trace."""
         self.status = 0
         """Status of the response; 0 until it is sent."""
         self.request_bytes = 0

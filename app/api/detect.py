@@ -70,10 +70,9 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
                 wanted = parameters.parse([*pairs, *more])
                 seconds = detector.timeout_seconds(wanted.timeout_ms)
         context.timing.lap("read")
-        trace = context.trace
         # Triton would export spans of a trace that is not sampled, too.
-        traceparent = trace.traceparent if trace is not None and trace.is_sampled else None
-        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, traceparent)
+        trace = context.trace if context.trace is not None and context.trace.is_sampled else None
+        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
         model = wanted.options.model or detector.default_model
         try:
             found = await detector.detect(image, wanted.options, call)

@@ -11,12 +11,13 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness, TritonHealth
 from app.errors import GatewayError
 from app.host import memory
 from app.host.packages import has_pillow_simd
+from app.model.spec import ModelSpec
 from app.pipeline.detector import Detector
 from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
@@ -44,15 +45,17 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     triton, detector = worker.triton, worker.detector
-    gpus, triton_health = await asyncio.gather(read_gpus(worker.deployment.triton_metrics_url), _ask(triton))
-    uses_gpu = is_ready = False
-    try:
-        uses_gpu = (await detector.spec(detector.default_model)).device == "gpu"
-        is_ready = await _is_ready(triton, detector)
-    except GatewayError as error:
-        context_of(request.scope).log_fields["detail"] = error.detail
-    if is_ready:
-        triton_health = msgspec.structs.replace(triton_health, status="ready")
+    gpus, triton_health, models_ready, is_ready, spec = await asyncio.gather(
+        read_gpus(worker.deployment.triton_metrics_url),
+        _ask(triton),
+        _list_ready(triton),
+        _is_ready(triton, detector),
+        _spec(detector, context_of(request.scope)),
+    )
+    is_ready = is_ready and spec is not None
+    triton_health = msgspec.structs.replace(
+        triton_health, status="ready" if is_ready else triton_health.status, models_ready=models_ready
+    )
     workers_mb = [_to_mb(number) for number in worker.metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
@@ -61,7 +64,7 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         triton=triton_health,
         model=detector.default_model,
         model_ready=is_ready,
-        gpu=GpuHealth(uses_gpu, [_describe(gpu) for gpu in gpus]),
+        gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
         memory=Memory(_to_mb(memory.resident_bytes()), workers_mb),
         performance=Performance(round(sum(workers_mb), 1), _optimizations(detector)),
         limits=msgspec.structs.replace(worker.deployment.limits, requests=detector.admission.limits()),
@@ -70,17 +73,29 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
 
 
 async def _ask(triton: TritonClient) -> TritonHealth:
-    """Ask Triton for what concerns no single model."""
+    """Ask Triton for its version."""
     started = perf_counter()
     try:
         version = (await triton.read_server()).version
     except GatewayError:
         return TritonHealth("unreachable")
-    latency_ms = round((perf_counter() - started) * 1e3, 2)
-    with suppress(GatewayError):  # not every client may read the index
-        ready = sorted(name for name, state in (await triton.list_models()).items() if state == "READY")
-        return TritonHealth("not_ready", version, latency_ms, ready)
-    return TritonHealth("not_ready", version, latency_ms)
+    return TritonHealth("not_ready", version, round((perf_counter() - started) * 1e3, 2))
+
+
+async def _list_ready(triton: TritonClient) -> list[str]:
+    """List the models that are ready; none if Triton does not tell, because not every client may read its index."""
+    with suppress(GatewayError):
+        return sorted(name for name, state in (await triton.list_models()).items() if state == "READY")
+    return []
+
+
+async def _spec(detector: Detector, context: RequestContext) -> ModelSpec | None:
+    """Return the spec of the default model; None if it cannot be used, which the log explains."""
+    try:
+        return await detector.spec(detector.default_model)
+    except GatewayError as error:
+        context.log_fields["detail"] = error.detail
+        return None
 
 
 def _describe(gpu: Gpu) -> GpuDevice:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_PATH = 200
+_MAX_METHOD = 32
 _REJECTED = 429  # some wait on purpose
 _CLIENT_GONE = 499
 _INTERNAL_ERROR = 500
@@ -63,8 +64,7 @@ class RequestContextMiddleware:
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
         metrics = self._resources.metrics
-        metrics.active_requests.add(1)
-        method = scope["method"]  # of which `api/head` may make another one
+        method = scope["method"][:_MAX_METHOD]  # of which `api/head` may make another one
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
 
         async def receive_and_count() -> ReceiveMessage:
@@ -81,6 +81,7 @@ class RequestContextMiddleware:
             context.response_bytes += _body_size(message)
 
         unsent_status = _INTERNAL_ERROR
+        metrics.active_requests.add(1)
         try:
             await self.app(scope, receive_and_count, send_with_headers)
         except asyncio.CancelledError:
@@ -99,9 +100,9 @@ class RequestContextMiddleware:
     def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
         """Give the request a place in its caller's trace, or in one of its own if there is tracing."""
         if self._tracing is None:
-            context.trace = caller and caller.next_span()
+            context.trace = caller  # no span of ours would ever be exported
             return None
-        span = self._tracing.start(caller, context.timing, scope["method"], _printable(scope["path"]))
+        span = self._tracing.start(caller, context.timing, scope["method"][:_MAX_METHOD], _printable(scope["path"]))
         context.trace = span.context
         return span
 
@@ -178,4 +179,5 @@ def _request_id(headers: Mapping[bytes, bytes]) -> str:
 def _caller(scope: HTTPScope) -> TraceContext | None:
     """Return the span that has sent the request; None unless there is exactly one, and it is well formed."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
-    return trace_context.parse(given[0].decode("latin-1")) if len(given) == 1 else None
+    state = b",".join(value for name, value in scope["headers"] if name == b"tracestate")
+    return trace_context.parse(given[0].decode("latin-1"), state.decode("latin-1")) if len(given) == 1 else None

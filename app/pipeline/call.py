@@ -9,6 +9,7 @@ from app.model.spec import ModelSpec
 from app.resilience.admission import WHOLE, Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 
 
 class DetectOptions(NamedTuple):
@@ -33,8 +34,8 @@ class CallContext(NamedTuple):
     """For Triton's log."""
     share: Share = WHOLE
     """The part of the model's limit that the request may use."""
-    traceparent: str | None = None
-    """The request's place in a distributed trace, if that is sampled; for Triton's spans."""
+    trace: TraceContext | None = None
+    """The span that Triton's spans are to belong to, if there is one."""
 
 
 class Detections(NamedTuple):

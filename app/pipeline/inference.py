@@ -117,7 +117,7 @@ class InferenceRunner:
 
     async def _infer(self, spec: ModelSpec, buffer: InputBuffer, call: CallContext) -> InferResult:
         """Call Triton; once more, if it has not seen the request or lost it."""
-        infer = partial(self._client.infer, spec, buffer.tensor, request_id=call.request_id, traceparent=call.traceparent)
+        infer = partial(self._client.infer, spec, buffer.tensor, request_id=call.request_id, trace=call.trace)
         deadline, slot = call.deadline, buffer.slot
         self._metrics.inferences.add(1, "inline" if slot is None else "shm")
         try:

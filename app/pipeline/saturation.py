@@ -12,6 +12,7 @@ def sample(
     metrics: Metrics, admission: Admission, transport: Transport, decode_pool: DecodePool, inferences: InferenceRunner
 ) -> None:
     """Set the gauges of this worker."""
+    metrics.workers.set(1)
     for model, queue in admission.queues.items():
         metrics.model_active.set(queue.own, model)
         metrics.model_waiting.set(queue.waiting, model)

@@ -1,10 +1,11 @@
-"""The place of a request in a distributed trace, as the header `traceparent` carries it: W3C Trace Context, level 2."""
+"""The place of a request in a distributed trace, as the headers of W3C Trace Context, level 2, carry it."""
 
 import re
-import secrets
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+# Nobody has to pass on more than 512 characters.
+_STATE = re.compile(r"[\x20-\x7e]{0,512}")
 _VERSION = "00"
 _INVALID_VERSION = "ff"
 _SAMPLED = 0x01
@@ -19,6 +20,8 @@ class TraceContext(NamedTuple):
     span_id: str
     """16 hexadecimal digits."""
     flags: int
+    state: str = ""
+    """The header `tracestate`, in which tracing systems tell each other more; passed on as it is."""
 
     @property
     def is_sampled(self) -> bool:
@@ -30,17 +33,20 @@ class TraceContext(NamedTuple):
         """The value of the header."""
         return f"{_VERSION}-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
-    def next_span(self) -> Self:
-        """Return a new span of the same trace."""
-        return self._replace(span_id=secrets.token_hex(8))
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers of a request that belongs to the span."""
+        headers = (("traceparent", self.traceparent),)
+        return (*headers, ("tracestate", self.state)) if self.state else headers
 
 
-def parse(traceparent: str) -> TraceContext | None:
-    """Parse the header; None if it is not well formed, and thus to be ignored. Later versions may append fields."""
+def parse(traceparent: str, state: str = "") -> TraceContext | None:
+    """Parse the two headers; None if the first is not well formed, and thus to be ignored. Later versions may append fields."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:
         return None
     version, trace_id, span_id, flags, more = found.groups()
     if version == _INVALID_VERSION or (version == _VERSION and more) or not int(trace_id, 16) or not int(span_id, 16):
         return None
-    return TraceContext(trace_id, span_id, int(flags, 16) & (_SAMPLED | _RANDOM_TRACE_ID))  # the others have no meaning yet
+    known = int(flags, 16) & (_SAMPLED | _RANDOM_TRACE_ID)  # the others have no meaning yet
+    return TraceContext(trace_id, span_id, known, state if _STATE.fullmatch(state) else "")

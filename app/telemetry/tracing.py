@@ -14,7 +14,16 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TraceState,
+    set_span_in_context,
+)
 
 from app import __version__
 from app.telemetry.timing import Timing
@@ -54,7 +63,8 @@ class RequestSpan:
         context = self._span.get_span_context()
         if not context.is_valid:
             return None
-        return TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags)
+        state = context.trace_state.to_header()
+        return TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags, state)
 
     def end(self, route: str | None, status: int, attributes: Mapping[str, str | int]) -> None:
         """End the span.
@@ -110,4 +120,5 @@ def _to_context(parent: TraceContext | None) -> Context:
     if parent is None:
         return Context()
     ids = int(parent.trace_id, 16), int(parent.span_id, 16)
-    return set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=TraceFlags(parent.flags))), Context())
+    flags, state = TraceFlags(parent.flags), TraceState.from_header([parent.state])
+    return set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags, trace_state=state)), Context())

@@ -15,6 +15,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
 from app.model.spec import ModelSpec
+from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
 from app.triton.channel import open_channel
 from app.triton.credentials import Credentials
@@ -183,7 +184,7 @@ class TritonClient:
         timeout_seconds: float,
         images: int = 1,
         request_id: str = "",
-        traceparent: str | None = None,
+        trace: TraceContext | None = None,
         slot: Slot | None = None,
         waits_for_connection: bool = False,
     ) -> InferResult:
@@ -195,7 +196,7 @@ class TritonClient:
             timeout_seconds: How long Triton may keep it in its queue.
             images: How many images there are.
             request_id: Request id, for Triton's log.
-            traceparent: The span that calls, for Triton's traces.
+            trace: The span that calls, for Triton's traces.
             slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns; after
                 `Disconnected`, maybe longer.
             waits_for_connection: Whether to wait until Triton can be reached.
@@ -206,7 +207,7 @@ class TritonClient:
             InferenceFailed, InvalidModelOutput: Triton could not run the model, or its response is not consistent.
         """
         request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
-        metadata = None if traceparent is None else (("traceparent", traceparent),)
+        metadata = None if trace is None else trace.headers
         timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
         try:
             answer = await self._model_infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)

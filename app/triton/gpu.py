@@ -1,5 +1,7 @@
 """The GPUs of a Triton, from its own metrics."""
 
+import asyncio
+import math
 from typing import NamedTuple
 
 import httpx
@@ -30,21 +32,24 @@ async def read_gpus(metrics_url: str) -> list[Gpu]:
     """Read what Triton tells of its GPUs.
 
     Args:
-        metrics_url: Of Triton's metrics endpoint, such as `http://127.0.0.1:4602/metrics`.
+        metrics_url: Of Triton's metrics endpoint, such as `http://127.0.0.1:4602/metrics`; empty if it is not known.
 
     Returns:
         None of them if Triton does not answer, or has none.
     """
+    if not metrics_url:
+        return []
+    needs_tls = metrics_url.startswith("https:")  # to load the certificates takes longer than to ask
     try:
-        async with httpx.AsyncClient(timeout=_SECONDS, trust_env=False) as client:
+        async with asyncio.timeout(_SECONDS), httpx.AsyncClient(trust_env=False, verify=needs_tls) as client:
             answer = (await client.get(metrics_url)).raise_for_status()
         families = list(text_string_to_metric_families(answer.text))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError):
         return []
     found: dict[str, dict[str, float]] = {}
     for family in families:
         for sample in family.samples:
-            if sample.name in _FIELDS:
+            if sample.name in _FIELDS and math.isfinite(sample.value):
                 found.setdefault(sample.labels.get("gpu_uuid", ""), {})[_FIELDS[sample.name]] = sample.value
     return [
         Gpu(id_, fields.get("utilization"), _whole(fields.get("memory_used_bytes")), _whole(fields.get("memory_total_bytes")))

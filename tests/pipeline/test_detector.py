@@ -31,6 +31,7 @@ from app.pipeline.detector import Detector
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 from app.triton import transport as transport_module
 from app.triton.client import TritonClient
 from app.triton.transport import SLOTS, Transport
@@ -156,10 +157,10 @@ async def test_a_name_is_that_of_a_model_once_somebody_knows_it(detector: Detect
 async def test_triton_is_told_of_the_trace(fake_triton: Fake, detector: Detector) -> None:
     """A request that belongs to one passes it on."""
     fake, _ = fake_triton
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    await detector.detect(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", traceparent=traceparent))
+    trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
+    await detector.detect(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", trace=trace))
 
-    assert [metadata["traceparent"] for metadata in fake.metadata] == [traceparent]
+    assert [metadata["traceparent"] for metadata in fake.metadata] == [trace.traceparent]
 
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])

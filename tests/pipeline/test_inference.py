@@ -34,6 +34,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.messages import InferResult
@@ -44,7 +45,7 @@ from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
 from tests.support import METRICS, SCENE, eventually, finds, json, started
 
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 
 
@@ -69,11 +70,11 @@ class Setup:
         *,
         is_shared: bool = False,
         request_id: str = "id",
-        traceparent: str | None = None,
+        trace: TraceContext | None = None,
         spec: ModelSpec = SPEC,
     ) -> InferResult:
         """Run one inference as a request does."""
-        call = CallContext(Deadline.after(seconds), Timing(), request_id, traceparent=traceparent)
+        call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
         with await self.admit() as permit:
             buffer = InputBuffer(self.shared if is_shared else self.inline, permit)
             buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)[:] = IMAGE
@@ -141,10 +142,10 @@ async def test_triton_is_told_whose_call_it_is(setup: Setup) -> None:
     """Each attempt carries the caller's span; without one, Triton is told nothing."""
     setup.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     setup.fake.next_refusals = [STOPPING]
-    await setup.infer(traceparent=TRACEPARENT)
+    await setup.infer(trace=TRACE)
     await setup.infer()
 
-    assert [metadata.get("traceparent") for metadata in setup.fake.metadata] == [TRACEPARENT, TRACEPARENT, None]
+    assert [metadata.get("traceparent") for metadata in setup.fake.metadata] == [TRACE.traceparent, TRACE.traceparent, None]
 
 
 async def test_a_slot_is_free_after_its_inference(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""The header `traceparent`, as W3C Trace Context defines it."""
+"""The headers of a trace, as W3C Trace Context defines them."""
 
 import pytest
 
@@ -73,11 +73,13 @@ def test_a_malformed_header_is_none(header: str) -> None:
     assert parse(header) is None
 
 
-def test_the_next_span_belongs_to_the_same_trace() -> None:
-    """It has an id of its own, and the decision of the caller whether the trace is sampled."""
-    caller = TraceContext(TRACE, SPAN, 1)
-    spans = [caller.next_span() for _ in range(20)]
+@pytest.mark.parametrize(
+    ("state", "passed_on"),
+    [("a=1,b=x y", True), ("", False), ("x" * 512, True), ("x" * 513, False), ("a=\n", False), ("ä=1", False)],
+)
+def test_the_state_is_passed_on_if_it_can_be_a_header(state: str, *, passed_on: bool) -> None:
+    """Without it the trace is valid all the same."""
+    context = parse(f"00-{TRACE}-{SPAN}-01", state)
 
-    assert {(span.trace_id, span.flags) for span in spans} == {(TRACE, 1)}
-    assert len({SPAN, *(span.span_id for span in spans)}) == 21
-    assert all(parse(span.traceparent) == span for span in spans)
+    assert context is not None
+    assert context.headers == (("traceparent", context.traceparent), *([("tracestate", state)] if passed_on else []))

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as messages
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
 from app.triton.client import ServerInfo, TritonClient
 from app.triton.shared_memory import Arena
@@ -263,11 +264,12 @@ async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None
 async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
     """As metadata, where Triton's tracing looks for it; nothing without a trace."""
     fake, client = fake_triton
-    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    await client.infer(SPEC, IMAGE, timeout_seconds=5, traceparent=traceparent)
+    trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
+    await client.infer(SPEC, IMAGE, timeout_seconds=5, trace=trace)
     await client.infer(SPEC, IMAGE, timeout_seconds=5)
 
-    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traceparent, None]
+    assert [metadata.get("traceparent") for metadata in fake.metadata] == [trace.traceparent, None]
+    assert [metadata.get("tracestate") for metadata in fake.metadata] == ["a=1,b=2", None]
 
 
 async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
