@@ -15,7 +15,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from bench.harness.prometheus import running_prometheus
-from bench.harness.triton import Triton, embedded_triton
+from bench.harness.triton import embedded_triton
 from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
