@@ -48,7 +48,7 @@ test *args:
 smoke:
     @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, for about 18 minutes; nginx and Prometheus must be installed
+# Inject faults and hostile input into real processes, for about 20 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
     @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
