@@ -64,7 +64,7 @@ def _open_tracing() -> "Tracing":
     # Imported here, because it takes time and memory, and OpenTelemetry need not be installed.
     from app.telemetry.tracing import Tracing  # noqa: PLC0415
 
-    logging.forward("opentelemetry")
+    logging.forward("opentelemetry", silent="opentelemetry.util.re")  # which repeats headers that it cannot parse
     return Tracing()
 
 

@@ -85,7 +85,7 @@ async def _ask(triton: TritonClient) -> TritonHealth:
 async def _list_ready(triton: TritonClient) -> list[str]:
     """List the models that are ready; none if Triton does not tell, because not every client may read its index."""
     with suppress(GatewayError):
-        return sorted(name for name, state in (await triton.list_models()).items() if state == "READY")
+        return sorted(name for name, state in (await triton.list_models()).items() if state.is_ready)
     return []
 
 

@@ -7,21 +7,21 @@ from app.api.openapi import UNAVAILABLE
 from app.api.schema import ModelInfo, ModelList
 from app.errors import GatewayError
 from app.pipeline.detector import Detector
-from app.triton.client import TritonClient
+from app.triton.client import ModelState, TritonClient
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
 async def models(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> ModelList:
     """List the models in Triton's repository and those that `pull` can get."""
-    states: dict[str, str | None] = dict.fromkeys(detector.pullable) | await triton.list_models()
+    states: dict[str, ModelState | None] = dict.fromkeys(detector.pullable) | await triton.list_models()
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
 
 
-async def _describe(detector: Detector, name: str, state: str | None) -> ModelInfo:
+async def _describe(detector: Detector, name: str, state: ModelState | None) -> ModelInfo:
     """Describe a model; the state is Triton's, None for a model that Triton does not have."""
     if state is None:
         return ModelInfo(name, "not_pulled", detail=f"./just pull {name}, then restart Triton")
-    if state != "READY":
+    if not state.is_ready:
         return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why")
     try:
         spec = await detector.spec(name)

@@ -14,9 +14,8 @@ from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
 from app.triton import credentials
-from app.triton.client import ServerInfo, TritonClient
+from app.triton.client import ModelState, ServerInfo, TritonClient
 from app.triton.credentials import CredentialsError
-from app.triton.repository import ModelState, read_states
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import own_message
 
@@ -154,7 +153,7 @@ def _no_memory(settings: Settings, text: str, fix: str) -> Finding:
 async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[str, ModelState], list[Finding]]:
     """Check which models are ready, and return what Triton says of all."""
     try:
-        states = await read_states(client)
+        states = await client.list_models()
     except GatewayError as error:
         fix = KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
         return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", fix)]

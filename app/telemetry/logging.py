@@ -33,9 +33,15 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
     )
 
 
-def forward(library: str) -> None:
-    """Write to our log what a library logs with Python's own module, which would go to stderr as plain text."""
+def forward(library: str, *, silent: str) -> None:
+    """Write to our log what a library logs with Python's own module, which would go to stderr as plain text.
+
+    Args:
+        library: Name of its logger.
+        silent: Name of the one of its loggers that may tell secrets.
+    """
     logging.getLogger(library).handlers = [_Forwarder()]
+    logging.getLogger(silent).disabled = True
 
 
 class _Forwarder(logging.Handler):

@@ -44,6 +44,20 @@ class ServerInfo(NamedTuple):
         return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3]) >= _FIRST_CANCEL_SAFE
 
 
+class ModelState(NamedTuple):
+    """One model in Triton's repository."""
+
+    state: str
+    """READY, UNAVAILABLE, LOADING ..., or empty if Triton has refused to load it without a reason that it keeps."""
+    reason: str
+    """Why it is not ready, one line; empty if it is, or if only Triton's log tells."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be used."""
+        return self.state == "READY"
+
+
 class TritonClient:
     """Calls one Triton. Belongs to the event loop it was created in."""
 
@@ -93,17 +107,18 @@ class TritonClient:
             return bool(answer.ready)
         return False
 
-    async def list_models(self) -> dict[str, str]:
-        """List the models in Triton's repository with their state: READY, UNAVAILABLE ..., or empty if never loaded.
+    async def list_models(self) -> dict[str, ModelState]:
+        """List the models in Triton's repository; one is ready if one of its versions is.
 
         Raises:
             TritonUnavailable: Triton does not answer.
+            GatewayError: Triton does not tell.
         """
         index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        states: dict[str, str] = {}
-        for model in index.models:  # one entry per version
-            if states.get(model.name) != "READY":
-                states[model.name] = model.state
+        states: dict[str, ModelState] = {}
+        for version in index.models:
+            if version.name not in states or version.state == "READY":
+                states[version.name] = ModelState(version.state, " ".join(version.reason.partition("\n")[0].split()))
         return states
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:

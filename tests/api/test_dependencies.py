@@ -11,7 +11,7 @@ from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
+from app.triton.client import ModelState, TritonClient
 from tests.support import DEPLOYMENT, METRICS, json, started
 
 
@@ -26,7 +26,7 @@ class StubTriton(TritonClient):
         self.asked.append(model)
         return True
 
-    async def list_models(self) -> dict[str, str]:
+    async def list_models(self) -> dict[str, ModelState]:
         """Note the question about all of them."""
         self.asked.append("*")
         return {}

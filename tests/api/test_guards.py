@@ -199,7 +199,7 @@ async def test_the_first_guard_that_rejects_is_the_last() -> None:
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
 NEED_DETECT = ["/detect", "/predict/tiny", "/v1/detect", "/v1/predict/tiny", "/models", "/v1/models"]
-NEED_HEALTH = ["/health", "/v1/health"]
+NEED_HEALTH = ["/health", "/metrics", "/v1/health", "/v1/metrics"]
 NEED_NONE = ["/livez", "/readyz", "/v1/livez", "/v1/readyz", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
 
 

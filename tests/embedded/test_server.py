@@ -619,7 +619,7 @@ async def test_nobody_without_the_key_controls_the_server(
     assert not (tmp_path / "marker").exists()
     assert await owner.list_models() == states
     assert attack.MODEL not in states
-    assert states[MODEL] == "READY"
+    assert states[MODEL].is_ready
     left = await owner.list_regions()
     assert arena.region in left
     assert left.keys() <= regions.keys()  # the gateway itself may have given up what it has not used for long

@@ -133,11 +133,12 @@ def test_format_follows_the_terminal_only_with_auto(
 
 
 def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each message is a line of JSON with its level and its traceback; none goes to stderr."""
+    """Each message is a line of JSON with its level and its traceback; none goes to stderr, and what may tell secrets nowhere."""
     logging.configure("info", "json")
-    logging.forward("some.library")
+    logging.forward("some.library", silent="some.library.headers")
     logger = python_logging.getLogger("some.library.part")
     logger.info("too much")
+    python_logging.getLogger("some.library.headers").warning("cannot parse authorization: SECRET")
     logger.warning("retrying in %.1f s", 1.5)
     try:
         fail()

@@ -14,7 +14,7 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
-from app.triton.client import ServerInfo, TritonClient
+from app.triton.client import ModelState, ServerInfo, TritonClient
 from app.triton.shared_memory import Arena
 from app.triton.status import Disconnected, Unanswered, Unreachable
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
@@ -157,11 +157,21 @@ async def test_a_model_is_ready_if_triton_says_so(fake_triton: Fake, is_ready: b
     assert await client.is_ready("tiny") is is_ready
 
 
-async def test_a_model_is_listed_as_ready_if_one_of_its_versions_is(fake_triton: Fake) -> None:
-    """The index has a line for each version; a model that was never loaded has no state."""
-    _, client = fake_triton
+async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton: Fake) -> None:
+    """As far as Triton tells it."""
+    fake, client = fake_triton
+    fake.index = [("b", "1", "UNAVAILABLE", "no\tweights\nAt: line 1"), ("c", "", "", "")]
 
-    assert await client.list_models() == {"a": "READY", "b": "UNAVAILABLE", "c": ""}
+    assert await client.list_models() == {"b": ModelState("UNAVAILABLE", "no weights"), "c": ModelState("", "")}
+
+
+@pytest.mark.parametrize("states", [["READY", "UNAVAILABLE"], ["UNAVAILABLE", "READY"]])
+async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, states: list[str]) -> None:
+    """In whatever order Triton lists them."""
+    fake, client = fake_triton
+    fake.index = [("a", str(version), state, "" if state == "READY" else "unloaded") for version, state in enumerate(states)]
+
+    assert await client.list_models() == {"a": ModelState("READY", "")}
 
 
 @pytest.mark.parametrize(("versions", "newest"), [(["1"], "1"), (["2", "10", "9"], "10"), (["dev", "3"], "3"), ([], "")])

@@ -1,41 +1,10 @@
-"""What Triton says of the models in its repository, and their configs as they are written."""
+"""Configs of models, as they are written."""
 
 from pathlib import Path
 
-import grpc
 import pytest
 
-from app.errors import TritonUnavailable
-from app.triton.client import TritonClient
-from app.triton.repository import ConfigFileError, ModelState, read_config_file, read_states
-from tests.fakes.triton import FakeTriton
-
-Fake = tuple[FakeTriton, TritonClient]
-
-
-async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton: Fake) -> None:
-    """As far as Triton tells it."""
-    fake, client = fake_triton
-    fake.index = [("b", "1", "UNAVAILABLE", "no\tweights\nAt: line 1"), ("c", "", "", "")]
-
-    assert await read_states(client) == {"b": ModelState("UNAVAILABLE", "no weights"), "c": ModelState("", "")}
-
-
-@pytest.mark.parametrize("states", [["READY", "UNAVAILABLE"], ["UNAVAILABLE", "READY"]])
-async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, states: list[str]) -> None:
-    """In whatever order Triton lists them."""
-    fake, client = fake_triton
-    fake.index = [("a", str(version), state, "" if state == "READY" else "unloaded") for version, state in enumerate(states)]
-
-    assert await read_states(client) == {"a": ModelState("READY", "")}
-
-
-async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: Fake) -> None:
-    """Nothing is made up."""
-    fake, client = fake_triton
-    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
-    with pytest.raises(TritonUnavailable):
-        await read_states(client)
+from app.triton.config_file import ConfigFileError, read_config_file
 
 
 def test_a_config_is_read_as_triton_reports_it(tmp_path: Path) -> None:
