@@ -138,7 +138,7 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
 
 def _find_memory_fix(reason: str, settings: Settings) -> str:
     """Return what to do about a Triton that rejects shared memory with this message."""
-    if "restricted" in reason or "key" in reason:
+    if "restricted" in reason:
         return KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
     if "disabled" in reason:
         return "start Triton with --allow-client-shm=true"

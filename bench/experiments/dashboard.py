@@ -98,6 +98,9 @@ async def exercise(service: Service, seconds: float) -> None:
     Args:
         service: That of `loadable_service`.
         seconds: How long. Triton needs 20 of them to come back.
+
+    Raises:
+        ContestantError: The service does not listen any more.
     """
     samples = unlabelled_samples()
 
@@ -111,9 +114,13 @@ async def exercise(service: Service, seconds: float) -> None:
             triton.kill()
 
     odd = asyncio.create_task(_ask_oddly(service.url, samples[0].body))
-    await asyncio.gather(drive_arrivals(f"{service.url}/detect", samples, rate=_RATE, seconds=seconds), crowd(), kill())
-    odd.cancel()
-    await asyncio.gather(odd, return_exceptions=True)
+    try:
+        await asyncio.gather(drive_arrivals(f"{service.url}/detect", samples, rate=_RATE, seconds=seconds), crowd(), kill())
+    except OSError as error:
+        raise ContestantError(f"{service.url} does not accept connections any more: {error}") from error
+    finally:
+        odd.cancel()
+        await asyncio.gather(odd, return_exceptions=True)
 
 
 def draw(dashboard: Dashboard, prometheus: Prometheus, seconds: float, scrape_seconds: float) -> str:

@@ -221,6 +221,14 @@ def test_a_container_without_enough_memory(machine: dict[str, Any]) -> None:
     assert check(small)["memory"].severity is Severity.OK
 
 
+def test_images_bodies_workers_and_arenas_need_memory(machine: dict[str, Any]) -> None:
+    """All of them at the same time."""
+    machine["memory"] = 4096 * MIB
+    message = check(Settings(workers=2, memory_mb=1000))["memory"].message
+
+    assert "1000 MiB each, all in all 2355 of 4096 MiB" in message
+
+
 def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
     """The largest image is let in all the same."""
     machine["memory"] = 2**34

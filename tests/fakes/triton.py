@@ -69,6 +69,13 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.registrations: list[messages.SystemSharedMemoryRegisterRequest] = []
         self.statistics = messages.ModelStatisticsResponse()
         """Of all models."""
+        self.index = [
+            ("a", "1", "READY", ""),
+            ("a", "2", "UNAVAILABLE", ""),
+            ("b", "1", "UNAVAILABLE", "no weights"),
+            ("c", "", "", ""),
+        ]
+        """Name, version, state and reason of each entry of the model repository."""
         self.config_reads = 0
         self.server_reads = 0
 
@@ -145,8 +152,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def RepositoryIndex(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
         index = messages.RepositoryIndexResponse()
-        for name, version, state in (("a", "1", "READY"), ("a", "2", "UNAVAILABLE"), ("b", "1", "UNAVAILABLE"), ("c", "", "")):
-            index.models.add(name=name, version=version, state=state, reason="no\tweights\nAt: line 1" if name == "b" else "")
+        for name, version, state, reason in self.index:
+            index.models.add(name=name, version=version, state=state, reason=reason)
         return index
 
     async def _refuse_query(self, context: Any) -> None:  # noqa: ANN401

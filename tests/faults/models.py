@@ -117,6 +117,17 @@ def answer(image):
     return respond(**outputs)
 """
 
+_HANGING = """
+import os
+import time
+
+
+def answer(image):
+    while os.path.exists("@FOLDER@/hang"):
+        time.sleep(0.05)
+    return respond(**nothing())
+"""
+
 
 class Checksum(NamedTuple):
     """An image, and the box that the model `checksum` finds in it: the mean of its channels."""
@@ -144,11 +155,15 @@ def solid(red: int, green: int, blue: int) -> bytes:
 
 
 def write(repository: Path) -> None:
-    """Put the models into a repository: `checksum`, `nonsense`, and `queue_of_4`, whose queue has room for so many requests."""
-    for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW)):
+    """Put the models into a repository.
+
+    They are `checksum`, `nonsense`, `queue_of_4`, whose queue has room for so many requests, and `hanging`, which does not answer
+    while there is a file `hanging/1/hang`.
+    """
+    for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW), ("hanging", _HANGING)):
         folder = repository / name / "1"
         folder.mkdir(parents=True)
-        (folder / "model.py").write_text(_MODEL + code, encoding="utf-8")
+        (folder / "model.py").write_text((_MODEL + code).replace("@FOLDER@", str(folder)), encoding="utf-8")
         config = _CONFIG.replace("@NAME@", name)
         if code == _SLOW:
             config = config.replace("max_batch_size: 8", "max_batch_size: 1").replace("max_queue_delay_microseconds: 0", _QUEUE)

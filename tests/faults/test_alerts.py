@@ -53,11 +53,6 @@ def stopped(process: psutil.Process) -> Iterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-def stub_of(triton: Triton, model: str) -> psutil.Process:
-    """Find the process in which Triton runs a model."""
-    return next(child for child in triton.process.children() if any(f"/{model}/" in argument for argument in child.cmdline()))
-
-
 async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
     """Also not if clients make mistakes."""
     async with asking(watched.gateway, _GOOD, encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")) as statuses:
@@ -123,14 +118,16 @@ async def test_a_full_gateway_is_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
-    """Its process is stopped; Triton and its other models work."""
-    asked = encode(_IMAGE, "/predict/wait_20?timeout_ms=500", Content_Type="image/png")
-    with stopped(stub_of(watched.triton, "wait_20")):
-        async with asking(watched.gateway, *[_GOOD] * 4, asked):
-            said = await watched.until_firing("NereidModelFailing")
+    """Triton and its other models work."""
+    asked = encode(_IMAGE, "/predict/hanging?timeout_ms=500", Content_Type="image/png")
+    hang = watched.triton.repository / "hanging" / "1" / "hang"
+    hang.touch()
+    async with asking(watched.gateway, *[_GOOD] * 4, asked):
+        said = await watched.until_firing("NereidModelFailing")
+    hang.unlink()
     await watched.until_silent("NereidModelFailing")
 
-    assert "Triton does not run the model wait_20" in said["summary"]
+    assert "Triton does not run the model hanging" in said["summary"]
     assert "NereidTritonDown" not in await watched.firing()
 
 
@@ -149,7 +146,7 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
-    """With traffic two: users get errors, and Triton is why."""
+    """With traffic it is two: users get errors, and Triton is why."""
     with stopped(watched.triton.process):
         async with asking(watched.gateway, _GOOD) as statuses:
             said = await watched.until_firing("NereidErrors")

@@ -13,13 +13,21 @@ from tests.fakes.triton import FakeTriton
 Fake = tuple[FakeTriton, TritonClient]
 
 
-async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake) -> None:
-    """The others have a state and maybe a reason."""
-    assert await read_states(fake_triton[1]) == {
-        "a": ModelState("READY", ""),
-        "b": ModelState("UNAVAILABLE", "no weights"),
-        "c": ModelState("", ""),
-    }
+async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton: Fake) -> None:
+    """As far as Triton tells it."""
+    fake, client = fake_triton
+    fake.index = [("b", "1", "UNAVAILABLE", "no\tweights\nAt: line 1"), ("c", "", "", "")]
+
+    assert await read_states(client) == {"b": ModelState("UNAVAILABLE", "no weights"), "c": ModelState("", "")}
+
+
+@pytest.mark.parametrize("states", [["READY", "UNAVAILABLE"], ["UNAVAILABLE", "READY"]])
+async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, states: list[str]) -> None:
+    """In whatever order Triton lists them."""
+    fake, client = fake_triton
+    fake.index = [("a", str(version), state, "" if state == "READY" else "unloaded") for version, state in enumerate(states)]
+
+    assert await read_states(client) == {"a": ModelState("READY", "")}
 
 
 async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: Fake) -> None:
