@@ -124,15 +124,15 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         have_ended.set()
 
     def _remind_workers(self, have_ended: threading.Event) -> None:
-        """Tell workers again and again to stop.
+        """Make sure that workers notice that they have been told to stop.
 
         A worker's event loop does not run for a moment between the start of its application and its first request; uvloop keeps
-        a signal that comes then until there is another one.
+        a signal that comes then until there is another one. That must not be the same one: Granian's third blocks the worker.
         """
         while not have_ended.wait(_REMIND_SECONDS):
             for worker in list(self.wrks):
                 if worker.is_alive():
-                    worker.terminate()
+                    _send(worker, DRAIN_SIGNAL)
 
     def _watch_workers(self) -> None:
         """Kill workers whose event loop does not run, or that are stopped; Granian starts others in their place.

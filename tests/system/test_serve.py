@@ -380,5 +380,5 @@ def test_triton_without_its_backend_is_started_again(running: Running) -> None:
     running.backend().kill()
 
     assert eventually(lambda: not is_alive(triton)), running.messages
-    assert "nereid: Triton does not work (" in running.messages
+    assert eventually(lambda: "nereid: Triton does not work (" in running.messages), running.messages
     assert eventually(running.detects), running.messages
