@@ -20,6 +20,7 @@ from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
 from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
+from tests.processes import wait_until_gone
 from tests.programs import require_program
 
 pytestmark = pytest.mark.faults
@@ -171,10 +172,11 @@ async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
 
 
 async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
-    """Nothing else fires for the same reason."""
-    for process in [watched.gateway.process, *watched.gateway.process.children()]:
-        process.kill()
+    """Its workers end with it; nothing else fires for the same reason."""
+    workers = watched.gateway.workers()
+    watched.gateway.process.kill()
     said = await watched.until_firing("NereidDown")
+    await asyncio.to_thread(wait_until_gone, workers)
     await watched.until_silent("NereidTritonDown")
 
     assert said["summary"] == "Nereid on 127.0.0.1 does not answer"
