@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from app.embedded.server import EmbeddedTriton
+from app.triton import shared_memory
 from bench.harness.prometheus import running_prometheus
 from bench.harness.triton import embedded_triton
 from tests.faults import models
@@ -42,6 +43,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{triton.settings.triton_metrics_port}"}
         with running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS, rules=folder) as prometheus:
             yield Watched(gateway, triton, prometheus)
+    shared_memory.sweep()  # as `serve` does after a gateway that was killed
 
 
 @contextmanager
@@ -175,8 +177,8 @@ async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
     """Its workers end with it; nothing else fires for the same reason."""
     workers = watched.gateway.workers()
     watched.gateway.process.kill()
-    said = await watched.until_firing("NereidDown")
     await asyncio.to_thread(wait_until_gone, workers)
+    said = await watched.until_firing("NereidDown")
     await watched.until_silent("NereidTritonDown")
 
     assert said["summary"] == "Nereid on 127.0.0.1 does not answer"
