@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from app.embedded.server import EmbeddedTriton
+from app.triton import shared_memory
 from bench.harness.prometheus import running_prometheus
 from bench.harness.triton import embedded_triton
 from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
 from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
+from tests.processes import wait_until_gone
 from tests.programs import require_program
 
 pytestmark = pytest.mark.faults
@@ -41,6 +43,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{triton.settings.triton_metrics_port}"}
         with running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS, rules=folder) as prometheus:
             yield Watched(gateway, triton, prometheus)
+    shared_memory.sweep()  # as `serve` does after a gateway that was killed
 
 
 @contextmanager
@@ -171,9 +174,10 @@ async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
 
 
 async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
-    """Nothing else fires for the same reason."""
-    for process in [watched.gateway.process, *watched.gateway.process.children()]:
-        process.kill()
+    """Its workers end with it; nothing else fires for the same reason."""
+    workers = watched.gateway.workers()
+    watched.gateway.process.kill()
+    await asyncio.to_thread(wait_until_gone, workers)
     said = await watched.until_firing("NereidDown")
     await watched.until_silent("NereidTritonDown")
 
