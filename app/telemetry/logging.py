@@ -40,7 +40,9 @@ def forward(library: str, *, silent: str) -> None:
         library: Name of its logger.
         silent: Name of the one of its loggers that may tell secrets.
     """
-    logging.getLogger(library).handlers = [_Forwarder()]
+    logger = logging.getLogger(library)
+    logger.handlers, logger.propagate = [_Forwarder()], False
+    logger.setLevel(logging.WARNING)
     logging.getLogger(silent).disabled = True
 
 
