@@ -13,7 +13,7 @@ from structlog.testing import CapturedCall
 from app import errors
 from app.api import middleware, problems
 from app.api.middleware import RequestContextMiddleware
-from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter
+from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, UnsupportedMediaType
 from app.imaging.letterbox import Letterbox
 from app.main import create_app
 from tests.api.conftest import settings_for
@@ -56,7 +56,7 @@ async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: Log) -> None:
-    """The problem has status, code, title and detail of the error; code and, unless it may repeat the query, detail are logged."""
+    """The problem has status, code, title and detail of the error; code and, unless it repeats the request, detail are logged."""
     response, problem = await problem_of(error("what is wrong"))
 
     assert set(problem) == MEMBERS
@@ -67,7 +67,7 @@ async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: 
     assert response.headers.get("retry-after") == (str(error.retry_after_seconds) if error.status in {429, 503} else None)
     (line,) = log
     assert (line.kwargs["status"], line.kwargs["code"]) == (error.status, error.code)
-    assert line.kwargs.get("detail") == (None if error is InvalidParameter else "what is wrong")
+    assert line.kwargs.get("detail") == (None if error in {InvalidParameter, UnsupportedMediaType} else "what is wrong")
     assert "cause" not in line.kwargs
 
 
