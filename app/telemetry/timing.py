@@ -39,8 +39,8 @@ class Timing:
 
     def intervals(self) -> list[tuple[str, float, float]]:
         """Return the name of each stage, and when it began and ended, in milliseconds since the start."""
-        # A list at once: a thread whose request has timed out may still record a stage.
-        stages = list(self.stages.items())
+        # A copy: a thread whose request has timed out may still record a stage.
+        stages = list(self.stages.copy().items())
         begun = [(self._starts[stage] - self._start) * 1e3 for stage, _ in stages]
         return [(stage, begin, begin + duration) for (stage, duration), begin in zip(stages, begun, strict=True)]
 

@@ -138,6 +138,7 @@ async def test_a_triton_that_does_not_answer_is_down(
 async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
     """The requests between two scrapes, one image at a time."""
     async with started(create_app(settings)) as client:
+        assert await finds(client, "six_columns")
         await scrape(client)
         for _ in range(3):
             assert await finds(client, "six_columns")
