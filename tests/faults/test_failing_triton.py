@@ -58,6 +58,15 @@ async def until_ready(url: str) -> float:
     return monotonic()
 
 
+async def until_all_workers_run(gateway: Gateway) -> None:
+    """Wait until each worker has finished its start, in which it runs the default model once."""
+    wanted = f"api_workers {WORKERS:.1f}\n".encode()
+    end = monotonic() + _PATIENCE_SECONDS
+    while wanted not in (await ask(gateway.url, encode(b"", "/metrics", "GET"))).body:
+        assert monotonic() < end
+        await asyncio.sleep(0.05)
+
+
 async def until_opened(gateway: Gateway, model: str, times: int) -> None:
     """Wait until the log says that many more times that the circuit of a model was opened."""
     wanted = count_opened(gateway, model) + times
@@ -112,6 +121,7 @@ async def stopped(process: psutil.Process) -> AsyncIterator[None]:
 
 async def test_a_triton_that_hangs_for_20_seconds(triton: Triton, gateway: Gateway, record_figure: RecordFigure) -> None:
     """Row 2: 504 at the deadline, then 503 at once, and 200 again soon after it goes on; liveness never changes."""
+    await until_all_workers_run(gateway)
     assert (await ask(gateway.url, _IMAGE)).status == 200
     async with stopped(triton.process):
         started = monotonic()
