@@ -1,8 +1,6 @@
 """The metrics of real processes: any worker of any instance tells what all of them have done, also those that have ended."""
 
 import asyncio
-import os
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.programs import require_program
 from tests.scrape import Samples, read_samples
 from tests.support import SCENE, eventually
 from tests.system.gateway import RunningGateway, running_gateway
@@ -122,11 +121,8 @@ async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
 
 def promtool(text: bytes) -> list[str]:
     """Return what promtool has to say of metrics."""
-    program = shutil.which("promtool")
-    if program is None:
-        assert "CI" not in os.environ, "promtool is not installed"
-        pytest.skip("promtool is not installed")
-    return subprocess.run([program, "check", "metrics"], input=text, capture_output=True, check=False).stderr.decode().splitlines()
+    command = [require_program("promtool", "prometheus"), "check", "metrics"]
+    return subprocess.run(command, input=text, capture_output=True, check=False).stderr.decode().splitlines()
 
 
 async def test_promtool_accepts_the_metrics(tmp_path: Path) -> None:
