@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import app
 from app.api import keys
 from app.config import PREFIX, Settings, SettingsError
 from app.host import ports
@@ -29,14 +30,14 @@ def require_usable(settings: Settings) -> None:
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
+        if settings.tracing:
+            _require_tracing()
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_files)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_simd()
-    if settings.tracing:
-        _require_tracing()
 
 
 def _require_simd() -> None:
@@ -49,7 +50,8 @@ def _require_tracing() -> None:
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
     # In a process of its own: it starts threads, which must not be there when workers are forked.
     code = "from app.telemetry.tracing import Tracing; Tracing()"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    root = Path(app.__file__).parents[1]
+    tried = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)  # noqa: S603
     if tried.returncode:
         reason = tried.stderr.strip().rpartition("\n")[2]
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry does not accept its own settings, OTEL_*: {reason}")

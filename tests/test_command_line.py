@@ -377,6 +377,17 @@ def test_tracing_without_opentelemetry_is_an_error(
     assert one_line(capsys) == "NEREID_TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'"
 
 
+def test_settings_of_opentelemetry_that_it_does_not_accept_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each worker would fail with a traceback."""
+    monkeypatch.setenv("NEREID_TRACING", "true")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+
+    assert main(["api"]) == 1
+    assert one_line(capsys).startswith("NEREID_TRACING: OpenTelemetry does not accept its own settings, OTEL_*: ValueError")
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
     """Collect the servers that would run; none of them does."""

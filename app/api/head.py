@@ -15,26 +15,36 @@ class HeadMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request; GET as it is."""
-        if scope["type"] != ScopeType.HTTP or scope["method"] == "GET":
-            await self.app(scope, receive, send)
-            return
-        is_head = scope["method"] == "HEAD"
-        if is_head:
-            scope["method"] = "GET"
-
-        async def send_without_body(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    (name, _with_head(value) if name == b"allow" else value) for name, value in message["headers"]
-                ]
-            elif is_head:
-                message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
-            await send(message)
-
-        await self.app(scope, receive, send_without_body)
+        """Handle a request; change nothing but HEAD, and what OPTIONS is told."""
+        if scope["type"] == ScopeType.HTTP:
+            if scope["method"] == "HEAD":
+                scope["method"] = "GET"
+                send = _without_body(send)
+            elif scope["method"] == "OPTIONS":
+                send = _with_head_allowed(send)
+        await self.app(scope, receive, send)
 
 
-def _with_head(allow: bytes) -> bytes:
+def _without_body(send: Send) -> Send:
+    async def send_without_body(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
+        await send(message)
+
+    return send_without_body
+
+
+def _with_head_allowed(send: Send) -> Send:
+    async def send_with_head_allowed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [
+                (name, with_head(value.decode()).encode() if name == b"allow" else value) for name, value in message["headers"]
+            ]
+        await send(message)
+
+    return send_with_head_allowed
+
+
+def with_head(allow: str) -> str:
     """Add HEAD to the methods in an `Allow` header if GET is one of them."""
-    return allow.replace(b"GET", b"GET, HEAD")
+    return allow.replace("GET", "GET, HEAD")

@@ -7,7 +7,8 @@ from app.api.openapi import UNAVAILABLE
 from app.api.schema import ModelInfo, ModelList
 from app.errors import GatewayError
 from app.pipeline.detector import Detector
-from app.triton.client import ModelState, TritonClient
+from app.triton.client import TritonClient
+from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)

@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Scope, Send
 
 from app.api.context import RequestContext, context_of
+from app.api.head import with_head
 from app.api.route import note_route_of_other_method
 from app.api.schema import Problem
 from app.errors import (
@@ -61,7 +62,9 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
         return _from_exception(request, error)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        note_route_of_other_method(request, headers.get("allow", "").partition(",")[0])
+        allow = headers.get("allow", "")
+        note_route_of_other_method(request, allow.partition(",")[0])
+        headers["allow"] = with_head(allow)
     detail = _DETAILS.get(status, status.description or status.phrase)
     text = status.name.lower(), status.phrase, detail
     return _respond(status, headers, _write(context_of(request.scope), status, *text))

@@ -14,8 +14,9 @@ from app.embedded.launch import CONFIG_NAME
 from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
 from app.model.spec import ModelSpec, from_triton_config
-from app.triton.client import ModelState, TritonClient
+from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
+from app.triton.server_info import ModelState
 from app.triton.status import own_message
 
 _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)

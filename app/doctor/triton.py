@@ -14,8 +14,9 @@ from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
 from app.triton import credentials
-from app.triton.client import ModelState, ServerInfo, TritonClient
+from app.triton.client import TritonClient
 from app.triton.credentials import CredentialsError
+from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import own_message
 

@@ -1,11 +1,10 @@
 """One gRPC channel to one Triton, and the calls the gateway makes over it."""
 
 import asyncio
-import re
 from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -20,42 +19,14 @@ from app.triton import control_key
 from app.triton.channel import open_channel
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
+from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
-# Before this version a cancelled or expired RPC can crash the whole server: pull requests 7840, 8078, 8220 of Triton's server.
-_FIRST_CANCEL_SAFE = (2, 59, 1)
 # How much longer than its caller's deadline an RPC may last, if Triton survives its end.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
-
-
-class ServerInfo(NamedTuple):
-    """What a Triton says of itself."""
-
-    version: str
-    extensions: tuple[str, ...] = ()
-    """Names of the protocols that it speaks besides inference."""
-
-    @property
-    def survives_cancel(self) -> bool:
-        """Whether an inference may be cancelled without the risk of crashing the server."""
-        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3]) >= _FIRST_CANCEL_SAFE
-
-
-class ModelState(NamedTuple):
-    """One model in Triton's repository."""
-
-    state: str
-    """READY, UNAVAILABLE, LOADING ..., or empty if Triton has refused to load it without a reason that it keeps."""
-    reason: str
-    """Why it is not ready, one line; empty if it is, or if only Triton's log tells."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be used."""
-        return self.state == "READY"
 
 
 class TritonClient:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import psutil
 
-from app import config
 from app.config import PREFIX
-from app.embedded.install import install
 from app.host.ports import find_free
 from bench.harness.processes import running
+from bench.harness.triton import link_installation
 
 _READY_SECONDS = 120.0
 """Triton starts first."""
@@ -45,12 +44,9 @@ def running_service(repository: Path, folder: Path, settings: Mapping[str, objec
         ContestantError: It does not start.
         InstallError, PackageError: Triton is not installed and cannot be.
     """
-    installed = Path(config.load().triton_home).resolve()
-    install(installed)
     home = folder / "triton"
     home.mkdir()
-    for part in ("server", "python"):
-        (home / part).symlink_to(installed / part)
+    link_installation(home)
     port, http, grpc, metrics = find_free(4)
     given = {
         "port": port,

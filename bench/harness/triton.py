@@ -36,6 +36,18 @@ class Triton(NamedTuple):
         return f"http://127.0.0.1:{self.settings.triton_http_port}"
 
 
+def link_installation(home: Path) -> None:
+    """Make a folder the home of an embedded Triton: with the usual installation, but with logs and keys of its own.
+
+    Raises:
+        InstallError, PackageError: Triton is not installed and cannot be.
+    """
+    installed = Path(config.load().triton_home).resolve()
+    install(installed)
+    for part in ("server", "python"):
+        (home / part).symlink_to(installed / part)
+
+
 @contextmanager
 def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
@@ -48,15 +60,11 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
         InstallError, PackageError: It is not installed and cannot be.
         EmbeddedTritonError: It does not start.
     """
-    base = config.load()
-    installed = Path(base.triton_home).resolve()
-    install(installed)
     http, grpc, metrics = find_free(3)
     with TemporaryDirectory(prefix="nereid-bench-") as home:
-        for part in ("server", "python"):
-            Path(home, part).symlink_to(installed / part)
+        link_installation(Path(home))
         settings = msgspec.structs.replace(
-            base,
+            config.load(),
             model=model,
             model_repository=str(repository),
             triton_home=home,

@@ -11,7 +11,8 @@ from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import ModelState, TritonClient
+from app.triton.client import TritonClient
+from app.triton.server_info import ModelState
 from tests.support import DEPLOYMENT, METRICS, json, started
 
 

@@ -3,10 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc
 import httpx
@@ -20,9 +18,11 @@ from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import ServerInfo, TritonClient
+from app.triton.client import TritonClient
+from app.triton.server_info import ServerInfo
 from app.triton.transport import Transport
 from tests.api.conftest import settings_for
+from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.support import DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, started
 
@@ -150,33 +150,10 @@ nv_cpu_utilization 0.9
 """
 
 
-@contextmanager
-def telling(text: bytes, status: int = 200) -> Iterator[str]:
-    """Serve a text as Triton serves its metrics; yields its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/metrics"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 async def test_gpus_are_those_of_triton() -> None:
     """What it does not tell of one of them is unknown."""
     fake = FakeTriton()
-    with telling(METRICS_OF_TRITON.encode()) as url:
+    with answering(METRICS_OF_TRITON.encode()) as url:
         async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
             gpu = json(await client.get("/health"))["gpu"]
 
@@ -192,7 +169,7 @@ async def test_gpus_are_those_of_triton() -> None:
 async def test_metrics_that_cannot_be_read_tell_of_no_gpu(text: bytes, status: int) -> None:
     """The report is complete all the same."""
     fake = FakeTriton()
-    with telling(text, status) as url:
+    with answering(text, status) as url:
         async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
             assert json(await client.get("/health"))["gpu"] == {"in_use": False, "devices": []}
 

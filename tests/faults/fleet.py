@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import psutil
 
-from app import config
-from app.embedded.install import install
 from app.host.http import get_status
 from app.host.ports import find_free
 from app.host.processes import end_group
 from bench.harness.processes import ROOT, environment_of
+from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
 
 _STOP_SECONDS = 60.0
@@ -87,12 +86,9 @@ def running_fleet(
         instances: Number of instances, of one worker each.
         settings: More settings by name.
     """
-    installed = Path(config.load().triton_home).resolve()
-    install(installed)
     home = folder / "triton"
     home.mkdir()
-    for part in ("server", "python"):
-        (home / part).symlink_to(installed / part)
+    link_installation(home)
     port, http, grpc, metrics = find_free(4)
     wanted: dict[str, object] = {
         "port": port,

@@ -5,7 +5,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -20,6 +20,7 @@ from bench.harness.triton import Triton, embedded_triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, Case, ask, ask_all, encode
+from tests.faults.relay import relay
 from tests.faults.serving import WORKERS, Gateway, serving
 from tests.faults.test_resources import NEEDS_MOUNTS, on_a_full_disk
 from tests.faults.traffic import traffic
@@ -237,18 +238,11 @@ async def breaking(url: str, every: float) -> AsyncIterator[str]:
     host, _, port = url.partition(":")
     writers: set[asyncio.StreamWriter] = set()
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        both = {writer, there_writer}
+        there = await asyncio.open_connection(host, int(port))
+        both = {writer, there[1]}
         writers.update(both)
-        await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
+        await relay((reader, writer), there)
         writers.difference_update(both)
 
     async def reset() -> None:

@@ -16,6 +16,7 @@ from bench.harness.triton import Triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
+from tests.faults.relay import relay
 from tests.faults.traffic import traffic
 
 pytestmark = [
@@ -120,15 +121,7 @@ async def far_triton(triton: Triton, networks: Networks, folder: Path) -> AsyncI
     host, _, port = triton.settings.triton_url.partition(":")
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(forward(reader, there_writer), forward(there_reader, writer))
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        await relay((reader, writer), await asyncio.open_connection(host, int(port)))
 
     socket = folder / "triton.sock"
     server = await asyncio.start_unix_server(connect, socket)

@@ -36,8 +36,9 @@ from app.resilience.worker_table import WorkerTable
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
-from app.triton.client import ServerInfo, TritonClient
+from app.triton.client import TritonClient
 from app.triton.messages import InferResult
+from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import SHM, Arena, Slot
 from app.triton.specs import SpecCache
 from app.triton.status import Disconnected, Draining, Overloaded, Unreachable

@@ -16,6 +16,7 @@ from tests.programs import require_program
 from tests.scrape import Samples, read_samples
 from tests.support import SCENE, eventually
 from tests.system.gateway import RunningGateway, running_gateway
+from tests.triton.test_statistics import add_version
 
 REQUESTS = 600
 TARGETS = (
@@ -127,9 +128,10 @@ def promtool(text: bytes) -> list[str]:
 
 async def test_promtool_accepts_the_metrics(tmp_path: Path) -> None:
     """But for the names with `ms`, which are those that dashboards of Triton gateways know."""
-    async with gateway(tmp_path) as (_, running):
+    async with gateway(tmp_path) as (fake, running):
+        add_version(fake, "tiny", "1", 8, 2, 4, 4_000_000, 4, 20_000_000)
         await load(running.url)
         async with httpx.AsyncClient() as client:
             text = (await client.get(f"{running.url}/metrics")).content
 
-    assert all(line.startswith(("triton_queue_time_ms ", "triton_inference_time_ms ")) for line in promtool(text))
+    assert {line.split()[0] for line in promtool(text)} == {"triton_queue_time_ms", "triton_inference_time_ms"}

@@ -14,7 +14,8 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
-from app.triton.client import ModelState, ServerInfo, TritonClient
+from app.triton.client import TritonClient
+from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import Arena
 from app.triton.status import Disconnected, Unanswered, Unreachable
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes

@@ -13,8 +13,9 @@ from app.config import Settings
 from app.errors import TritonUnavailable
 from app.main import create_app
 from app.triton import credentials
-from app.triton.client import ServerInfo, TritonClient
+from app.triton.client import TritonClient
 from app.triton.credentials import Credentials, CredentialsError, load
+from app.triton.server_info import ServerInfo
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import eventually, json, started
 

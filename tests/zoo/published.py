@@ -4,14 +4,14 @@ import hashlib
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import msgspec
 
 from app.zoo.registry import PublishedModel, Recipe
 from tests.fakes import models
+from tests.fakes.http import serving
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
@@ -58,14 +58,8 @@ def site(answer: Answer) -> Iterator[str]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/files/tiny.onnx"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        yield f"{url}/files/tiny.onnx"
 
 
 def whole(request: Request) -> None:

@@ -1,9 +1,7 @@
 """Served boxes against the reference detector."""
 
-from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import msgspec
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from bench.__main__ import main
 from bench.experiments import accuracy
 from bench.harness.reference_detector import Box
+from tests.fakes.http import serving
 
 ANSWER = {"detections": [{"class_id": 15, "confidence": 0.9, "x1": 1.0, "y1": 1.0, "x2": 9.0, "y2": 9.0}]}
 
@@ -44,12 +43,8 @@ class FakeReference:
 def test_the_agreement_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every sample image is sent to the model that was asked for."""
     monkeypatch.setattr(accuracy, "ReferenceDetector", FakeReference)
-    with HTTPServer(("127.0.0.1", 0), Detector) as server:
-        thread = Thread(target=partial(server.serve_forever, poll_interval=0.01))
-        thread.start()
-        code = main(["accuracy", "--url", f"http://127.0.0.1:{server.server_port}", "--network", "network.onnx"])
-        server.shutdown()
-        thread.join()
+    with serving(Detector) as url:
+        code = main(["accuracy", "--url", url, "--network", "network.onnx"])
 
     assert code == 0
     assert capsys.readouterr().out == "yolo11n: F1 0.6667 on 3 images: 6 boxes expected, 3 served, 3 matched\n"

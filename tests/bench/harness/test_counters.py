@@ -1,43 +1,14 @@
 """Triton's own counters."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
 
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.report.records import TritonUse
+from tests.fakes.http import answering
 
 ZERO = Counters(inferences=0, executions=0, successes=0, compute_ns=0, waits=0, queue_ns=0, batches={})
-
-
-@contextmanager
-def statistics(body: bytes, status: int = 200) -> Iterator[str]:
-    """Serve these bytes at every path."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_arguments: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=partial(server.serve_forever, poll_interval=0.01))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_only_what_happened_in_the_meantime_counts() -> None:
@@ -61,7 +32,7 @@ def test_a_model_that_did_nothing_divides_nothing_by_zero() -> None:
 def test_what_triton_leaves_out_is_zero() -> None:
     """Versions of a model are added up."""
     version = b'{"name":"m","inference_count":"3","inference_stats":{"queue":{"count":3,"ns":6}}}'
-    with statistics(b'{"model_stats":[' + version + b"," + version + b"]}") as url:
+    with answering(b'{"model_stats":[' + version + b"," + version + b"]}") as url:
         assert read_counters(url, "m") == ZERO._replace(inferences=6, waits=6, queue_ns=12)
 
 
@@ -72,7 +43,7 @@ def test_what_triton_leaves_out_is_zero() -> None:
 )
 def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
     """The message names Triton's address and, if Triton rejected, its reason."""
-    with statistics(body, status) as url, pytest.raises(CountersError, match=re.escape(url)) as caught:
+    with answering(body, status) as url, pytest.raises(CountersError, match=re.escape(url)) as caught:
         read_counters(url, "m")
 
     assert "\n" not in str(caught.value)
