@@ -53,6 +53,11 @@ smoke:
 faults *args:
     @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
 
+# Build the one file and the container image, and run them where nothing else is installed; needs root, buildah and debootstrap
+[group('develop')]
+packages *args:
+    @python -m pytest -m packages -o timeout=1800 tests/deploy {{ args }}
+
 # Let processes die and clients leave for about 16 minutes, and look for losses, wrong answers and leaks; nginx must be installed
 [group('develop')]
 soak *args:
@@ -90,7 +95,7 @@ profile seconds="60" out="profile.svg" *args:
 [group('develop')]
 lock:
     {{ compile }} -o requirements/api.txt pyproject.toml
-    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint --group deploy
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in

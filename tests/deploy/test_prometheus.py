@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 FOLDER = CONFIG.parent
 ALERTS = [rule for group in msgspec.yaml.decode((FOLDER / "alerts.yml").read_bytes())["groups"] for rule in group["rules"]]
-RUNBOOK = ROOT / "deploy" / "README.md"
+RUNBOOK = ROOT / "deploy" / "monitoring.md"
 
 
 def promtool(*arguments: str, folder: Path = FOLDER) -> str:
@@ -54,5 +54,5 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
 
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
-    assert alert["annotations"]["runbook"] == f"deploy/README.md#{alert['alert'].lower()}"
+    assert alert["annotations"]["runbook"] == f"deploy/monitoring.md#{alert['alert'].lower()}"
     assert alert["alert"] in sections
