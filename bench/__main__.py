@@ -19,6 +19,7 @@ from bench.experiments import (
     overload,
     profile,
     server_load,
+    server_options,
     stages,
     versus,
     workers,
@@ -38,7 +39,20 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one experiment or show earlier results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
-    for experiment in (server_load, versus, overload, limit, stages, metrics, workers, accuracy, instances, profile, dashboard):
+    for experiment in (
+        server_load,
+        versus,
+        overload,
+        limit,
+        stages,
+        metrics,
+        workers,
+        server_options,
+        accuracy,
+        instances,
+        profile,
+        dashboard,
+    ):
         experiment.add_to(commands)
     _add_results(commands)
     options = parser.parse_args(arguments)

@@ -28,6 +28,8 @@ class Load(msgspec.Struct, frozen=True):
     clients: int
     seconds: float
     """Length of each round."""
+    keep_alive: bool = True
+    """Whether a client keeps its connection, or opens one for each request."""
 
 
 def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
@@ -78,8 +80,17 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
     return contest
 
 
-def measure_alone(lineup: Lineup, name: str, model: str, load: Load) -> Measurement:
+def measure_alone(
+    lineup: Lineup, name: str, model: str, load: Load, disturb: Callable[[Running], None] = lambda _: None
+) -> Measurement:
     """Start, warm up and measure one contestant.
+
+    Args:
+        lineup: Starts it.
+        name: Of the contestant.
+        model: Of `bench/models`.
+        load: The load that it gets.
+        disturb: Called when the measurement begins.
 
     Raises:
         ContestantError: It cannot take part.
@@ -87,6 +98,7 @@ def measure_alone(lineup: Lineup, name: str, model: str, load: Load) -> Measurem
     contestant = lineup.contestant(name, model)
     with lineup.start(contestant) as server:
         _drive(server, load, WARM_UP_SECONDS)
+        disturb(server)
         return measure(contestant, server, lineup.triton, load)
 
 
@@ -106,6 +118,10 @@ def measure(contestant: Contestant, server: Running, triton: Triton, load: Load)
 
 def _drive(server: Running, load: Load, seconds: float) -> Outcome:
     try:
-        return run(drive_closed_loop(f"{server.url}/detect", load.samples, clients=load.clients, seconds=seconds))
+        return run(
+            drive_closed_loop(
+                f"{server.url}/detect", load.samples, clients=load.clients, seconds=seconds, keep_alive=load.keep_alive
+            )
+        )
     except OSError as error:
         raise ContestantError(f"{server.url} does not accept connections any more: {error}") from error

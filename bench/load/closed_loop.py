@@ -19,6 +19,7 @@ async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
     requests: int | None = None,
     progress: Progress | None = None,
     patience: float = PATIENCE_SECONDS,
+    keep_alive: bool = True,
 ) -> Outcome:
     """Let each client send its next request as soon as it is answered.
 
@@ -30,21 +31,30 @@ async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
         requests: Maximum number of requests; None: no limit.
         progress: Called regularly.
         patience: Seconds to wait for an answer.
+        keep_alive: Whether a client keeps its connection, or opens one for each request.
 
     Raises:
         ValueError: As `Driver` says.
         OSError: The server does not accept connections.
     """
-    return await ClosedLoop(url, samples, clients, seconds, patience, requests).measure(progress)
+    return await ClosedLoop(url, samples, clients, seconds, patience, requests, keep_alive=keep_alive).measure(progress)
 
 
 class ClosedLoop(Driver):
     """The clients of one run."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - as above
-        self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, requests: int | None
+        self,
+        url: str,
+        samples: Sequence[Sample],
+        clients: int,
+        seconds: float,
+        patience: float,
+        requests: int | None,
+        *,
+        keep_alive: bool = True,
     ) -> None:
-        super().__init__(url, samples, clients, seconds, patience)
+        super().__init__(url, samples, clients, seconds, patience, keep_alive=keep_alive)
         self._limit = sys.maxsize if requests is None else requests
 
     def begin(self) -> None:

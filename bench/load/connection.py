@@ -102,14 +102,16 @@ class Connection(asyncio.Protocol):
         return True
 
 
-def encode_request(target: Target, body: bytes) -> bytes:
-    """Build a POST request."""
+def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> bytes:
+    """Build a POST request; without `keep_alive` the server is asked to close the connection after its answer."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
     head = (
         f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
-        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
     )
-    return head.encode("ascii") + body
+    if not keep_alive:
+        head += "Connection: close\r\n"
+    return f"{head}\r\n".encode("ascii") + body
 
 
 def _header(head: bytes, lower: bytes, name: bytes) -> bytes:

@@ -39,8 +39,10 @@ def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
 class Driver(ABC):
     """One run: what it was asked to do and what has come back so far. A subclass decides when to send."""
 
-    def __init__(self, url: str, samples: Sequence[Sample], width: int, seconds: float, patience: float) -> None:
-        """Prepare to send `samples` in turn over `width` connections for `seconds`.
+    def __init__(  # noqa: PLR0913 - what a load consists of
+        self, url: str, samples: Sequence[Sample], width: int, seconds: float, patience: float, *, keep_alive: bool = True
+    ) -> None:
+        """Prepare to send `samples` in turn over `width` connections for `seconds`, one request per connection unless `keep_alive`.
 
         Raises:
             ValueError: The URL is not on this machine, or there is nothing to send or no connection to send it over.
@@ -55,7 +57,7 @@ class Driver(ABC):
         self.tally = Tally([sample.expected for sample in samples], patience, seconds)
         self.started = 0.0
         self.is_over = False
-        self._messages = [encode_request(self._target, sample.body) for sample in samples]
+        self._messages = [encode_request(self._target, sample.body, keep_alive=keep_alive) for sample in samples]
         self._width = width
         self._patience = patience
         self._reconnecting: set[asyncio.Task[None]] = set()

@@ -165,6 +165,13 @@ class ContestantResult(msgspec.Struct, kw_only=True):
         """Return the median of a figure over the rounds; a round without it counts as zero."""
         return median(one.figures.get(figure, 0.0) for one in self.rounds) if self.rounds else 0.0
 
+    def ratios(self, base: "ContestantResult", figure: str) -> list[float]:
+        """Divide a figure by that of another, round by round: noise that hits a whole round cancels out."""
+        pairs = [
+            (one.figures.get(figure, 0.0), other.figures.get(figure)) for one, other in zip(self.rounds, base.rounds, strict=False)
+        ]
+        return [one / other for one, other in pairs if other]
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """Contestants to be compared with others."""
@@ -190,13 +197,9 @@ class Contest(msgspec.Struct, kw_only=True):
     comparisons: list[Comparison] = []
 
     def ratios(self, name: str, base: str, figure: str) -> list[float]:
-        """Divide a figure of one contestant by that of another, round by round: noise that hits a whole round cancels out."""
-        rounds = {entry.name: entry.rounds for entry in self.entries}
-        pairs = [
-            (one.figures.get(figure, 0.0), other.figures.get(figure))
-            for one, other in zip(rounds[name], rounds[base], strict=False)
-        ]
-        return [one / other for one, other in pairs if other]
+        """Divide a figure of one contestant by that of another, round by round."""
+        entries = {entry.name: entry for entry in self.entries}
+        return entries[name].ratios(entries[base], figure)
 
     def runs(self) -> list[Run]:
         """Represent each contestant by its round of median throughput."""
