@@ -55,9 +55,8 @@ def run(options: argparse.Namespace) -> int:
         rate, p50, p99 = (entry.median(figure) for figure in ("requests/s", "p50", "p99"))
         rejected = sum(one.outcome.statuses.get("429", 0) for one in entry.rounds)
         lost = sum(one.outcome.requests - one.outcome.correct for one in entry.rounds) - rejected
-        print(
-            f"{entry.name:48} {rate:6.0f} {p50:8.1f} {p99:8.1f} {rejected:10} {lost:6}   {spread(entry.ratios(entries[0], 'requests/s'))}"
-        )
+        ratio = spread(entry.ratios(entries[0], "requests/s"))
+        print(f"{entry.name:48} {rate:6.0f} {p50:8.1f} {p99:8.1f} {rejected:10} {lost:6}   {ratio}")
     return 0
 
 
