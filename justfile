@@ -35,11 +35,11 @@ pull *args:
 doctor *args:
     @python -m app doctor {{ args }}
 
-# Run the tests, with branch coverage of app/
+# Run the tests in two processes, which wait more than they compute, with branch coverage of app/
 [group('develop')]
 test *args:
     @coverage erase
-    @coverage run -m pytest {{ args }}
+    @coverage run -m pytest -n 2 --dist loadfile {{ args }}
     @coverage combine --quiet
     @coverage report
 

@@ -112,6 +112,7 @@ async def test_clients_that_leave_give_their_places_back_when_triton_has_ended(t
         fake.may_answer.set()
 
         assert await eventually(lambda: fake.running == 0)
+        await asyncio.sleep(1)  # the gateway learns of it a moment later
         assert {response.status_code for response in await asyncio.gather(*(ask(client) for _ in range(LIMIT)))} == {200}
     assert fake.cancelled == 0
 

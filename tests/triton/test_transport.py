@@ -685,7 +685,7 @@ async def test_a_restarted_triton_may_reject_shared_memory(
         after = await client.post("/predict/six_columns", content=SCENE)
         assert after.status_code == (200 if mode == "auto" else 503)
         assert await transport_in_use(client) == "inline"
-        assert own_arenas() == before
+        assert set(own_arenas()) <= set(before)
         assert await regions(settings) == []
 
 

@@ -10,7 +10,6 @@ from bench.harness.errors import ContestantError
 from bench.harness.prometheus import CONFIG, Prometheus, Series, adapt, running_prometheus
 from tests.bench.support import always, answer, serving
 from tests.programs import require_program
-from tests.support import free_port
 
 TARGETS = {"nereid": "127.0.0.1:1", "triton": "127.0.0.1:2"}
 
@@ -55,7 +54,7 @@ def test_without_prometheus_the_message_says_how_to_get_it(tmp_path: Path, monke
         pass
 
 
-@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}", "nowhere", "http://[", "ftp://127.0.0.1"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nowhere", "http://[", "ftp://127.0.0.1"])
 def test_an_address_without_a_prometheus_is_an_error(url: str) -> None:
     """Whatever is wrong with it."""
     with pytest.raises(ContestantError, match="cannot be asked"):
