@@ -20,7 +20,7 @@ def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Pr
     Returns:
         The address; empty if the connection is one to a unix socket, and the proxy names no client.
     """
-    peer = (scope["client"] or ("", 0))[0]
+    peer = (scope.get("client") or ("", 0))[0]
     named = headers.get(b"x-real-ip")
     if named is None or not (peer == "" or _is_in(peer, proxies)):
         return peer
