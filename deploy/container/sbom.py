@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-_CYCLONEDX = Path(sys.executable).with_name("cyclonedx-py")
+_CYCLONEDX = str(Path(sys.executable).with_name("cyclonedx-py"))
 
 
 def main(status: Path, environments: list[Path]) -> None:
@@ -28,7 +28,8 @@ def main(status: Path, environments: list[Path]) -> None:
 
 def _environment(folder: Path) -> dict[str, Any]:
     """Return the document of an environment of Python packages."""
-    command = [_CYCLONEDX, "environment", "--pyproject", "pyproject.toml", "--output-reproducible", folder / "bin" / "python"]
+    python = str(folder / "bin" / "python")
+    command = [_CYCLONEDX, "environment", "--pyproject", "pyproject.toml", "--output-reproducible", python]
     bom: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return bom
 
