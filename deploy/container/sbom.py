@@ -1,7 +1,7 @@
 """Print the SBOM of an image, CycloneDX: sbom.py DPKG_STATUS ENVIRONMENT ...
 
-It has the packages of Debian and those of Python, the first environment's being what Nereid itself depends on. It does not
-have the libraries that a wheel has brought along, nor Triton.
+It has the packages of Debian and those of Python; Nereid itself is in the first environment. It does not have the libraries
+that a wheel has brought along.
 """
 
 import json
