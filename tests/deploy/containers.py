@@ -48,7 +48,7 @@ class Image(NamedTuple):
         """What an engine runs to find out whether a container is healthy."""
         kind, *command = self.config["Healthcheck"]["Test"]
         assert kind == "CMD"
-        return command
+        return [str(part) for part in command]
 
     def bytes(self) -> int:
         """Sum up the sizes of its files."""

@@ -119,7 +119,8 @@ async def test_api_in_a_container_answers_like_one_outside(
     assert (healthy.returncode, healthy.stdout) == (0, "")
     assert code == 0, log.read_text()
     assert (unhealthy.returncode, unhealthy.stdout) == (1, f"{url} does not answer\n")
-    assert [path.name for path in Path(*outside.volumes).iterdir()] == ["control.key"]
+    (written,) = outside.volumes
+    assert [path.name for path in written.iterdir()] == ["control.key"]
 
 
 @packages
