@@ -48,6 +48,37 @@ def test_hadolint_has_no_complaint() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def what_is_run(folder: Path, builder: str, *arguments: str) -> list[str]:
+    """Return how `deploy/container/build` calls a builder, which need not be installed."""
+    program = folder / builder
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {builder} \"$@\"\n", encoding="utf-8")
+    program.chmod(0o755)
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "BUILDER": builder}
+    build = ROOT / "deploy" / "container" / "build"
+    return subprocess.run([build, *arguments], env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("builder", "arguments", "image", "options"),
+    [
+        ("podman", [], ["--target", "api", "--tag", f"nereid:{__version__}"], []),
+        ("docker", ["--no-cache"], ["--target", "api", "--tag", f"nereid:{__version__}"], ["--no-cache"]),
+        ("buildah", ["embedded", "--pull"], ["--target", "embedded", "--tag", f"nereid:{__version__}-embedded"], ["--pull"]),
+    ],
+)
+def test_each_builder_gets_target_tag_and_options(
+    tmp_path: Path, builder: str, arguments: list[str], image: list[str], options: list[str]
+) -> None:
+    """Docker builds in a format that has a health check; the others must be told to."""
+    program, *given = what_is_run(tmp_path, builder, *arguments)
+
+    assert program == builder
+    assert ("--format=docker" in given) == (builder != "docker")
+    assert given[given.index("--target") :][:4] == image
+    assert f"VERSION={__version__}" in given
+    assert given[-1 - len(options) :] == [*options, "."]
+
+
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     """Buildah, with a base image."""
