@@ -35,6 +35,12 @@ pull *args:
 doctor *args:
     @python -m app doctor {{ args }}
 
+# Build the container image `api`, or `embedded`, with podman, docker or buildah; options go to the builder
+[group('ship')]
+[no-exit-message]
+image *args:
+    @deploy/container/build {{ args }}
+
 # Run the tests in two processes, which wait more than they compute, with branch coverage of app/
 [group('develop')]
 test *args:
@@ -96,6 +102,8 @@ profile seconds="60" out="profile.svg" *args:
 lock:
     {{ compile }} -o requirements/api.txt pyproject.toml
     {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint --group deploy
+    {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt pyproject.toml --extra models --extra otel
+    {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in

@@ -1,4 +1,4 @@
-"""The command line: nereid serve | api | triton | pull | key | doctor | settings."""
+"""The command line: nereid serve | api | triton | pull | key | doctor | healthcheck | settings."""
 
 import signal
 
@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from app import environment, preflight, settings_rules, settings_table
+from app import environment, healthcheck, preflight, settings_rules, settings_table
 from app.api import keys
 from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         ("pull", _pull, "download a model and add it to the model repository"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
+        ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
     ):
         command = commands.add_parser(name, help=text, description=text)
@@ -201,6 +202,13 @@ def _doctor(settings: Settings, options: argparse.Namespace) -> int:
     from app.doctor import report  # noqa: PLC0415
 
     return report.run(settings, as_json=options.json, is_strict=options.strict, with_burst=not options.no_burst)
+
+
+def _healthcheck(settings: Settings, _: argparse.Namespace) -> int:
+    if wrong := healthcheck.failure(settings):
+        say(wrong)
+        return 1
+    return 0
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ from app.triton.credentials import CredentialsError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError
 from app.zoo.registry import PublishedModel, RegistryError
+from tests.fakes import http
 from tests.support import REPOSITORY, ROOT, free_port
 
 VARIABLE = "WORKER_TABLE_FD"
@@ -831,3 +832,14 @@ def test_server_is_not_imported_for_other_commands() -> None:
     script = "import sys, app.__main__; sys.exit(bool({'granian', 'grpc', 'litestar'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_healthcheck_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `python -m app healthcheck`; the program `nereid` takes a shorter way to it."""
+    monkeypatch.setenv("NEREID_PORT", str(free_port()))
+    assert main(["healthcheck"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+    with http.answering(b"") as url:
+        monkeypatch.setenv("NEREID_PORT", url.rpartition(":")[2])
+        assert main(["healthcheck"]) == 0

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from app.addresses import sockets
 from app.config import Settings
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.supervisor import sockets
 from app.host import ports
 from app.host.http import get_status
 

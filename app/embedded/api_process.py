@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import app
+from app import addresses
 from app.config import PREFIX, Settings
 from app.embedded.service import CheckError, StartError
 from app.host.http import get_status
@@ -29,7 +30,7 @@ class ApiProcess:
         """Prepare an instance that listens on a unix socket, or else on host and port."""
         self.name = "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
-        self.url = f"http://{_reachable(settings.host)}:{settings.port}"
+        self.url = addresses.local_url(settings)
         self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(settings.worker_count)} if socket else {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -84,9 +85,3 @@ class ApiProcess:
             self._process = None
             if self.socket is not None:
                 self.socket.unlink(missing_ok=True)
-
-
-def _reachable(host: str) -> str:
-    """Return the address at which a server that listens on `host` can be reached from here."""
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared only
-    return f"[{address}]" if ":" in address else address

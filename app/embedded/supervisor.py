@@ -2,8 +2,8 @@
 
 import signal
 import time
-from pathlib import Path
 
+from app import addresses
 from app.config import Settings
 from app.embedded.api_process import ApiProcess
 from app.embedded.server import EmbeddedTriton
@@ -32,7 +32,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
-    instances = [ApiProcess(settings, socket) for socket in sockets(settings)]
+    instances = [ApiProcess(settings, socket) for socket in addresses.sockets(settings)]
     services = [Service(instance) for instance in instances]
     watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
     try:
@@ -58,14 +58,6 @@ def ignore_signals() -> None:
     """Ignore SIGINT and SIGTERM from now on, so that another one does not interrupt the clean-up."""
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_IGN)
-
-
-def sockets(settings: Settings) -> list[Path | None]:
-    """Return where each instance listens; None is host and port."""
-    if not settings.instances:
-        return [Path(settings.socket).resolve() if settings.socket else None]
-    folder = Path(settings.socket_folder).resolve()
-    return [folder / f"nereid-{number}.sock" for number in range(1, settings.instances + 1)]
 
 
 def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: StopSignals) -> None:

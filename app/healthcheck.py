@@ -1,0 +1,22 @@
+"""Ask the API that the settings describe whether it lives. It must start fast: a container runs it every few seconds."""
+
+from app import addresses
+from app.config import Settings
+from app.host.http import get_status
+
+_SECONDS = 3.0
+_OK = 200
+
+
+def failure(settings: Settings) -> str:
+    """Ask every instance for `/livez`, which does not depend on Triton: a restart would not help against a failure of that.
+
+    Returns:
+        What is wrong, in one line; empty if all of them answer.
+    """
+    url = addresses.local_url(settings)
+    for socket in addresses.sockets(settings):
+        status = get_status(f"{url}/livez", _SECONDS, socket)
+        if status != _OK:
+            return f"{socket or url} {'does not answer' if status is None else f'answers {status}'}"
+    return ""

@@ -1,0 +1,173 @@
+"""Containers without a container engine: images that buildah makes, and their programs in namespaces of their own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from app import __version__
+from app.host.processes import kill_group
+from tests.programs import require_program
+from tests.support import ROOT
+
+# As an engine does: only these can be written, beside volumes. Devices and shared memory are this machine's.
+_ENTER = """
+set -e
+mount --bind "$ROOTFS" "$ROOTFS"
+mount -t proc proc "$ROOTFS/proc"
+mount --rbind /dev "$ROOTFS/dev"
+for volume in $VOLUMES; do mount --bind "${volume%%:*}" "$ROOTFS${volume#*:}"; done
+[ -z "$SHM_SIZE" ] || mount -t tmpfs -o "size=$SHM_SIZE,mode=1777" shm "$ROOTFS/dev/shm"
+[ -z "$READ_ONLY" ] || mount -o remount,bind,ro "$ROOTFS"
+exec setpriv --no-new-privs chroot --userspec="$OWNER" --groups= "$ROOTFS" env -C "$FOLDER" "$@"
+"""
+
+
+class Image(NamedTuple):
+    """An image, with its file system unpacked."""
+
+    root: Path
+    config: dict[str, Any]
+    """As Docker's format has it."""
+
+    @property
+    def command(self) -> list[str]:
+        """What a container runs by default."""
+        return [*self.config["Entrypoint"], *self.config["Cmd"]]
+
+    @property
+    def health_check(self) -> list[str]:
+        """What an engine runs to find out whether a container is healthy."""
+        kind, *command = self.config["Healthcheck"]["Test"]
+        assert kind == "CMD"
+        return [str(part) for part in command]
+
+    def bytes(self) -> int:
+        """Sum up the sizes of its files."""
+        folders = os.walk(self.root)
+        return sum(os.lstat(Path(folder, name)).st_size for folder, _, names in folders for name in names)
+
+
+class Container(NamedTuple):
+    """A file system, who may write where, and the settings in its environment; nothing of it runs yet."""
+
+    image: Image
+    volumes: Mapping[Path, str]
+    """By what they contain: where it is to be."""
+    settings: Mapping[str, object]
+    is_read_only: bool = True
+    shm_size: str = ""
+    """Of shared memory of its own; this machine's if empty."""
+
+    def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":  # noqa: ANN401
+        """Run a program as the image's user, as process 1 of its own namespace."""
+        config = self.image.config
+        environ = dict(variable.split("=", 1) for variable in config["Env"])
+        environ |= {f"NEREID_{name.upper()}": str(value) for name, value in self.settings.items()}
+        entering = {
+            "ROOTFS": str(self.image.root),
+            "VOLUMES": " ".join(f"{source}:{target}" for source, target in self.volumes.items()),
+            "SHM_SIZE": self.shm_size,
+            "READ_ONLY": "yes" if self.is_read_only else "",
+            "OWNER": config["User"],
+            "FOLDER": config["WorkingDir"],
+        }
+        unset = [f"--unset={name}" for name in entering]
+        return subprocess.Popen(
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
+            env=environ | entering,
+            start_new_session=True,
+            **options,
+        )
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Run a program to its end."""
+        process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        output, _ = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, output)
+
+    @contextmanager
+    def running(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+        """Run what it runs by default, until the block ends."""
+        with log.open("wb") as output:
+            process = self.start(self.image.command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            kill_group(process)
+
+
+def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
+    """Send the stop signal to a container's process 1, as an engine does, and return the exit code."""
+    (first,) = psutil.Process(process.pid).children()
+    first.terminate()
+    return process.wait(seconds)
+
+
+class Builder:
+    """Buildah, with a storage of its own, which ends with it."""
+
+    def __init__(self, folder: Path) -> None:
+        if os.geteuid():
+            pytest.skip("only root can make a file system with debootstrap")
+        for program in ("buildah", "debootstrap"):
+            require_program(program, program)
+        self._folder = folder
+        storage = folder / "storage.conf"
+        storage.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n', encoding="utf-8")
+        self._environ = {
+            **os.environ,
+            "BUILDER": "buildah",
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_STORAGE_CONF": str(storage),
+        }
+
+    def run(self, *command: str | Path) -> str:
+        """Run a program that uses buildah, and return what it prints."""
+        done = subprocess.run(command, env=self._environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:]
+        return done.stdout
+
+    def build(self, target: str, *options: str) -> str:
+        """Build an image on the base that debootstrap made, with this machine's settings of pip; return its name."""
+        volumes = [f"--volume={source}:{name}:ro" for source, name in self.pip_volumes().items()]
+        base = "--build-arg=BASE=localhost/debian:trixie-slim"
+        self.run(ROOT / "deploy" / "container" / "build", target, base, *volumes, *options)
+        return f"localhost/nereid:{__version__}" + ("" if target == "api" else f"-{target}")
+
+    def pip_volumes(self) -> dict[Path, str]:
+        """Return the files by which pip in a container reaches the index that this machine's pip uses."""
+        lines, volumes = ["[global]"], {}
+        for option in ("index-url", "cert"):
+            asked = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
+            value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}")
+            value = value or subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            if value and option == "cert":
+                volumes[Path(value)] = "/run/ca.crt"
+                value = "/run/ca.crt"
+            if value:
+                lines.append(f"{option} = {value}")
+        settings = self._folder / "pip.conf"
+        settings.write_text("\n".join(lines), encoding="utf-8")
+        return {settings: "/etc/pip.conf", **volumes}
+
+    def unpack(self, name: str) -> Image:
+        """Unpack an image's file system."""
+        container = self.run("buildah", "from", name).strip()
+        root = Path(self.run("buildah", "mount", container).strip())
+        inspected = json.loads(self.run("buildah", "inspect", "--type", "image", name))
+        return Image(root, inspected["Docker"]["config"])
+
+    def close(self) -> None:
+        """Remove everything that was made."""
+        self.run("buildah", "rm", "--all")
+        self.run("buildah", "rmi", "--all", "--force")
+        shutil.rmtree(self._folder)
