@@ -56,7 +56,7 @@ class Proxy(NamedTuple):
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
-        program = require_program("nginx", "nginx-light")
+        program = require_program("nginx", "nginx")
         return [program, "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(self.folder / "nginx.conf")]
 
     def check(self) -> str:
