@@ -44,9 +44,9 @@ class Proxy(NamedTuple):
     """NGINX in front of instances of the gateway."""
 
     url: str
-    """The door for clients, with TLS."""
+    """The public listener, with TLS."""
     local_url: str
-    """The door for the same machine."""
+    """The listener for the same machine."""
     plain_url: str
     """The port without TLS."""
     trust: ssl.SSLContext
