@@ -44,9 +44,9 @@ class Proxy(NamedTuple):
     """NGINX in front of instances of the gateway."""
 
     url: str
-    """The door for clients, with TLS."""
+    """The public listener, with TLS."""
     local_url: str
-    """The door for the same machine."""
+    """The listener for the same machine."""
     plain_url: str
     """The port without TLS."""
     trust: ssl.SSLContext
@@ -56,7 +56,7 @@ class Proxy(NamedTuple):
     @property
     def command(self) -> list[str]:
         """The command that runs it."""
-        program = require_program("nginx", "nginx-light")
+        program = require_program("nginx", "nginx")
         return [program, "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(self.folder / "nginx.conf")]
 
     def check(self) -> str:

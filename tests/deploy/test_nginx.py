@@ -105,20 +105,20 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
 
 
 def clients(proxy: Proxy, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:  # noqa: ANN401
-    """Make a client of the public door that has this address."""
+    """Make a client of the public listener that has this address."""
     transport = httpx.AsyncHTTPTransport(verify=proxy.trust, local_address=address, limits=httpx.Limits(max_connections=8))
     return httpx.AsyncClient(transport=transport, base_url=proxy.url, timeout=60, **options)
 
 
 @pytest.fixture
 async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the public door."""
+    """A client of the public listener."""
     async with clients(service.proxy) as client:
         yield client
 
 
 def exchange(proxy: Proxy, request: bytes, url: str = "") -> tuple[int, dict[str, str], bytes]:
-    """Send bytes to the public door, or to another one, and receive the answer."""
+    """Send bytes to the public listener, or to another one, and receive the answer."""
     parts = urlsplit(url or proxy.url)
     with socket.create_connection((str(parts.hostname), parts.port or 0), timeout=30) as bare:
         connection = proxy.trust.wrap_socket(bare, server_hostname="localhost") if parts.scheme == "https" else bare
@@ -214,7 +214,7 @@ PRIVATE = ["/health", "/metrics", "/docs", "/docs/openapi.json", "/docs-assets/s
 
 @pytest.mark.parametrize("path", PRIVATE)
 async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service, client: httpx.AsyncClient, path: str) -> None:
-    """It looks as if it did not exist; through the other door it is there."""
+    """It looks as if it did not exist; through the other listener it is there."""
     outside = await client.get(path)
     async with httpx.AsyncClient(base_url=service.proxy.local_url, timeout=60) as local:
         inside = await local.get(path)
@@ -467,7 +467,7 @@ async def test_each_key_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
 
 
 async def test_each_address_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
-    """Whatever keys it sends; this machine's own door has none."""
+    """Whatever keys it sends; the listener for this machine has none."""
     credentials = [f"key-{number}.secret" for number in range(310)]
     async with clients(slow_refill, "127.0.0.21") as first, clients(slow_refill, "127.0.0.22") as second:
         flood = await statuses(first, credentials)
@@ -519,7 +519,7 @@ async def test_slow_clients_do_not_reach_the_gateway(service: Service) -> None:
 
 
 class Traffic:
-    """Clients of the public door, each with an address of its own; the last one asks whether the service is ready."""
+    """Clients of the public listener, each with an address of its own; the last one asks whether the service is ready."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.detected: list[int] = []
