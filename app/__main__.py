@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from app import config, preflight, settings_rules, settings_table
+from app import environment, preflight, settings_rules, settings_table
 from app.api import keys
 from app.api.keys import KeysError
 from app.config import PREFIX, Settings, SettingsError
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
-        settings = config.load()
+        settings = environment.load()
         settings_rules.check(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:

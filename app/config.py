@@ -1,9 +1,8 @@
-"""Settings, read once from the environment: NEREID_PORT=8080 sets `port`."""
+"""Settings: their types, their limits and their defaults."""
 
 import math
 import os
-import typing
-from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 PREFIX = "NEREID_"
+"""Of the variables that set them: NEREID_PORT=8080 sets `port`."""
 
 MIN_AGE_SECONDS = 60
 """Granian renews no worker sooner."""
@@ -39,6 +39,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     socket_folder: Annotated[str, Meta(max_length=80, description="Folder of the instances' sockets.")] = "run"
+    trusted_proxies: Annotated[
+        str,
+        Meta(
+            description="Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is logged as the client's "
+            "address; that of a proxy on a unix socket always is. Empty: none."
+        ),
+    ] = ""
     api_keys_file: Annotated[
         str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
     ] = ""
@@ -165,6 +172,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = False
 
     @property
+    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of trusted proxies.
+
+        Raises:
+            ValueError: One is neither an address nor a network.
+        """
+        named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
+        return tuple(ip_network(name) for name in named)
+
+    @property
     def triton_url(self) -> str:
         """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
         return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
@@ -219,31 +236,3 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class SettingsError(Exception):
     """The environment does not contain valid settings; the message names the variable."""
-
-
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings.
-
-    Raises:
-        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
-    """
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
-    unknown = sorted(values.keys() - set(Settings.__struct_fields__))
-    if unknown:
-        raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")
-    try:
-        return msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        name = path.rstrip("`")
-        if choices := _choices(name):
-            message = f"Expected one of {', '.join(choices)}; got {values[name]!r}"
-        raise SettingsError(f"{PREFIX}{name.upper()}: {message}") from error
-
-
-def _choices(name: str) -> tuple[str, ...]:
-    """Return all the values that a setting may have; none if they cannot be listed."""
-    kind = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[name])[0]
-    if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind)
-    return ("true", "false") if kind is bool else ()

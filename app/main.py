@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app import __version__, config
+from app import __version__, environment
 from app.api import application
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment
@@ -53,7 +53,7 @@ def create_app(settings: Settings | None = None) -> application.Application:
         settings: None reads them from the environment.
     """
     allocator.keep_freed_memory()
-    settings = settings or config.load()
+    settings = settings or environment.load()
     logging.configure(settings.log_level, settings.log_format)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
@@ -124,6 +124,7 @@ def describe(settings: Settings) -> Deployment:
         ),
         settings.metrics_url,
         _slow_request_ms(settings),
+        settings.trusted_networks,
     )
 
 

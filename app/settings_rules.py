@@ -18,6 +18,7 @@ def check(settings: Settings) -> None:
     _check_address(settings)
     _check_tls(settings)
     _check_ports(settings)
+    _check_proxies(settings)
     if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
 
@@ -59,3 +60,10 @@ def _check_ports(settings: Settings) -> None:
         if getattr(settings, name) == getattr(settings, other):
             ours, theirs = PREFIX + name.upper(), PREFIX + other.upper()
             raise SettingsError(f"{ours} and {theirs} are both {getattr(settings, name)}: each needs a port of its own")
+
+
+def _check_proxies(settings: Settings) -> None:
+    try:
+        _ = settings.trusted_networks
+    except ValueError as error:
+        raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error

@@ -62,6 +62,7 @@ DEPLOYMENT = Deployment(
     ),
     triton_metrics_url="",
     slow_request_ms=0,
+    trusted_proxies=(),
 )
 RESOURCES = WorkerResources(DEPLOYMENT)
 """What the outermost layer of an application needs."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.config import SettingsError, load
+from app.config import SettingsError
+from app.environment import load
 from app.settings_rules import check
 
 REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
@@ -108,3 +109,11 @@ def test_workers_are_not_replaced_all_the_time(seconds: str) -> None:
 def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], message: str) -> None:
     """A setting that would have no effect, or needs another one, is rejected instead of ignored."""
     assert complaint(environ) == message
+
+
+@pytest.mark.parametrize("proxies", ["proxy.example.org", "10.0.0.1/8", "10.0.0.0/33", "127.0.0.1:80", "*"])
+def test_proxies_are_addresses_or_networks(proxies: str) -> None:
+    """A name could mean another machine tomorrow, and nobody trusts everybody by mistake."""
+    assert complaint({"NEREID_TRUSTED_PROXIES": proxies}).startswith(
+        "NEREID_TRUSTED_PROXIES: Expected addresses or networks such as "
+    )

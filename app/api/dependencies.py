@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from litestar.di import Provide
 
+from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
 from app.api.schema import LimitsInForce
 from app.pipeline.detector import Detector
@@ -21,6 +22,7 @@ class Deployment(NamedTuple):
     """Empty if it is not known."""
     slow_request_ms: float
     """A request that takes longer is logged as a warning; 0: none is."""
+    trusted_proxies: Proxies
 
 
 class WorkerResources:

@@ -14,6 +14,7 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
+from app.api.client_address import client_address
 from app.api.context import RequestContext, attach
 from app.api.dependencies import WorkerResources
 from app.api.drain import drain, has_body
@@ -50,6 +51,7 @@ class RequestContextMiddleware:
         self.app = app
         self._resources = resources
         self._slow_request_ms = resources.deployment.slow_request_ms
+        self._proxies = resources.deployment.trusted_proxies
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,6 +65,7 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
         attach(context, scope)
+        context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics
         method = scope["method"][:_MAX_METHOD]  # of which `api/head` may make another one
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from app import config
+from app import environment
 from app.zoo import registry
 from app.zoo.download import download
 from bench.experiments.options import Commands
@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _download(model: str, folder: Path) -> Path:
-    entries = registry.load(config.load().registry_path)
+    entries = registry.load(environment.load().registry_path)
     if model not in entries:
         raise ContestantError(f"{model} is not a model that pull knows; name its published network with --network")
     return download(entries[model], folder)

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from app import config
+from app import environment
 from app.config import Settings
 from app.embedded.launch import CONFIG_NAME, loadable_models
 from app.model.spec import from_triton_config
@@ -30,7 +30,7 @@ _INSTANCES = "count: 2 kind: KIND_CPU"
 
 def run(options: argparse.Namespace) -> int:
     """Print inferences per second of both, interleaved, and the ratio of the medians."""
-    base = config.load()
+    base = environment.load()
     pulled = Path(base.model_repository)
     if base.model not in loadable_models(pulled):
         raise ContestantError(f"{base.model} has not been pulled; run: ./just pull {base.model}")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from app import config
+from app import environment
 from app.config import Settings
 from app.embedded.install import install
 from app.embedded.launch import loadable_models
@@ -42,7 +42,7 @@ def link_installation(home: Path) -> None:
     Raises:
         InstallError, PackageError: Triton is not installed and cannot be.
     """
-    installed = Path(config.load().triton_home).resolve()
+    installed = Path(environment.load().triton_home).resolve()
     install(installed)
     for part in ("server", "python"):
         (home / part).symlink_to(installed / part)
@@ -64,7 +64,7 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
     with TemporaryDirectory(prefix="nereid-bench-") as home:
         link_installation(Path(home))
         settings = msgspec.structs.replace(
-            config.load(),
+            environment.load(),
             model=model,
             model_repository=str(repository),
             triton_home=home,
@@ -88,7 +88,7 @@ def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
         ContestantError: `yolo11n` has not been pulled.
         InstallError, PackageError, EmbeddedTritonError: As `embedded_triton` says.
     """
-    pulled = Path(config.load().model_repository)
+    pulled = Path(environment.load().model_repository)
     if with_yolo and YOLO not in loadable_models(pulled):
         raise ContestantError(f"{YOLO} has not been pulled; run: ./just pull {YOLO}")
     with TemporaryDirectory(prefix="nereid-bench-") as folder:

@@ -60,6 +60,13 @@ async def test_a_response_gets_its_headers(log: Log) -> None:
     assert log[0].kwargs["request_id"] == reply.headers["x-request-id"]
 
 
+async def test_the_client_is_logged(log: Log) -> None:
+    """Without trusted proxies it is whoever has the connection, whatever the headers say."""
+    await call(responding(200), receiving(), headers={"X-Real-IP": "192.0.2.7", "X-Forwarded-For": "192.0.2.8"})
+
+    assert log[0].kwargs["client"] == "127.0.0.1"
+
+
 @pytest.mark.parametrize("given", ["abc-1.2_Z", "x", "x" * 64])
 async def test_a_well_formed_request_id_is_kept(log: Log, given: str) -> None:
     """The caller finds its own id in the response, and we find it in the log."""
@@ -133,6 +140,7 @@ async def test_the_log_line_describes_the_request(log: Log) -> None:
         "request_bytes": 0,
         "response_bytes": 4,
         "stages": {},
+        "client": "127.0.0.1",
         "model": "tiny",
         "detections": 3,
     }

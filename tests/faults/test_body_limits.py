@@ -8,8 +8,8 @@ import pytest
 
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Connection, ask
-from tests.faults.nginx import NEEDS_NGINX, proxying
 from tests.faults.serving import Gateway, unharmed
+from tests.nginx import proxying
 
 pytestmark = pytest.mark.faults
 
@@ -83,12 +83,11 @@ async def test_unclear_framing_is_rejected(gateway: Gateway, name: str) -> None:
     assert answer.status in {400, 415, NO_ANSWER}
 
 
-@NEEDS_NGINX
 async def test_nginx_passes_no_unclear_framing_on(gateway: Gateway, tmp_path: Path) -> None:
     """Row 25: NGINX rejects such a request by itself, so that it and the gateway cannot disagree about where it ends."""
-    with proxying([gateway.address], tmp_path) as url:
+    with proxying([gateway.address], tmp_path) as proxy:
         lines = len(gateway.log_lines())
-        answers = [await ask(url, _HEAD + framing) for framing in FRAMINGS.values()]
+        answers = [await ask(proxy.local_url, _HEAD + framing) for framing in FRAMINGS.values()]
 
     assert {answer.status for answer in answers} <= {400, 501}
     assert len(gateway.log_lines()) == lines

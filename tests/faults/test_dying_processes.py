@@ -17,11 +17,11 @@ from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
-from tests.faults.nginx import NEEDS_NGINX, proxying
 from tests.faults.traffic import Traffic, traffic
+from tests.nginx import proxying
 from tests.processes import has_ended
 
-pytestmark = [pytest.mark.faults, NEEDS_NGINX]
+pytestmark = pytest.mark.faults
 
 _REQUESTS = 5000
 _PATIENCE_SECONDS = 60.0
@@ -37,8 +37,8 @@ def fleet(fault_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="module")
 def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """NGINX in front of them."""
-    with proxying([f"unix:{socket}" for socket in fleet.sockets], tmp_path_factory.mktemp("nginx")) as url:
-        yield url
+    with proxying([f"unix:{socket}" for socket in fleet.sockets], tmp_path_factory.mktemp("nginx")) as proxy:
+        yield proxy.local_url
 
 
 @asynccontextmanager
@@ -246,9 +246,9 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
     (tmp_path / "nginx").mkdir()
     with running_fleet(fault_repository, tmp_path, settings={"worker_max_memory_mb": 10}) as fleet:
         sockets = [f"unix:{socket}" for socket in fleet.sockets]
-        with proxying(sockets, tmp_path / "nginx") as url:
+        with proxying(sockets, tmp_path / "nginx") as proxy:
             first = set(fleet.workers())
-            async with asking(fleet, url) as counted:
+            async with asking(fleet, proxy.local_url) as counted:
                 fleet.instances()[0].send_signal(signal.SIGHUP)
                 await until(lambda: len(set(fleet.workers()) & first) == 1)
                 hung_up = set(fleet.workers())

@@ -1,8 +1,8 @@
 """Clients that send nothing, or send and read as slowly as they can, directly and through NGINX."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
@@ -16,8 +16,8 @@ from bench.load.images import unlabelled_samples
 from bench.load.outcome import Outcome, merge_histograms
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Connection
-from tests.faults.nginx import NEEDS_NGINX, proxying
 from tests.faults.serving import Gateway, unharmed
+from tests.nginx import proxying
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.faults
@@ -99,6 +99,16 @@ async def drive(url: str, seconds: float) -> Outcome:
     return outcome
 
 
+@contextmanager
+def reaching(gateway: Gateway, way: str, folder: Path) -> Iterator[str]:
+    """Go directly or through NGINX, which runs until the block ends; yields the URL."""
+    if way == "directly":
+        yield gateway.url
+    else:
+        with proxying([gateway.address], folder) as proxy:
+            yield proxy.local_url
+
+
 async def test_a_slow_client_is_cut_off(gateway: Gateway, record_figure: RecordFigure) -> None:
     """Rows 21 and 22: a connection that sends nothing, or too slowly, is closed, whatever part of a request it sends."""
     lines = len(gateway.log_lines())
@@ -110,18 +120,17 @@ async def test_a_slow_client_is_cut_off(gateway: Gateway, record_figure: RecordF
     assert [line["status"] for line in gateway.wait_for_log(lines + 3)[lines:]] == [408] * 3
 
 
-@NEEDS_NGINX
 async def test_nginx_cuts_off_a_slow_client(gateway: Gateway, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Rows 21 and 22: NGINX closes a connection that stalls, also one whose response is not read, and the gateway sees none of it.
 
     It has no limit for a body that never pauses for long: such a client costs NGINX a connection, and the gateway nothing.
     """
     clients = {name: KINDS[name][0] for name in ("silent", "stalled header", "slow header", "stalled body")}
-    with proxying([gateway.address], tmp_path) as url:
+    with proxying([gateway.address], tmp_path) as proxy:
         lines = len(gateway.log_lines())
-        seconds = await asyncio.gather(*(hold(url, client) for client in clients.values()))
+        seconds = await asyncio.gather(*(hold(proxy.local_url, client) for client in clients.values()))
         assert len(gateway.log_lines()) == lines
-        unread = await hold(url, UNREAD._replace(at_once=UNREAD.at_once * 8))
+        unread = await hold(proxy.local_url, UNREAD._replace(at_once=UNREAD.at_once * 8))
 
     for name, held in (*zip(clients, seconds, strict=True), ("unread response", unread)):
         record_figure(f"slow client through nginx, {name}: closed after, s", held, 12)
@@ -139,13 +148,13 @@ async def test_unread_responses_cost_little_memory(gateway: Gateway, record_figu
     assert growth < clients
 
 
-@pytest.mark.parametrize("way", ["directly", pytest.param("through nginx", marks=NEEDS_NGINX)])
+@pytest.mark.parametrize("way", ["directly", "through nginx"])
 async def test_a_thousand_slow_clients_do_not_slow_down_others(
     gateway: Gateway, tmp_path: Path, way: str, record_figure: RecordFigure
 ) -> None:
     """Row 21: 1,000 slow clients of all kinds for a minute at most double the p99 of normal traffic, and leave nothing behind."""
     clients = list(islice(cycle(client for client, _ in KINDS.values()), _SLOW_CLIENTS))
-    with proxying([gateway.address], tmp_path) if way == "through nginx" else nullcontext(gateway.url) as url:
+    with reaching(gateway, way, tmp_path) as url:
         await drive(url, 3)
         fds = gateway.fds()
         before = await drive(url, _QUIET_SECONDS)

@@ -21,9 +21,9 @@ from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
-from tests.faults.nginx import NEEDS_NGINX, proxying
 from tests.faults.serving import Gateway, serving
 from tests.faults.traffic import traffic
+from tests.nginx import proxying
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.soak
@@ -111,8 +111,8 @@ async def behind_nginx(repository: Path, folder: Path, **settings: object) -> As
     (folder / "nginx").mkdir()
     with running_fleet(repository, folder, settings=settings) as fleet:
         sockets = [f"unix:{socket}" for socket in fleet.sockets]
-        with proxying(sockets, folder / "nginx") as url:
-            yield fleet, url
+        with proxying(sockets, folder / "nginx") as proxy:
+            yield fleet, proxy.local_url
 
 
 @asynccontextmanager
@@ -133,7 +133,6 @@ async def repeating(seconds: float, action: Callable[[], None]) -> AsyncIterator
         assert isinstance(error, asyncio.CancelledError)
 
 
-@NEEDS_NGINX
 async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """50,000 answers, while Triton is killed every 12 s, a worker every 17, and clients leave whose slots are used again."""
     source = random.Random(2)  # noqa: S311 - not a secret
@@ -181,7 +180,6 @@ async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_p
     assert ends["Triton"] >= 3
 
 
-@NEEDS_NGINX
 async def test_workers_killed_for_five_minutes(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Every ten seconds a random worker is killed; no client sees a failure."""
     source = random.Random(3)  # noqa: S311 - not a secret

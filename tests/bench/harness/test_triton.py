@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from app import config
+from app import environment
 from bench.harness.errors import ContestantError
 from bench.harness.triton import Triton, fixture_triton
 
 
 def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
     """Logs and ports are apart from those of the installed Triton, whose server and environment it uses."""
-    base = config.load()
+    base = environment.load()
     home, installed = Path(fixtures.settings.triton_home), Path(base.triton_home).resolve()
 
     assert home.resolve() != installed

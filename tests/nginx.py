@@ -1,0 +1,120 @@
+"""NGINX with the files of `deploy/nginx`, in a folder and on ports of its own."""
+
+import json
+import re
+import ssl
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trustme
+
+from app.host.ports import find_free
+from bench.harness.processes import running
+from tests.programs import require_program
+from tests.support import ROOT
+
+SHIPPED = ROOT / "deploy" / "nginx"
+
+_MAIN = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+worker_rlimit_nofile 8192;
+
+events {{
+    worker_connections 4096;
+}}
+
+http {{
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/upstream.conf;
+    include {folder}/nereid.conf;
+}}
+"""
+
+
+class Proxy(NamedTuple):
+    """NGINX in front of instances of the gateway."""
+
+    url: str
+    """The door for clients, with TLS."""
+    local_url: str
+    """The door for the same machine."""
+    plain_url: str
+    """The port without TLS."""
+    trust: ssl.SSLContext
+    """Trusts its certificate."""
+    folder: Path
+
+    @property
+    def command(self) -> list[str]:
+        """The command that runs it."""
+        program = require_program("nginx", "nginx-light")
+        return [program, "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(self.folder / "nginx.conf")]
+
+    def check(self) -> str:
+        """Let NGINX check its configuration, which must be valid; return what it says."""
+        done = subprocess.run([*self.command, "-t"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """Return its log so far."""
+        return [json.loads(line) for line in (self.folder / "access.log").read_text(encoding="utf-8").splitlines()]
+
+
+def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | None = None) -> Proxy:
+    """Put the shipped files into a folder, with paths and ports of their own.
+
+    Args:
+        servers: `host:port` of each instance, or `unix:` and the path of its socket.
+        folder: Gets everything that NGINX writes, too.
+        changes: What else is to be another text.
+    """
+    tls, local, plain = find_free(3)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    for number, blob in enumerate(certificate.cert_chain_pems):
+        blob.write_to_path(folder / "tls.crt", append=number > 0)
+    certificate.private_key_pem.write_to_path(folder / "tls.key")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+
+    text = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
+    own = {
+        "listen 80 ": f"listen 127.0.0.1:{plain} ",
+        "listen 443 ": f"listen 127.0.0.1:{tls} ",
+        "4603": str(local),
+        "/etc/nereid/tls/": f"{folder}/",
+        "/var/log/nginx/": f"{folder}/",
+        **(changes or {}),
+    }
+    for shipped, changed in own.items():
+        assert shipped in text
+        text = text.replace(shipped, changed)
+    (folder / "nereid.conf").write_text(text, encoding="utf-8")
+
+    is_local = servers[0].startswith("unix:")
+    text = (SHIPPED / ("upstream.conf" if is_local else "upstream.compose.conf")).read_text(encoding="utf-8")
+    lines = "".join(f"    server {server} max_fails=0;\n" for server in servers)
+    text, count = re.subn(r"(    server \S+ max_fails=0;\n)+", lambda _: lines, text)
+    assert count == 1
+    (folder / "upstream.conf").write_text(text, encoding="utf-8")
+    (folder / "nginx.conf").write_text(_MAIN.format(folder=folder), encoding="utf-8")
+    return Proxy(f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{local}", f"http://127.0.0.1:{plain}", trust, folder)
+
+
+@contextmanager
+def proxying(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | None = None) -> Iterator[Proxy]:
+    """Run NGINX in front of instances until the block ends; the arguments are those of `prepare`."""
+    proxy = prepare(servers, folder, changes)
+    port = int(proxy.local_url.rpartition(":")[2])
+    with running(proxy.command, {}, port, "/readyz", folder / "nginx.log"):
+        yield proxy
