@@ -1,5 +1,6 @@
 """The manifests for Kubernetes, against its schemas and what the application needs; there is no cluster to run them in here."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -30,7 +31,7 @@ Manifest = dict[str, Any]
 Labels = dict[str, str]
 
 FOLDER = DEPLOY / "kubernetes"
-OVERLAYS = ["sidecar", "separate"]
+COMBINATIONS = list(itertools.product(["sidecar", "separate"], ["nfs", "s3"]))
 ADAPTER = load(FOLDER / "prometheus-adapter.yaml")["rules"]["custom"]
 
 
@@ -81,16 +82,22 @@ def build(folder: Path) -> list[Manifest]:
     return [msgspec.yaml.decode(document) for document in done.stdout.split("\n---\n")]
 
 
-@pytest.fixture(scope="module", params=[f"{overlay} {models}" for overlay in OVERLAYS for models in ("nfs", "s3")])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Cluster]:
     """Each overlay with each source of models, as a user would put them together."""
-    overlay, models = request.param.split()
-    folder = tmp_path_factory.mktemp("cluster").resolve()
-    shipped = os.path.relpath(FOLDER.resolve(), folder)
-    (folder / "kustomization.yaml").write_bytes(
-        msgspec.yaml.encode({"resources": [f"{shipped}/{overlay}"], "components": [f"{shipped}/models-{models}"]})
-    )
-    return Cluster(overlay, build(folder))
+    made = {}
+    for overlay, models in COMBINATIONS:
+        folder = tmp_path_factory.mktemp("cluster").resolve()
+        shipped = os.path.relpath(FOLDER.resolve(), folder)
+        kustomization = {"resources": [f"{shipped}/{overlay}"], "components": [f"{shipped}/models-{models}"]}
+        (folder / "kustomization.yaml").write_bytes(msgspec.yaml.encode(kustomization))
+        made[overlay, models] = Cluster(overlay, build(folder))
+    return made
+
+
+@pytest.fixture(params=COMBINATIONS, ids="-".join)
+def cluster(request: pytest.FixtureRequest, clusters: dict[tuple[str, str], Cluster]) -> Cluster:
+    return clusters[request.param]
 
 
 def containers(cluster: Cluster) -> list[Manifest]:
@@ -107,11 +114,12 @@ def selects(selector: Manifest, labels: Labels) -> bool:
     return bool(selector["matchLabels"].items() <= labels.items())
 
 
-def test_manifests_are_valid(cluster: Cluster, tmp_path: Path) -> None:
+def test_manifests_are_valid(clusters: dict[tuple[str, str], Cluster], tmp_path: Path) -> None:
     """By the schemas of Kubernetes, without a member that they do not know."""
-    files = [tmp_path / f"{number}.json" for number in range(len(cluster.manifests))]
-    for file, manifest in zip(files, cluster.manifests, strict=True):
-        file.write_bytes(msgspec.json.encode(manifest))
+    manifests = {msgspec.json.encode(manifest) for cluster in clusters.values() for manifest in cluster.manifests}
+    files = [tmp_path / f"{number}.json" for number in range(len(manifests))]
+    for file, manifest in zip(files, manifests, strict=True):
+        file.write_bytes(manifest)
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", *map(str, files)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
