@@ -1,0 +1,73 @@
+"""What the application needs of whatever runs it: time to stop, memory, settings that it knows."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app import settings_rules
+from app.config import PREFIX, Settings
+from app.triton.transport import MAX_WORKER_BYTES
+from tests.support import ROOT
+
+DEPLOY = ROOT / "deploy"
+IMAGE = f"nereid:{tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']['version']}"
+
+WORKER_BYTES = 200 << 20
+"""Resident memory of a worker without its shared memory; 180 MiB is the most that was measured."""
+SUPERVISOR_SECONDS = 5
+"""How much longer than an instance `serve` waits for it."""
+EMBEDDED_TRITON_SECONDS = 10
+"""How long the embedded Triton may take to end."""
+TRITON_SECONDS = 30
+"""How long a Triton gives the requests in progress by default."""
+
+_UNITS = {"": 1, "m": 1 << 20, "Mi": 1 << 20, "g": 1 << 30, "Gi": 1 << 30}
+
+
+def load(path: Path) -> Any:  # noqa: ANN401
+    """Read a YAML file."""
+    return msgspec.yaml.decode(path.read_bytes())
+
+
+def nbytes(quantity: str) -> int:
+    """Return the bytes of a quantity as Compose and Kubernetes write it, such as 2g and 2Gi."""
+    number, unit = re.fullmatch(r"(\d+)([a-zA-Z]*)", quantity).groups()  # type: ignore[union-attr]
+    return int(number) * _UNITS[unit]
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    """Make the settings of an environment; each must be one that the application knows, and all must fit each other."""
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    settings = msgspec.convert(values, Settings, strict=False)
+    settings_rules.check(settings)
+    return settings
+
+
+def sockets(settings: Settings) -> list[str]:
+    """Return the addresses of the instances of `serve`, as NGINX writes them."""
+    return [f"unix:{settings.socket_folder}/nereid-{number}.sock" for number in range(1, settings.instances + 1)]
+
+
+def upstream(file: str) -> list[str]:
+    """Return the addresses in one of NGINX's lists of instances."""
+    return re.findall(r"^\s*server (\S+?)[ ;]", (DEPLOY / "nginx" / file).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def stop_seconds(settings: Settings) -> float:
+    """Return how long an instance may take from SIGTERM to its end."""
+    return settings.drain_delay_seconds + settings.drain_seconds
+
+
+def shared_memory_bytes(settings: Settings) -> int:
+    """Return how much shared memory all workers may take."""
+    return max(1, settings.instances) * settings.worker_count * MAX_WORKER_BYTES
+
+
+def memory_bytes(settings: Settings, limit: int) -> int:
+    """Return how much memory the workers may take under a limit, without their shared memory: themselves, images, bodies."""
+    budget = settings.memory_mb << 20 or limit // 8
+    return max(1, settings.instances) * settings.worker_count * WORKER_BYTES + 2 * budget

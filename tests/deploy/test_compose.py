@@ -1,0 +1,185 @@
+"""The files for Docker Compose, against its schema and what the application needs; there is no engine to run them here."""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from app.config import Settings
+from app.host import ports
+from tests.deploy.needs import (
+    DEPLOY,
+    EMBEDDED_TRITON_SECONDS,
+    IMAGE,
+    SUPERVISOR_SECONDS,
+    TRITON_SECONDS,
+    load,
+    memory_bytes,
+    nbytes,
+    settings_of,
+    shared_memory_bytes,
+    sockets,
+    stop_seconds,
+    upstream,
+)
+from tests.deploy.test_prometheus import promtool
+
+FILES = ["compose.yaml", "compose.cpu.yaml"]
+SERVICES: dict[str, dict[str, Any]] = {name: load(DEPLOY / name)["services"] for name in FILES}
+GPU, CPU = SERVICES["compose.yaml"], SERVICES["compose.cpu.yaml"]
+INSTANCES = [name for name, service in GPU.items() if service.get("command") == ["api"]]
+
+each_service = pytest.mark.parametrize(
+    "service", [pytest.param(service, id=f"{file}-{name}") for file in FILES for name, service in SERVICES[file].items()]
+)
+each_gateway = pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTANCES), CPU["nereid"]], ids=[*INSTANCES, "cpu"])
+
+
+def settings(service: dict[str, Any]) -> Settings:
+    """Make the settings of a gateway, where nothing is set outside."""
+    return settings_of({name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in service["environment"].items()})
+
+
+def limits(service: dict[str, Any]) -> dict[str, str]:
+    return dict(service["deploy"]["resources"]["limits"])
+
+
+def seconds(duration: str) -> int:
+    return int(duration.removesuffix("s"))
+
+
+def test_the_files_are_valid() -> None:
+    """By the schema of the Compose specification."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES]
+    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+
+
+@each_service
+def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None:
+    """It has no capability but one to change owners, cannot gain any, and can use up neither the machine's memory nor its disk."""
+    assert service["cap_drop"] == ["ALL"]
+    assert set(service.get("cap_add", [])) <= {"CHOWN"}
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert service.get("read_only") or service["image"].endswith("-embedded")
+    assert set(limits(service)) == {"cpus", "memory"}
+    assert "max-size" in service["logging"]["options"]
+
+
+@pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
+def test_only_nginx_is_published(services: dict[str, Any]) -> None:
+    """Of the gateway, Triton, Prometheus and Grafana nothing is."""
+    assert [name for name, service in services.items() if "ports" in service] == ["nginx"]
+    assert not any(service.get("network_mode") == "host" for service in services.values())
+
+
+@pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
+def test_what_is_mounted_exists(services: dict[str, Any]) -> None:
+    """An engine makes a folder of a file that is not there."""
+    mounts = [str(mount).partition(":")[0] for service in services.values() for mount in service.get("volumes", [])]
+    missing = [path for path in mounts if path.startswith(".") and not (DEPLOY / path).exists()]
+
+    assert missing == []
+
+
+@each_gateway
+def test_the_image_is_of_this_version(gateway: dict[str, Any]) -> None:
+    """The one with the embedded Triton is told apart by its tag."""
+    assert gateway["image"].removesuffix("-embedded") == IMAGE
+
+
+@each_gateway
+def test_workers_have_the_processors_that_they_are_made_for(gateway: dict[str, Any]) -> None:
+    """A worker cannot see the quota, and there would be one for each core of the host."""
+    configured = settings(gateway)
+
+    assert configured.workers
+    assert max(1, configured.instances) * configured.workers <= float(limits(gateway)["cpus"])
+
+
+@each_gateway
+def test_memory_is_enough(gateway: dict[str, Any]) -> None:
+    """For the workers, images, bodies and shared memory, which counts where it is written."""
+    configured, limit = settings(gateway), nbytes(limits(gateway)["memory"])
+
+    assert memory_bytes(configured, limit) + shared_memory_bytes(configured) <= limit
+
+
+@each_gateway
+def test_requests_in_progress_may_end(gateway: dict[str, Any]) -> None:
+    """Before the gateway is killed; where it supervises, that takes longer."""
+    needed = stop_seconds(settings(gateway))
+    if gateway["command"] == ["serve"]:
+        needed += SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
+
+    assert seconds(gateway["stop_grace_period"]) >= needed
+
+
+def test_nginx_and_triton_wait_for_requests_too() -> None:
+    """They have to outlast those of the gateway."""
+    for services, gateway in ((GPU, GPU[INSTANCES[0]]), (CPU, CPU["nereid"])):
+        configured = settings(gateway)
+        assert seconds(services["nginx"]["stop_grace_period"]) >= configured.body_seconds + configured.max_timeout_seconds
+    assert seconds(GPU["triton"]["stop_grace_period"]) > TRITON_SECONDS
+
+
+def test_gateway_and_triton_share_memory() -> None:
+    """The same /dev/shm, which outlives them both and has room for all, and the same user: nobody else can open the files."""
+    owner = GPU["shared-memory"]
+    sharing = [GPU[name] for name in (*INSTANCES, "triton")]
+
+    assert owner["ipc"] == "shareable"
+    assert {service["ipc"] for service in sharing} == {"service:shared-memory"}
+    assert len({service["user"] for service in sharing}) == 1
+    assert nbytes(owner["shm_size"]) >= sum(shared_memory_bytes(settings(GPU[name])) for name in INSTANCES)
+    assert "--allow-client-shm=true" in GPU["triton"]["command"]
+    assert nbytes(CPU["nereid"]["shm_size"]) > shared_memory_bytes(settings(CPU["nereid"]))
+
+
+def test_the_ports_are_those_that_somebody_listens_on() -> None:
+    """NGINX, Prometheus and the gateway ask at the addresses that the files name."""
+    api = [f"{name}:{settings(GPU[name]).port}" for name in INSTANCES]
+    scraped = {
+        job["job_name"]: job["static_configs"] for job in load(DEPLOY / "prometheus/prometheus.compose.yml")["scrape_configs"]
+    }
+
+    assert upstream("upstream.compose.conf") == api
+    assert scraped == {"nereid": [{"targets": api}], "triton": [{"targets": ["triton:8002"]}]}
+    assert settings(GPU[INSTANCES[0]]).triton_url == "triton:8001"
+    assert not any(ports.is_loopback(settings(GPU[name]).host) for name in INSTANCES)
+
+
+def test_nginx_has_the_sockets_of_the_instances() -> None:
+    """All of those without a GPU, in the volume that both have, where NGINX's user may write to them."""
+    configured = settings(CPU["nereid"])
+
+    assert upstream("upstream.conf") == sockets(configured)
+    assert f"sockets:{configured.socket_folder}" in CPU["nereid"]["volumes"]
+    assert f"sockets:{configured.socket_folder}" in CPU["nginx"]["volumes"]
+    assert int(configured.socket_mode, 8) & 0o002
+
+
+@pytest.mark.parametrize("network", ["api", "triton"])
+def test_a_client_cannot_reach_what_is_behind_nginx(network: str) -> None:
+    """Neither network leads outside, and NGINX has no way to Triton."""
+    assert load(DEPLOY / "compose.yaml")["networks"][network] == {"internal": True}
+    assert "triton" not in GPU["nginx"]["networks"]
+
+
+def test_prometheus_takes_its_configuration() -> None:
+    """With the rules of the other one."""
+    assert "2 rule files found" in promtool("check", "config", "--lint-fatal", "prometheus.compose.yml")
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    """Its provisioning names what is mounted and the service's address."""
+    source = load(DEPLOY / "grafana/provisioning/datasources/prometheus.yml")["datasources"][0]
+    folder = load(DEPLOY / "grafana/provisioning/dashboards/nereid.yml")["providers"][0]["options"]["path"]
+    interval = load(DEPLOY / "prometheus/prometheus.compose.yml")["global"]["scrape_interval"]
+
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == interval
+    assert f"./grafana/nereid.json:{folder}/nereid.json:ro" in GPU["grafana"]["volumes"]

@@ -1,0 +1,343 @@
+"""The manifests for Kubernetes, against its schemas and what the application needs; there is no cluster to run them in here."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.host.ports import is_loopback
+from tests.deploy.needs import (
+    DEPLOY,
+    IMAGE,
+    TRITON_SECONDS,
+    load,
+    memory_bytes,
+    nbytes,
+    settings_of,
+    shared_memory_bytes,
+    stop_seconds,
+)
+from tests.deploy.test_prometheus import promtool
+from tests.support import METRICS
+
+Manifest = dict[str, Any]
+Labels = dict[str, str]
+
+FOLDER = DEPLOY / "kubernetes"
+COMBINATIONS = list(itertools.product(["sidecar", "separate"], ["nfs", "s3"]))
+ADAPTER = load(FOLDER / "prometheus-adapter.yaml")["rules"]["custom"]
+
+
+class Cluster(NamedTuple):
+    """What kustomize makes of an overlay and a component."""
+
+    overlay: str
+    manifests: list[Manifest]
+
+    def all_of(self, kind: str) -> list[Manifest]:
+        return [manifest for manifest in self.manifests if manifest["kind"] == kind]
+
+    def one(self, kind: str, name: str = "nereid") -> Manifest:
+        (found,) = (manifest for manifest in self.all_of(kind) if manifest["metadata"]["name"] == name)
+        return found
+
+    def pod(self, name: str = "nereid") -> Manifest:
+        """Return the spec of a Deployment's pods."""
+        return dict(self.one("Deployment", name)["spec"]["template"]["spec"])
+
+    def pod_labels(self) -> list[Labels]:
+        return [deployment["spec"]["template"]["metadata"]["labels"] for deployment in self.all_of("Deployment")]
+
+    @property
+    def api(self) -> Manifest:
+        """The gateway's container."""
+        (container,) = self.pod()["containers"]
+        return dict(container)
+
+    @property
+    def triton(self) -> Manifest:
+        """Triton's container, wherever it is."""
+        (container,) = self.pod()["initContainers"] if self.overlay == "sidecar" else self.pod("triton")["containers"]
+        return dict(container)
+
+    @property
+    def settings(self) -> Settings:
+        """The gateway's settings."""
+        name = self.api["envFrom"][0]["configMapRef"]["name"]
+        return settings_of(self.one("ConfigMap", name)["data"])
+
+
+def build(folder: Path) -> list[Manifest]:
+    """Let kustomize build a folder."""
+    command = [str(Path(sys.executable).with_name("kubectl")), "kustomize", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [msgspec.yaml.decode(document) for document in done.stdout.split("\n---\n")]
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Cluster]:
+    """Each overlay with each source of models, as a user would put them together."""
+    made = {}
+    for overlay, models in COMBINATIONS:
+        folder = tmp_path_factory.mktemp("cluster").resolve()
+        shipped = os.path.relpath(FOLDER.resolve(), folder)
+        kustomization = {"resources": [f"{shipped}/{overlay}"], "components": [f"{shipped}/models-{models}"]}
+        (folder / "kustomization.yaml").write_bytes(msgspec.yaml.encode(kustomization))
+        made[overlay, models] = Cluster(overlay, build(folder))
+    return made
+
+
+@pytest.fixture(params=COMBINATIONS, ids="-".join)
+def cluster(request: pytest.FixtureRequest, clusters: dict[tuple[str, str], Cluster]) -> Cluster:
+    return clusters[request.param]
+
+
+def containers(cluster: Cluster) -> list[Manifest]:
+    pods = [cluster.pod(deployment["metadata"]["name"]) for deployment in cluster.all_of("Deployment")]
+    return [container for pod in pods for container in [*pod.get("initContainers", []), *pod["containers"]]]
+
+
+def volume(pod: Manifest, name: str) -> Manifest:
+    (found,) = (volume for volume in pod["volumes"] if volume["name"] == name)
+    return dict(found)
+
+
+def selects(selector: Manifest, labels: Labels) -> bool:
+    return bool(selector["matchLabels"].items() <= labels.items())
+
+
+def test_manifests_are_valid(clusters: dict[tuple[str, str], Cluster], tmp_path: Path) -> None:
+    """By the schemas of Kubernetes, without a member that they do not know."""
+    manifests = {msgspec.json.encode(manifest) for cluster in clusters.values() for manifest in cluster.manifests}
+    files = [tmp_path / f"{number}.json" for number in range(len(manifests))]
+    for file, manifest in zip(files, manifests, strict=True):
+        file.write_bytes(manifest)
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", *map(str, files)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count(" passed for resource ") == len(files)
+
+
+def test_the_example_can_be_built() -> None:
+    """It changes what it says it does."""
+    example = Cluster("sidecar", build(FOLDER / "example"))
+
+    assert example.api["image"] == f"registry.example.org/{IMAGE}"
+    assert example.one("Ingress")["spec"]["rules"][0]["host"] in example.one("Ingress")["spec"]["tls"][0]["hosts"]
+
+
+def test_the_image_is_of_this_version(cluster: Cluster) -> None:
+    """And Triton is one that has to be told to share memory."""
+    release = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-py3", cluster.triton["image"])
+
+    assert cluster.api["image"] == IMAGE
+    assert release is not None
+    assert release[1] >= "26.05"
+    assert ("--allow-client-shm=true" in cluster.triton["args"]) == (cluster.overlay == "sidecar")
+
+
+def test_no_variable_but_settings_reaches_the_gateway(cluster: Cluster) -> None:
+    """Kubernetes would make variables such as NEREID_PORT of the Service `nereid`, with which the gateway does not start."""
+    assert cluster.pod()["enableServiceLinks"] is False
+
+
+def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
+    """As the namespace enforces, and with a root that cannot be written."""
+    assert cluster.one("Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    for deployment in cluster.all_of("Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(cluster):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert nbytes(container["resources"]["limits"]["memory"]) == nbytes(container["resources"]["requests"]["memory"])
+
+
+def test_workers_have_the_processors_that_they_are_made_for(cluster: Cluster) -> None:
+    """A worker sees all processors of the node."""
+    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]
+
+
+def test_memory_is_enough(cluster: Cluster) -> None:
+    """For the workers, images, bodies and shared memory, which counts where it is written."""
+    limit = nbytes(cluster.api["resources"]["limits"]["memory"])
+    needed = memory_bytes(cluster.settings, limit)
+    if cluster.overlay == "sidecar":
+        shared = nbytes(volume(cluster.pod(), "shared-memory")["emptyDir"]["sizeLimit"])
+        assert shared >= shared_memory_bytes(cluster.settings)
+        needed += shared
+
+    assert needed <= limit
+
+
+def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
+    """In one pod both have the same /dev/shm; between pods tensors go inline."""
+    assert cluster.settings.transport == ("auto" if cluster.overlay == "sidecar" else "inline")
+    if cluster.overlay == "sidecar":
+        mount = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
+        assert mount in cluster.api["volumeMounts"]
+        assert mount in cluster.triton["volumeMounts"]
+        assert volume(cluster.pod(), "shared-memory")["emptyDir"]["medium"] == "Memory"
+
+
+def test_requests_in_progress_may_end(cluster: Cluster) -> None:
+    """Before the gateway is killed, and Triton is stopped after it, or waits for its own."""
+    grace = cluster.pod()["terminationGracePeriodSeconds"]
+
+    assert cluster.settings.drain_delay_seconds >= 5
+    assert grace >= stop_seconds(cluster.settings)
+    if cluster.overlay == "sidecar":
+        assert cluster.triton["restartPolicy"] == "Always"
+    else:
+        before = cluster.triton["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert cluster.pod("triton")["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
+
+
+def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
+    """The gateway of its port; Triton in its container, because it has HTTP on loopback only, and metrics on all addresses."""
+    ports = {port["name"]: port["containerPort"] for port in cluster.api["ports"]}
+    probes = {name: cluster.api[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+
+    assert ports == {"http": cluster.settings.port}
+    assert not is_loopback(cluster.settings.host)
+    assert {name: probe["path"] for name, probe in probes.items()} == {
+        "startup": "/livez",
+        "readiness": "/readyz",
+        "liveness": "/livez",
+    }
+    assert {probe["port"] for probe in probes.values()} == {"http"}
+    assert {"--http-address=127.0.0.1", "--metrics-address=0.0.0.0"} <= set(cluster.triton["args"])
+    assert f"http://127.0.0.1:8000/v2/models/{cluster.settings.model}/ready" in cluster.triton["readinessProbe"]["exec"]["command"]
+
+
+def test_the_gateway_finds_triton(cluster: Cluster) -> None:
+    """In its pod, or by the name of a Service, which leads to Triton's port."""
+    host, _, port = cluster.settings.triton_url.rpartition(":")
+    if cluster.overlay == "sidecar":
+        assert f"--grpc-address={host}" in cluster.triton["args"]
+    else:
+        (service,) = cluster.one("Service", host)["spec"]["ports"]
+        named = {port["name"]: port["containerPort"] for port in cluster.triton["ports"]}
+        assert service["port"] == named[service["targetPort"]] == int(port)
+
+
+def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
+    """With the application's limits."""
+    ingress = cluster.one("Ingress")
+    paths = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
+    annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
+
+    assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/predict", "/models"}
+    assert annotations["client-max-body-size"] == f"{cluster.settings.max_file_size_mb:.0f}m"
+    assert int(annotations["proxy-read-timeout"].removesuffix("s")) > cluster.settings.max_timeout_seconds
+
+
+@pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
+def test_each_pod_has_one(cluster: Cluster, kind: str) -> None:
+    """And what is selected exists."""
+    selectors = [found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"] for found in cluster.all_of(kind)]
+
+    for labels in cluster.pod_labels():
+        assert sum(selects(selector, labels) for selector in selectors) == 1
+    assert len(selectors) == len(cluster.pod_labels())
+
+
+def test_services_have_pods(cluster: Cluster) -> None:
+    """Each of one Deployment."""
+    for service in cluster.all_of("Service"):
+        assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
+
+
+def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
+    """Its gRPC asks for no key: it listens on loopback, or a policy lets the gateway in."""
+    if cluster.overlay == "sidecar":
+        opened = {port["port"] for rule in cluster.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
+        assert opened == {cluster.settings.port, 8002}
+    else:
+        (rule,) = (rule for rule in cluster.one("NetworkPolicy", "triton")["spec"]["ingress"] if rule["ports"] == [{"port": 8001}])
+        (peer,) = rule["from"]
+        (there,) = (rule for rule in cluster.one("NetworkPolicy")["spec"]["egress"] if rule["ports"] == [{"port": 8001}])
+        assert selects(peer["podSelector"], cluster.one("Deployment")["spec"]["template"]["metadata"]["labels"])
+        assert selects(there["to"][0]["podSelector"], cluster.one("Deployment", "triton")["spec"]["template"]["metadata"]["labels"])
+
+
+def test_models_have_a_source(cluster: Cluster) -> None:
+    """A claim that exists, or a bucket, which Triton may reach and has credentials for."""
+    pod = cluster.pod("nereid" if cluster.overlay == "sidecar" else "triton")
+    config, secret = cluster.triton["envFrom"]
+    repository = cluster.one("ConfigMap", config["configMapRef"]["name"])["data"]["MODEL_REPOSITORY"]
+    source = volume(pod, "models")
+
+    assert "--model-repository=$(MODEL_REPOSITORY)" in cluster.triton["args"]
+    if repository.startswith("s3://"):
+        policies = cluster.all_of("NetworkPolicy")
+        assert source == {"name": "models", "emptyDir": {}}
+        assert secret["secretRef"]["name"] == "nereid-models"
+        assert any({"ports": [{"port": 443}]} in policy["spec"]["egress"] for policy in policies)
+    else:
+        assert {"name": "models", "mountPath": repository, "readOnly": True} in cluster.triton["volumeMounts"]
+        assert cluster.one("PersistentVolumeClaim", source["persistentVolumeClaim"]["claimName"])
+
+
+def test_autoscalers_have_their_metrics(cluster: Cluster) -> None:
+    """By the names that prometheus-adapter gives them; a gateway with its Triton is scaled by both."""
+    scalers = {scaler["metadata"]["name"]: scaler["spec"] for scaler in cluster.all_of("HorizontalPodAutoscaler")}
+    asked = {name: [metric["pods"]["metric"]["name"] for metric in spec["metrics"]] for name, spec in scalers.items()}
+    in_progress, pending = (rule["name"]["as"] for rule in ADAPTER)
+
+    assert asked == (
+        {"nereid": [in_progress, pending]} if cluster.overlay == "sidecar" else {"nereid": [in_progress], "triton": [pending]}
+    )
+    for name, spec in scalers.items():
+        assert spec["scaleTargetRef"]["name"] == name
+        assert "replicas" not in cluster.one("Deployment", name)["spec"]
+        assert (spec["minReplicas"], spec["maxReplicas"]) == (3, 20)
+
+
+def test_prometheus_has_what_the_adapter_asks_for() -> None:
+    """Metrics of the gateway, and of Triton those of the dashboard, which a test runs."""
+    dashboard = (DEPLOY / "grafana" / "nereid.json").read_text(encoding="utf-8")
+    known = {metric.name for metric in METRICS.collect()}
+    used = {name for rule in ADAPTER for name in re.findall(r"\b(?:api|nv)_\w+", rule["seriesQuery"] + rule["metricsQuery"])}
+
+    assert used
+    assert all(name in (known if name.startswith("api_") else dashboard) for name in used)
+
+
+def test_the_queries_of_the_adapter_are_valid(tmp_path: Path) -> None:
+    """Promtool checks them as if they were rules."""
+    filled = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(filled)]
+    (tmp_path / "rules.yml").write_bytes(msgspec.json.encode({"groups": [{"name": "queries", "rules": rules}]}))
+
+    assert f"{len(ADAPTER)} rules found" in promtool("check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
+
+
+def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
+    """By the names of their ports; Debian's promtool knows no discovery in Kubernetes, so that fixed targets take its place."""
+    config = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")
+    ports = {port["name"] for container in containers(cluster) for port in container["ports"]}
+    for job in config["scrape_configs"]:
+        (discovery,) = job.pop("kubernetes_sd_configs")
+        job["static_configs"] = [{"targets": ["127.0.0.1:1"]}]
+        assert discovery["namespaces"]["names"] == [cluster.one("Namespace")["metadata"]["name"]]
+        assert job["relabel_configs"][0]["regex"] in ports
+    config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
+    (tmp_path / "prometheus.yml").write_bytes(msgspec.yaml.encode(config))
+
+    assert "2 rule files found" in promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
