@@ -225,6 +225,7 @@ def _prepare(settings: Settings) -> None:
 
 
 def _entry(settings: Settings, name: str) -> registry.PublishedModel:
+    registry.lay_out(Path(settings.model_repository), name)
     known = registry.load(settings.registry_path)
     if name not in known:
         if not known:

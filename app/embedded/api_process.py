@@ -39,7 +39,7 @@ class ApiProcess:
         """
         table = worker_table.create()
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),
                 env={**program.environment(), SUPERVISED: "1", **self._environment},
                 pass_fds=[table],

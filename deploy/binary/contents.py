@@ -5,11 +5,13 @@ import subprocess
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import distribution, packages_distributions
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from app.api.docs import ASSETS
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,8 +35,8 @@ static void missing(void) { fputs("nereid: OpenCV is without codecs, video and l
 def unwanted_modules() -> set[str]:
     """Return the modules installed here that the program does not need at run time, according to pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = project["project"]["optional-dependencies"].values()
-    needed = _closure([*project["project"]["dependencies"], *sum(extras, []), *project["dependency-groups"]["bench"]])
+    groups = [*project["project"]["optional-dependencies"].values(), project["dependency-groups"]["bench"]]
+    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)])
     installed = packages_distributions().items()
     return {module for module, names in installed if not needed & set(map(canonicalize_name, names))} | _NEVER_IMPORTED
 
@@ -95,7 +97,8 @@ def _empty_library(source: str, wanted: dict[str, str], target: Path) -> str:
     script.write_text("".join(f"{version} {{ global: {'; '.join(names)}; }};\n" for version, names in nodes.items()), "ascii")
     versioned = [f"-Wl,--version-script={script}"] if versions else []
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-fno-builtin", "-w", "-s", f"-Wl,-soname,{target.name}", *versioned, "-o", target, code], check=True
+        ["cc", "-shared", "-fPIC", "-fno-builtin", "-w", "-s", f"-Wl,-soname,{target.name}", *versioned, "-o", target, code],
+        check=True,
     )
     return str(target)
 
@@ -131,16 +134,21 @@ def needed_glibc(files: Iterable[str]) -> str:
 
 
 def _objdump(option: str, file: str) -> str:
-    return subprocess.run(["objdump", option, file], stdout=subprocess.PIPE, text=True, check=True).stdout
+    shown: str = subprocess.run(["objdump", option, file], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return shown
 
 
 def data_files() -> list[tuple[str, str]]:
     """Return the files that are no code, and their folders in the file."""
-    from app.api.docs import ASSETS
-
     offapi = Path(str(distribution("offapi").locate_file("offapi")))
-    files: dict[Any, str] = {offapi / name: "offapi" for name in ASSETS}
-    for pattern in ("app/embedded/requirements.txt", "app/embedded/onnx_backend.py", "model_repository/models.toml",
-                    "model_repository/*/config*", "tests/images/*.jpg"):
+    files = {offapi / name: "offapi" for name in ASSETS}
+    for pattern in (
+        "app/embedded/requirements.txt",
+        "app/embedded/onnx_backend.py",
+        "model_repository/models.toml",
+        "model_repository/*/config.pbtxt",
+        "model_repository/*/configs/*",
+        "tests/images/*.jpg",
+    ):
         files |= {path: str(path.parent.relative_to(ROOT)) for path in ROOT.glob(pattern)}
     return [(str(path), folder) for path, folder in files.items()]

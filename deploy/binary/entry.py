@@ -6,6 +6,7 @@ import runpy
 import shutil
 import signal
 import sys
+import traceback
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C during the imports needs no traceback
 # The bootloader has set it for this process. The programs that this one starts have libraries of their own.
@@ -48,7 +49,11 @@ if __name__ == "__main__":
     die_with_parent(parent)
     if sys.argv[1:2] == ["-m"]:
         del sys.argv[1]
-        runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        except Exception:  # noqa: BLE001 - as Python does; the bootloader would add lines of its own
+            traceback.print_exc()
+            sys.exit(1)
         sys.exit()
     try:
         sys.exit(_run())
