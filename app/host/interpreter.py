@@ -1,6 +1,7 @@
 """A Python that can be run: this one or, for the one file, another one of this machine."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def find(user: str, otherwise: str) -> Interpreter:
     Raises:
         InterpreterError: There is none.
     """
-    found = _search() if program.IS_ONE_FILE else _this_one()
+    found = _search(os.environ.get("PATH", os.defpath)) if program.IS_ONE_FILE else _this_one()
     if found is None:
         raise InterpreterError(
             f"{user} needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; on Debian run: "
@@ -60,8 +61,8 @@ def _this_one() -> Interpreter:
 
 
 @cache
-def _search() -> Interpreter | None:
-    for path in filter(None, map(shutil.which, _NAMES)):
+def _search(folders: str) -> Interpreter | None:
+    for path in filter(None, (shutil.which(name, path=folders) for name in _NAMES)):
         # Isolated from what is in the current folder and the environment.
         done = subprocess.run([path, "-I", "-c", _DESCRIBE], capture_output=True, check=False)  # noqa: S603 - found in PATH
         if not done.returncode:
