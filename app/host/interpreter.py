@@ -61,8 +61,8 @@ def _this_one() -> Interpreter:
 
 
 @cache
-def _search(folders: str) -> Interpreter | None:
-    for path in filter(None, (shutil.which(name, path=folders) for name in _NAMES)):
+def _search(places: str) -> Interpreter | None:
+    for path in filter(None, (shutil.which(name, path=places) for name in _NAMES)):
         # Isolated from what is in the current folder and the environment.
         done = subprocess.run([path, "-I", "-c", _DESCRIBE], capture_output=True, check=False)  # noqa: S603 - found in PATH
         if not done.returncode:
