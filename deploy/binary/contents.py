@@ -24,6 +24,7 @@ _NEVER_IMPORTED = {
     "pydoc_data",
     "tkinter",
 }
+_CODE = {"BINARY", "EXTENSION"}
 _OPENCV_LIBRARIES = "opencv_python_headless.libs/"
 _STUB = """
 #include <stdio.h>
@@ -60,31 +61,30 @@ def _closure(requirements: Iterable[str]) -> set[str]:
     return found
 
 
-Binaries = list[tuple[str, str, str]]
-"""As PyInstaller has them: path in the file, path here, kind."""
+Files = list[tuple[str, str, str]]
+"""As PyInstaller has them: path in the file, path here or, of a link, what it points to, and kind."""
 
 
-def without_codecs(binaries: Binaries, folder: Path) -> Binaries:
+def without_codecs(files: Files, folder: Path) -> Files:
     """Replace the libraries that OpenCV is linked to by empty ones; the program only resizes with it.
 
     Its codecs, video and linear algebra are 30 MB of the file, and cannot be left out: the loader would refuse OpenCV.
 
     Args:
-        binaries: What was found.
+        files: What was found.
         folder: For the empty libraries.
     """
-    (opencv,) = (source for _, source, _ in binaries if Path(source).name.startswith("cv2.abi3"))
+    (opencv,) = (source for _, source, _ in files if Path(source).name.startswith("cv2.abi3"))
     needed = set(re.findall(r"NEEDED +(\S+)", _objdump("-p", opencv)))
     wanted = _symbols(opencv, "*UND*")
-    kept: Binaries = []
-    for target, source, kind in binaries:
+    kept: Files = []
+    for target, source, kind in files:
         if not target.startswith(_OPENCV_LIBRARIES):
-            # What only these libraries need is found beside OpenCV's, and linked to from the top.
             kept.append((target, source, kind))
         elif (name := Path(target).name) in needed:
             kept.append((target, _empty_library(source, wanted, folder / name), kind))
-    names = {target for target, _, _ in kept}
-    return [entry for entry in kept if entry[2] != "SYMLINK" or _OPENCV_LIBRARIES not in entry[1] or entry[1] in names]
+    targets = {target for target, _, _ in kept}
+    return [file for file in kept if file[2] != "SYMLINK" or file[1] in targets]
 
 
 def _empty_library(source: str, wanted: dict[str, str], target: Path) -> str:
@@ -114,11 +114,11 @@ def _symbols(library: str, section: str | None = None) -> dict[str, str]:
     return found
 
 
-def without_debug_information(binaries: Binaries, folder: Path) -> Binaries:
+def without_debug_information(files: Files, folder: Path) -> Files:
     """Replace the files that debug information makes several times larger; `strip` damages others, which were patched already."""
-    smaller: Binaries = []
-    for target, source, kind in binaries:
-        if kind == "SYMLINK" or ".debug_info" not in _objdump("-h", source):
+    smaller: Files = []
+    for target, source, kind in files:
+        if kind not in _CODE or ".debug_info" not in _objdump("-h", source):
             smaller.append((target, source, kind))
             continue
         stripped = folder / target.replace("/", "-")
@@ -127,15 +127,15 @@ def without_debug_information(binaries: Binaries, folder: Path) -> Binaries:
     return smaller
 
 
-def needed_glibc(files: Iterable[str]) -> str:
-    """Return the oldest version of glibc with which all of these programs and libraries can be loaded."""
-    versions = {version for file in files for version in re.findall(r" GLIBC_([0-9.]+)", _objdump("-p", file))}
+def needed_glibc(files: Files) -> str:
+    """Return the oldest version of glibc with which all of these libraries can be loaded."""
+    libraries = [source for _, source, kind in files if kind in _CODE]
+    versions: set[str] = {version for library in libraries for version in re.findall(r" GLIBC_([0-9.]+)", _objdump("-p", library))}
     return max(versions, key=lambda version: [int(part) for part in version.split(".")])
 
 
 def _objdump(option: str, file: str) -> str:
-    shown: str = subprocess.run(["objdump", option, file], stdout=subprocess.PIPE, text=True, check=True).stdout
-    return shown
+    return subprocess.run(["objdump", option, file], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def data_files() -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ def bare(binary: Path, networks: dict[str, Path], tmp_path_factory: pytest.TempP
     assert not list(root.glob("usr/bin/python*"))
     shutil.copy(binary, root / "srv")
     shutil.copy(networks["yolo11n"], root / "srv" / "network.onnx")
-    (root / "usr" / "local" / "bin" / "nereid").symlink_to("/srv/nereid")
+    (root / "usr" / "bin" / "nereid").symlink_to("/srv/nereid")
     return Bare(root)
 
 
@@ -141,9 +141,8 @@ def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None
     stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
     port = free_port()
     with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
-        libraries = [str(path) for path in tmp_path.glob("_MEI*/**/*.so*")]
-        assert len(libraries) > 50
-        needed = glibc(subprocess.check_output(["objdump", "-p", *libraries, binary], text=True))
+        look = ["find", tmp_path, "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
+        needed = glibc(subprocess.check_output(look, text=True))
         stop(process)
 
     assert stated
