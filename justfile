@@ -35,6 +35,11 @@ pull *args:
 doctor *args:
     @python -m app doctor {{ args }}
 
+# Build dist/nereid, one executable with Python inside; it needs the glibc of the machine where it is built, or a later one
+[group('ship')]
+binary:
+    pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/binary deploy/binary/nereid.spec
+
 # Build the container image `api`, or `embedded`, with podman, docker or buildah; options go to the builder
 [group('ship')]
 [no-exit-message]
@@ -112,4 +117,4 @@ lock:
 # Remove everything that was installed, pulled or cached here
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference build *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1
+    rm -rf .venv .uv .python .triton .reference build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1

@@ -20,7 +20,8 @@ from app.embedded.install import InstallError, install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, require_ports
 from app.embedded.supervisor import ignore_signals, supervise
-from app.host import allocator, ports
+from app.host import allocator, ports, program
+from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.resilience import worker_table
@@ -40,6 +41,7 @@ _FAILURES = (
     KeysError,
     CredentialsError,
     RegistryError,
+    InterpreterError,
     PackageError,
     InstallError,
     EmbeddedTritonError,
@@ -83,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.")
+    parser.add_argument("--version", action="version", version=f"nereid {program.version()}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, text in (
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
@@ -230,6 +233,7 @@ def _prepare(settings: Settings) -> None:
 
 
 def _entry(settings: Settings, name: str) -> registry.PublishedModel:
+    registry.lay_out(Path(settings.model_repository), name)
     known = registry.load(settings.registry_path)
     if name not in known:
         if not known:

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import app
 from app.api import keys
 from app.config import PREFIX, Settings, SettingsError
-from app.host import ports
+from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
 from app.telemetry.logging import say
@@ -49,9 +48,8 @@ def _require_tracing() -> None:
     if not has_exporter():
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
     # In a process of its own: it starts threads, which must not be there when workers are forked.
-    code = "from app.telemetry.tracing import Tracing; Tracing()"
-    root = Path(app.__file__).parents[1]
-    tried = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)  # noqa: S603
+    command = program.command("app.telemetry.tracing")
+    tried = subprocess.run(command, env=program.environment(), capture_output=True, text=True, check=False)  # noqa: S603
     if tried.returncode:
         reason = tried.stderr.strip().rpartition("\n")[2]
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry does not accept its own settings, OTEL_*: {reason}")

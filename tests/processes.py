@@ -9,9 +9,9 @@ import psutil
 PATIENCE_SECONDS = 20
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until something holds; fail if it takes too long."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -14,16 +14,16 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 
 # Swagger UI's own files, under the names the package offapi gives them.
-_ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
+ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
 _ASSETS_PATH = "/docs-assets"
 
 
 @get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)
 async def docs_asset(name: FromPath[str]) -> ASGIApp:
     """Serve one of Swagger UI's files."""
-    if name not in _ASSETS:
+    if name not in ASSETS:
         raise NotFoundException
-    return _FileResponse(_assets_folder() / name, _ASSETS[name])
+    return _FileResponse(_assets_folder() / name, ASSETS[name])
 
 
 class _FileResponse:

@@ -2,19 +2,17 @@
 
 import os
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
-import app
 from app import addresses
 from app.config import PREFIX, Settings
 from app.embedded.service import CheckError, StartError
+from app.host import program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
 from app.resilience import worker_table
 
-_ROOT = str(Path(app.__file__).parents[1])
 _READY_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
 _OK = 200
@@ -40,13 +38,11 @@ class ApiProcess:
         Raises:
             StartError: There is no memory for it, or no process.
         """
-        path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
         table = worker_table.create()
         try:
-            self._process = subprocess.Popen(
-                # With -P, a package `app` in the current folder cannot take the place of this one.
-                [sys.executable, "-P", "-m", "app", "api"],
-                env={**os.environ, "PYTHONPATH": path, SUPERVISED: "1", **self._environment},
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                program.command("app", "api"),
+                env={**program.environment(), SUPERVISED: "1", **self._environment},
                 pass_fds=[table],
                 start_new_session=True,  # a Ctrl-C reaches only us
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - it takes no lock

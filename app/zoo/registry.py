@@ -1,11 +1,14 @@
 """The models that `pull` knows, from `models.toml` in the model repository."""
 
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from app.host import program
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +49,26 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class RegistryError(Exception):
-    """`models.toml` is not valid; the message says where."""
+    """`models.toml` is not valid, or cannot be written; the message says where."""
+
+
+def lay_out(repository: Path, name: str) -> None:
+    """Put what the one file carries into a model repository, unless it is there: the registry, and the configs of a model.
+
+    Raises:
+        RegistryError: It cannot be written.
+    """
+    if not program.IS_ONE_FILE:
+        return
+    carried = program.ROOT / "model_repository"
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        if not (repository / "models.toml").exists():
+            shutil.copyfile(carried / "models.toml", repository / "models.toml")
+        if (carried / name).is_dir() and not (repository / name).exists():
+            shutil.copytree(carried / name, repository / name)
+    except OSError as error:
+        raise RegistryError(f"{error.filename or repository} could not be written: {error.strerror}") from error
 
 
 def load(path: Path) -> dict[str, PublishedModel]:

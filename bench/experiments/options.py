@@ -13,11 +13,11 @@ def add_images(command: argparse.ArgumentParser) -> None:
     command.add_argument("--images", type=Path, metavar="DIR", help="images to send: a folder of JPEGs, scaled down to COCO's size")
 
 
-def add_before(command: argparse.ArgumentParser) -> None:
+def add_before(
+    command: argparse.ArgumentParser, text: str = "another checkout of this project, to measure its Nereid beside today's"
+) -> None:
     """Add the option for another checkout."""
-    command.add_argument(
-        "--before", type=Path, metavar="DIR", help="another checkout of this project, to measure its Nereid beside today's"
-    )
+    command.add_argument("--before", type=Path, metavar="PATH", help=text)
 
 
 def add_clients(command: argparse.ArgumentParser, default: int = 32) -> None:

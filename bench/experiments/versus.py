@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: argparse.Namespace) -> int:
     """Hold the contests that the options ask for, and print each."""
-    before = require_checkout(options.before) if options.before else None
+    before = require_checkout(options.before, or_file=True) if options.before else None
     if options.install:
         install_reference()
     plans = list(make_plans(options.contests or _DEFAULTS[options.model], options.model, options.clients, options.only, before))
@@ -89,7 +89,7 @@ def add_to(commands: Commands) -> None:
     add_clients(command)
     add_workers(command)
     add_images(command)
-    add_before(command)
+    add_before(command, "another checkout of this project, or its one file, to measure its Nereid beside today's")
     command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
     command.add_argument("--install", action="store_true", help="install the reference's environment first, if it is missing")
     command.set_defaults(run=run)

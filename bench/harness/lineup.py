@@ -35,8 +35,8 @@ BATCH1 = "batch1"
 DEFAULT = "nereid"
 """Nereid as it is without settings: shared memory as long as there is some."""
 BEFORE = "@before"
-"""Ends the name of a contestant that runs from another checkout: `nereid_shm@before` is the counterpart of
-`nereid_shm`."""
+"""Ends the name of a contestant that runs from another checkout, or is one file: `nereid_shm@before` is the counterpart
+of `nereid_shm`."""
 
 _BASES = ("reference", "reference_uint8", "in_process", BATCH1)
 
@@ -79,7 +79,7 @@ class Lineup:
             workers: Number of processes of each.
             logs: The folder for what they print.
             settings: More environment variables for Nereid.
-            before: The checkout that `@before` contestants run from.
+            before: The checkout that `@before` contestants run from, or the one file that they are.
         """
         self.triton = triton
         self.workers = workers
@@ -150,12 +150,13 @@ class Lineup:
         asked = f"{model}_file" if takes_file else model
         if not (self.triton.repository / asked).is_dir():
             raise ContestantError(f"there is no {asked}, a model that takes the encoded file")
-        checkout = self._before if is_before and self._before else ROOT
+        other = self._before if is_before and self._before else ROOT
+        is_file = other.is_file()
         note = {**NEREID, DEFAULT: "the default settings"}.get(kind, "Nereid, the model taking one image at a time")
         transport = {"NEREID_TRANSPORT": kind.removeprefix("nereid_")} if kind in {"nereid_inline", "nereid_shm"} else {}
         return Contestant(
             name=name,
-            command=[sys.executable, "-m", "app", "api"],
+            command=[str(other), "api"] if is_file else [sys.executable, "-m", "app", "api"],
             environment={
                 "NEREID_PORT": str(port),
                 "NEREID_WORKERS": str(self.workers),
@@ -171,8 +172,8 @@ class Lineup:
             model=asked,
             uses_triton=True,
             workers=self.workers,
-            note=f"{note}; from {checkout}" if is_before else note,
-            checkout=checkout,
+            note=f"{note}; from {other}" if is_before else note,
+            checkout=ROOT if is_file else other,
         )
 
 

@@ -82,13 +82,15 @@ def environment_of(checkout: Path) -> dict[str, str]:
     return inherited | {"PYTHONPATH": str(checkout)}
 
 
-def require_checkout(folder: Path) -> Path:
-    """Return the absolute path of a checkout of this project.
+def require_checkout(folder: Path, *, or_file: bool = False) -> Path:
+    """Return the absolute path of a checkout of this project, or of its one file if that will do.
 
     Raises:
-        ContestantError: The folder is none.
+        ContestantError: It is none.
     """
     folder = folder.resolve()
+    if or_file and os.access(folder, os.X_OK) and folder.is_file():
+        return folder
     if not (folder / "app" / "__main__.py").is_file():
         raise ContestantError(f"{folder} is not a checkout of this project: it has no app/__main__.py")
     return folder

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from app.host import program
 from app.zoo import registry
 from app.zoo.registry import RegistryError
 from tests.support import REPOSITORY
@@ -93,3 +94,33 @@ def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes
 
     with pytest.raises(RegistryError, match=r"models\.toml"):
         registry.load(path)
+
+
+def test_one_file_lays_out_what_it_carries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The registry, and the configs of the model that is asked for; what is there stays as it is."""
+    monkeypatch.setattr(program, "IS_ONE_FILE", True)
+    repository = tmp_path / "models"
+    registry.lay_out(repository, "yolox_nano")
+    (repository / "models.toml").write_text("", encoding="ascii")
+    registry.lay_out(repository, "yolox_nano")
+    registry.lay_out(repository, "unknown")
+
+    assert sorted(path.name for path in repository.iterdir()) == ["models.toml", "yolox_nano"]
+    assert (repository / "yolox_nano" / "configs" / "embedded.pbtxt").is_file()
+    assert registry.load(repository / "models.toml") == {}
+
+
+def test_a_repository_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message names it."""
+    monkeypatch.setattr(program, "IS_ONE_FILE", True)
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RegistryError, match=r"file/models could not be written: Not a directory"):
+        registry.lay_out(tmp_path / "file" / "models", "yolox_nano")
+
+
+def test_a_checkout_lays_out_nothing(tmp_path: Path) -> None:
+    """Its model repository is there."""
+    registry.lay_out(tmp_path / "models", "yolox_nano")
+
+    assert not (tmp_path / "models").exists()

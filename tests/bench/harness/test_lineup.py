@@ -39,6 +39,17 @@ def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Pa
     assert contestant.environment["NEREID_DECODE_THREADS"] == "4"
 
 
+def test_a_counterpart_may_be_the_one_file(triton: Triton, tmp_path: Path) -> None:
+    """It is a program of its own, with the same settings."""
+    file = tmp_path / "nereid"
+    file.touch()
+    lineup = Lineup(triton, 2, tmp_path, before=file)
+    contestant, counterpart = lineup.contestant("nereid_shm", "null"), lineup.contestant("nereid_shm@before", "null")
+
+    assert (counterpart.command, counterpart.checkout) == ([str(file), "api"], ROOT)
+    assert contestant.environment | {"NEREID_PORT": ""} == counterpart.environment | {"NEREID_PORT": ""}
+
+
 def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton, tmp_path: Path) -> None:
     """`nereid_file` uses a model that takes files; without one, or without another checkout, a contestant cannot take part."""
     lineup = Lineup(triton, 1, tmp_path)

@@ -1,0 +1,72 @@
+"""A Python that can be run: this one or, for the one file, another one of this machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from app.host import program
+
+_NAMES = ("python3.13", "python3.12", "python3.11", "python3")
+_VERSIONS = ("3.11", "3.12", "3.13")
+# `pip` and `venv` are packages of their own in Debian.
+_DESCRIBE = """
+import ensurepip, json, pip, sys, sysconfig, venv
+folders = sysconfig.get_config_vars("LIBDIR", "LIBPL")
+print(json.dumps(["%d.%d" % sys.version_info[:2], *filter(None, folders), sys.base_prefix + "/lib"]))
+"""
+
+
+class InterpreterError(Exception):
+    """There is no Python that can be used; the message is one line for the user."""
+
+
+class Interpreter(NamedTuple):
+    """A Python."""
+
+    path: str
+    version: str
+    """Without its third part: `3.11`."""
+    library_folders: list[Path]
+    """Where its libpython may be."""
+
+
+def find(user: str, otherwise: str) -> Interpreter:
+    """Return this Python; for the one file, the newest one in PATH that has pip and venv.
+
+    Args:
+        user: What needs it.
+        otherwise: What can be done without it.
+
+    Raises:
+        InterpreterError: There is none.
+    """
+    found = _search(os.environ.get("PATH", os.defpath)) if program.IS_ONE_FILE else _this_one()
+    if found is None:
+        raise InterpreterError(
+            f"{user} needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; on Debian run: "
+            f"apt-get install python3-pip python3-venv; otherwise {otherwise}"
+        )
+    return found
+
+
+def _this_one() -> Interpreter:
+    folders = [folder for folder in sysconfig.get_config_vars("LIBDIR", "LIBPL") if folder] + [f"{sys.base_prefix}/lib"]
+    return Interpreter(sys.executable, f"{sys.version_info.major}.{sys.version_info.minor}", list(map(Path, folders)))
+
+
+@cache
+def _search(places: str) -> Interpreter | None:
+    for path in filter(None, (shutil.which(name, path=places) for name in _NAMES)):
+        # Isolated from what is in the current folder and the environment.
+        done = subprocess.run([path, "-I", "-c", _DESCRIBE], capture_output=True, check=False)  # noqa: S603 - found in PATH
+        if not done.returncode:
+            version, *folders = json.loads(done.stdout)
+            if version in _VERSIONS:
+                return Interpreter(path, version, list(map(Path, folders)))
+    return None

@@ -1,0 +1,34 @@
+"""This program: how it starts itself again, and where its files are. It may be one file, with Python inside."""
+
+import os
+import sys
+from pathlib import Path
+
+import app
+
+_FOLDER: str | None = getattr(sys, "_MEIPASS", None)
+ROOT = Path(app.__file__).parents[1]
+"""The folder that contains its packages."""
+IS_ONE_FILE = _FOLDER is not None
+"""Whether it is one file, whose contents lie in a temporary folder while it runs."""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module of this program, to be used with `environment`."""
+    # With -P, a package `app` in the current folder cannot take the place of this one.
+    return [sys.executable, *([] if IS_ONE_FILE else ["-P"]), "-m", module, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which `command` finds the module."""
+    if IS_ONE_FILE:
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
+def version() -> str:
+    """Return the version, and what the one file needs."""
+    if not IS_ONE_FILE:
+        return app.__version__
+    glibc = (ROOT / "glibc").read_text(encoding="ascii")
+    return f"{app.__version__} (one file with Python {sys.version.split()[0]}; needs glibc {glibc} or later)"

@@ -1,0 +1,154 @@
+"""What goes into the one file, and what does not."""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import distribution, packages_distributions
+from itertools import chain
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from app.api.docs import ASSETS
+
+ROOT = Path(__file__).parents[2]
+
+_NEVER_IMPORTED = {
+    "faker",  # litestar's, for made-up examples
+    "polyfactory",  # as faker
+    "pbr",  # hdrhistogram's, for its own installation
+    "setuptools",
+    "distutils",
+    "pydoc_data",
+    "tkinter",
+}
+_CODE = {"BINARY", "EXTENSION"}
+_OPENCV_LIBRARIES = "opencv_python_headless.libs/"
+_STUB = """
+#include <stdio.h>
+#include <stdlib.h>
+static void missing(void) { fputs("nereid: OpenCV is without codecs, video and linear algebra here\\n", stderr); abort(); }
+"""
+
+
+def unwanted_modules() -> set[str]:
+    """Return the modules installed here that the program does not need at run time, according to pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = [*project["project"]["optional-dependencies"].values(), project["dependency-groups"]["bench"]]
+    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)])
+    installed = packages_distributions().items()
+    return {module for module, names in installed if not needed & set(map(canonicalize_name, names))} | _NEVER_IMPORTED
+
+
+def _closure(requirements: Iterable[str]) -> set[str]:
+    """Return the names of the distributions that satisfy these requirements, and theirs in turn."""
+    found: set[str] = set()
+    left = [Requirement(text) for text in requirements]
+    while left:
+        requirement = left.pop()
+        extras = requirement.extras or {""}
+        name = canonicalize_name(requirement.name)
+        if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        for text in distribution(name).requires or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                needed.marker = None
+                left.append(needed)
+    return found
+
+
+Files = list[tuple[str, str, str]]
+"""As PyInstaller has them: path in the file, path here or, of a link, what it points to, and kind."""
+
+
+def without_codecs(files: Files, folder: Path) -> Files:
+    """Replace the libraries that OpenCV is linked to by empty ones; the program only resizes with it.
+
+    Its codecs, video and linear algebra are 30 MB of the file, and cannot be left out: the loader would refuse OpenCV.
+
+    Args:
+        files: What was found.
+        folder: For the empty libraries.
+    """
+    (opencv,) = (source for _, source, _ in files if Path(source).name.startswith("cv2.abi3"))
+    needed = set(re.findall(r"NEEDED +(\S+)", _objdump("-p", opencv)))
+    wanted = _symbols(opencv, "*UND*")
+    kept: Files = []
+    for target, source, kind in files:
+        if not target.startswith(_OPENCV_LIBRARIES):
+            kept.append((target, source, kind))
+        elif (name := Path(target).name) in needed:
+            kept.append((target, _empty_library(source, wanted, folder / name), kind))
+    targets = {target for target, _, _ in kept}
+    return [file for file in kept if file[2] != "SYMLINK" or file[1] in targets]
+
+
+def _empty_library(source: str, wanted: dict[str, str], target: Path) -> str:
+    """Compile a library that has those symbols of another one that are wanted; whoever calls one of them is aborted."""
+    symbols = {name: version for name, version in _symbols(source).items() if name in wanted}
+    versions = sorted(set(symbols.values()) - {""})
+    code, script = target.with_suffix(".c"), target.with_suffix(".map")
+    code.write_text(_STUB + "".join(f"void {name}(void) {{ missing(); }}\n" for name in symbols), encoding="ascii")
+    nodes = {version: [name for name, own in symbols.items() if own == version] for version in versions}
+    script.write_text("".join(f"{version} {{ global: {'; '.join(names)}; }};\n" for version, names in nodes.items()), "ascii")
+    versioned = [f"-Wl,--version-script={script}"] if versions else []
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-fno-builtin", "-w", "-s", f"-Wl,-soname,{target.name}", *versioned, "-o", target, code],
+        check=True,
+    )
+    return str(target)
+
+
+def _symbols(library: str, section: str | None = None) -> dict[str, str]:
+    """Return the dynamic symbols of a library with their versions: those that it has, or those in a section."""
+    found = {}
+    for line in _objdump("-T", library).splitlines():
+        matched = re.match(r"[0-9a-f]{16} .{7} (\S+)\s+[0-9a-f]{16}(.*) (\S+)$", line)
+        if matched and (matched[1] == section if section else matched[1] != "*UND*"):
+            version = matched[2].strip(" ()")
+            found[matched[3]] = "" if version == "Base" else version
+    return found
+
+
+def without_debug_information(files: Files, folder: Path) -> Files:
+    """Replace the files that debug information makes several times larger; `strip` damages others, which were patched already."""
+    smaller: Files = []
+    for target, source, kind in files:
+        if kind not in _CODE or ".debug_info" not in _objdump("-h", source):
+            smaller.append((target, source, kind))
+            continue
+        stripped = folder / target.replace("/", "-")
+        subprocess.run(["strip", "--strip-debug", "-o", stripped, source], check=True)
+        smaller.append((target, str(stripped), kind))
+    return smaller
+
+
+def needed_glibc(files: Files) -> str:
+    """Return the oldest version of glibc with which all of these libraries can be loaded."""
+    libraries = [source for _, source, kind in files if kind in _CODE]
+    versions: set[str] = {version for library in libraries for version in re.findall(r" GLIBC_([0-9.]+)", _objdump("-p", library))}
+    return max(versions, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def _objdump(option: str, file: str) -> str:
+    return subprocess.run(["objdump", option, file], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def data_files() -> list[tuple[str, str]]:
+    """Return the files that are no code, and their folders in the file."""
+    offapi = Path(str(distribution("offapi").locate_file("offapi")))
+    files = {offapi / name: "offapi" for name in ASSETS}
+    for pattern in (
+        "app/embedded/requirements.txt",
+        "app/embedded/onnx_backend.py",
+        "model_repository/models.toml",
+        "model_repository/*/config.pbtxt",
+        "model_repository/*/configs/*",
+        "tests/images/*.jpg",
+    ):
+        files |= {path: str(path.parent.relative_to(ROOT)) for path in ROOT.glob(pattern)}
+    return [(str(path), folder) for path, folder in files.items()]

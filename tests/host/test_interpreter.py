@@ -1,0 +1,71 @@
+"""Which Python runs pip, and the models of the embedded Triton."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.host import interpreter, program
+from app.host.interpreter import InterpreterError
+
+VERSION = f"3.{sys.version_info.minor}"
+
+
+def find() -> interpreter.Interpreter:
+    return interpreter.find("a wheel", "use --from")
+
+
+@pytest.fixture
+def own() -> interpreter.Interpreter:
+    """This Python."""
+    return find()
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that is the PATH of the one file."""
+    monkeypatch.setattr(program, "IS_ONE_FILE", True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def put(program: Path, line: str) -> None:
+    program.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    program.chmod(0o755)
+
+
+def test_python_runs_itself() -> None:
+    """It has all that is needed."""
+    assert find().path == sys.executable
+    assert find().version == VERSION
+
+
+def test_one_file_takes_the_newest_that_works(path: Path) -> None:
+    """One without pip, one that cannot be run, and one that is too old are passed over."""
+    put(path / "python3.13", "exit 1")
+    put(path / "python3.12", """echo '["3.10", "/usr/lib"]'""")
+    put(path / "python3.11", f"""echo '["{VERSION}", "/opt/lib", "/usr/lib"]'""")
+    put(path / "python3", "exit 1")
+
+    assert find() == interpreter.Interpreter(str(path / "python3.11"), VERSION, [Path("/opt/lib"), Path("/usr/lib")])
+
+
+def test_a_real_python_describes_itself(own: interpreter.Interpreter, path: Path) -> None:
+    """As this one does."""
+    put(path / "python3", f'exec {sys.executable} "$@"')
+    found = find()
+
+    assert (found.version, found.library_folders) == (own.version, own.library_folders)
+
+
+def test_none_is_one_line(path: Path) -> None:
+    """It says for what it is needed, how to install it, and what to do without."""
+    assert not list(path.iterdir())
+
+    with pytest.raises(InterpreterError) as caught:
+        find()
+
+    assert str(caught.value) == (
+        "a wheel needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; on Debian run: "
+        "apt-get install python3-pip python3-venv; otherwise use --from"
+    )

@@ -1,0 +1,41 @@
+"""How this program starts itself again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import __version__
+from app.host import program
+from tests.support import ROOT
+
+
+def test_a_module_is_found_wherever_the_program_runs(tmp_path: Path) -> None:
+    """A package of the same name in the current folder does not take its place."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit(7)", encoding="ascii")
+    command = program.command("app", "--version")
+    done = subprocess.run(command, env=program.environment(), cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"nereid {__version__}\n", "")
+
+
+def test_other_folders_of_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come after ours."""
+    monkeypatch.setenv("PYTHONPATH", "/others")
+
+    assert program.environment()["PYTHONPATH"] == f"{ROOT}:/others"
+
+
+def test_one_file_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its modules are inside, so that no variable is needed, and it says which glibc it needs."""
+    monkeypatch.setattr(program, "IS_ONE_FILE", True)
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    (tmp_path / "glibc").write_text("2.31", encoding="ascii")
+
+    assert program.command("app", "api") == [sys.executable, "-m", "app", "api"]
+    assert program.environment() == dict(os.environ)
+    assert program.version().startswith(f"{__version__} (one file with Python 3.")
+    assert program.version().endswith("; needs glibc 2.31 or later)")
