@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,18 +92,19 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
     """
     arenas = set(SHM.glob("nereid*"))
     process = psutil.Popen(command, env=environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings}), cwd=folder)
+    family = [process]
     try:
         wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"), 6 * PATIENCE_SECONDS)
-        family = [process, *process.children(recursive=True)]
+        family += process.children(recursive=True)
         assert len(family) >= 4  # the bootloader, Python, and two workers
         yield process
         wait_until_gone(family)
         assert not list(folder.glob("_MEI*"))
         wait_for(lambda: set(SHM.glob("nereid*")) <= arenas)
     finally:
-        for child in process.children(recursive=True):
-            child.kill()
-        process.kill()
+        for left in family:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
         process.wait()
 
 
@@ -141,7 +142,7 @@ def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None
     stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
     port = free_port()
     with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
-        look = ["find", tmp_path, "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
+        look = ["find", str(tmp_path), "-name", "*.so*", "-type", "f", "-exec", "objdump", "-p", "{}", "+"]
         needed = glibc(subprocess.check_output(look, text=True))
         stop(process)
 
