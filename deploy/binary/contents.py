@@ -24,6 +24,8 @@ _NEVER_IMPORTED = {
     "pydoc_data",
     "tkinter",
 }
+_GLIBC = {f"{name}.so.{version}" for name, version in (("libc", 6), ("libm", 6), ("libdl", 2), ("libpthread", 0), ("librt", 1))}
+_GLIBC |= {"ld-linux-x86-64.so.2", "libutil.so.1", "libresolv.so.2"}
 _CODE = {"BINARY", "EXTENSION"}
 _OPENCV_LIBRARIES = "opencv_python_headless.libs/"
 _STUB = """
@@ -75,7 +77,7 @@ def without_codecs(files: Files, folder: Path) -> Files:
         folder: For the empty libraries.
     """
     (opencv,) = (source for _, source, _ in files if Path(source).name.startswith("cv2.abi3"))
-    needed = set(re.findall(r"NEEDED +(\S+)", _objdump("-p", opencv)))
+    needed = _needed(opencv)
     wanted = _symbols(opencv, "*UND*")
     kept: Files = []
     for target, source, kind in files:
@@ -112,6 +114,28 @@ def _symbols(library: str, section: str | None = None) -> dict[str, str]:
             version = matched[2].strip(" ()")
             found[matched[3]] = "" if version == "Base" else version
     return found
+
+
+def with_all_libraries(files: Files) -> Files:
+    """Add the libraries that PyInstaller supposes to be on each machine, and that a bare one has not."""
+    found = [*files]
+    names = {Path(target).name for target, _, _ in found} | _GLIBC
+    for _, source, kind in found:  # it grows
+        for name in _needed(source) - names if kind in _CODE else ():
+            names.add(name)
+            found.append((name, _library(name), "BINARY"))
+    return found
+
+
+def _needed(library: str) -> set[str]:
+    return set(re.findall(r"NEEDED +(\S+)", _objdump("-p", library)))
+
+
+def _library(name: str) -> str:
+    """Return where the loader finds a library."""
+    cached = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    (first, *_) = re.findall(rf"\s{re.escape(name)} \(libc6,x86-64.*\) => (\S+)", cached)
+    return str(first)
 
 
 def without_debug_information(files: Files, folder: Path) -> Files:
