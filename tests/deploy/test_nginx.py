@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -28,6 +29,7 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import BodyTooLarge, MalformedRequest
 from app.host.processes import end_group
 from bench.harness.processes import environment_of
+from tests.deploy.test_systemd import NEREID
 from tests.fakes.http import serving
 from tests.nginx import SHIPPED, Proxy, prepare, proxying
 from tests.processes import has_ended, no_process_left, wait_for
@@ -457,12 +459,13 @@ async def test_each_key_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
         stranger = await statuses(first, ["camera-1.guess-guess"] * 210)
         owner = await statuses(second, ["camera-1.secret-secret"] * 150)
         owner += await statuses(first, ["camera-1.secret-secret"] * 60)
-        bearer = await first.get("/detect", headers={"Authorization": "Bearer camera-1.secret-secret"})
+        for start in ("Authorization: Bearer ", "authorization: bearer\t", "X-API-Key:", "X-API-Key: \t"):
+            request = f"GET /detect HTTP/1.1\r\nHost: nereid\r\n{start}camera-1.secret-secret\r\nConnection: close\r\n\r\n"
+            assert exchange(slow_refill, request.encode())[0] == 429
         other = await statuses(first, ["camera-2.secret-secret"] * 20)
 
     assert (stranger.count(405), stranger.count(429)) == (201, 9)
     assert (owner.count(405), owner.count(429)) == (201, 9)
-    assert bearer.status_code == 429
     assert other == [405] * 20
 
 
@@ -477,6 +480,24 @@ async def test_each_address_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
 
     assert (flood.count(405), flood.count(429)) == (301, 9)
     assert other + inside == [405] * 311
+
+
+async def test_behind_a_load_balancer_the_limits_are_those_of_its_clients(service: Service, tmp_path: Path) -> None:
+    """And with IPv6, those of a network, in which one client has as many addresses as it likes."""
+    changes = {"rate=300r/s": "rate=1r/m", "# set_real_ip_from 192.0.2.0/24": "set_real_ip_from 127.0.0.1"}
+    changes |= {f"# {name}": name for name in ("real_ip_header", "real_ip_recursive")}
+    with proxying(service.sockets, tmp_path, changes) as proxy:
+        async with clients(proxy) as client:
+
+            async def ask(address: str) -> int:
+                return (await client.get("/detect", headers={"X-Forwarded-For": f"192.0.2.7, {address}"})).status_code
+
+            network = await asyncio.gather(*(ask(f"2001:db8:0:5::{number:x}") for number in range(310)))
+            whole = await ask("2001:db8:0:5:6:7:8:9")
+            others = [await ask(address) for address in ("2001:db8:0:6::1", "192.0.2.1", "192.0.2.2", "::1")]
+
+    assert (network.count(405), network.count(429), whole) == (301, 9, 429)
+    assert others == [405] * 4
 
 
 @asynccontextmanager
@@ -557,6 +578,14 @@ async def traffic(proxy: Proxy) -> AsyncIterator[Traffic]:
         for task in running.tasks:
             task.cancel()
         await asyncio.gather(*running.tasks, return_exceptions=True)
+
+
+def test_the_units_reload_reaches_the_instances_and_nothing_else(service: Service) -> None:
+    """SIGHUP would end a worker, and the parent of all."""
+    pattern = shlex.split(NEREID["ExecReload"][0])[-1]
+    family = [service.process, *service.process.children(recursive=True)]
+
+    assert [one for one in family if re.fullmatch(pattern, one.name())] == service.instances()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])

@@ -109,14 +109,6 @@ def test_nginx_finds_the_sockets() -> None:
     assert int(configured.socket_mode, 8) & 0o020
 
 
-def test_reload_reaches_the_instances_and_nothing_else() -> None:
-    """SIGHUP would end a worker, and the parent of all."""
-    pattern = shlex.split(NEREID["ExecReload"][0])[-1]
-
-    assert all(re.fullmatch(pattern, f"nereid-{number}") for number in (1, 10))
-    assert not any(re.fullmatch(pattern, name) for name in ("nereid", "nereid-1 worker", "nereid worker-1", "tritonserver"))
-
-
 def test_triton_shares_models_memory_and_engines() -> None:
     """It runs as the same user, reads Nereid's models, and may write where their configs let TensorRT keep engines."""
     repository = Path(NEREID["WorkingDirectory"][0], settings(with_own_triton=True).model_repository)
