@@ -105,7 +105,7 @@ profile seconds="60" out="profile.svg" *args:
 # Update the lock files from pyproject.toml and requirements/*.in
 [group('develop')]
 lock:
-    {{ compile }} -o requirements/api.txt pyproject.toml
+    {{ compile }} -o requirements/api.txt pyproject.toml --extra otel
     {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint --group deploy
     {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt pyproject.toml --extra models --extra otel
     {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
