@@ -1,7 +1,6 @@
 """Settings: their types, their limits and their defaults."""
 
 import math
-import os
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -49,7 +48,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     api_keys_file: Annotated[
         str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
     ] = ""
-    workers: Annotated[int, Meta(ge=0, le=256, description="API processes, per instance; 0: one per core.")] = 0
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0, le=256, description="API processes, per instance; 0: one per core that may be used, also by a container's quota."
+        ),
+    ] = 0
     worker_max_age_seconds: Annotated[
         int,
         Meta(
@@ -217,11 +221,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_pixels_unscalable(self) -> int:
         """Largest image that cannot be decoded at a reduced size, pixels."""
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
-
-    @property
-    def worker_count(self) -> int:
-        """Number of API processes, of an instance."""
-        return self.workers or max(1, len(os.sched_getaffinity(0)) // max(1, self.instances))
 
     @property
     def drain_seconds(self) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-import os
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,7 +19,7 @@ from app.api.keys import ApiKeys
 from app.api.schema import LimitsInForce
 from app.config import Settings
 from app.errors import GatewayError
-from app.host import allocator, memory
+from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.pipeline.detector import Detector, Limits
@@ -157,7 +157,9 @@ def _capacity(settings: Settings) -> Capacity:
         memory_bytes=budget,
         max_requests=settings.max_requests,
         target_seconds=settings.timeout_seconds / 2,
-        decode_threads=min(len(os.sched_getaffinity(0)), settings.worker_count * settings.decode_threads),
+        decode_threads=min(
+            math.ceil(cores.available()), cores.workers(settings.workers, settings.instances) * settings.decode_threads
+        ),
     )
 
 

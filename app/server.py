@@ -16,7 +16,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
 from app.config import MIN_AGE_SECONDS, Settings, SettingsError
-from app.host import ports
+from app.host import cores, ports
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
@@ -50,7 +50,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
             port=settings.port,
             uds=Path(settings.socket) if settings.socket else None,
             uds_permissions=int(settings.socket_mode, 8),
-            workers=settings.worker_count,
+            workers=cores.workers(settings.workers, settings.instances),
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,  # `auto` does not time out a silent connection
             websockets=False,

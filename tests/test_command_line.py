@@ -631,7 +631,7 @@ def test_serve_runs_as_many_instances_as_it_is_told(
         port = str(proxy.getsockname()[1])
         assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "3", "--workers", "2", "--port", port]) == 0
 
-    assert [(settings.instances, settings.worker_count) for settings in supervised] == [(3, 2)]
+    assert [(settings.instances, settings.workers) for settings in supervised] == [(3, 2)]
     assert (tmp_path / "var" / "run").is_dir()
 
 

@@ -39,19 +39,6 @@ def test_control_key_is_that_of_the_triton_in_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "instances", "cores", "count"),
-    [(0, 0, 8, 8), (0, 1, 8, 8), (0, 3, 8, 2), (0, 64, 8, 1), (5, 0, 8, 5), (5, 3, 8, 5)],
-)
-def test_workers_are_one_per_core_unless_they_are_counted(
-    monkeypatch: pytest.MonkeyPatch, workers: int, instances: int, cores: int, count: int
-) -> None:
-    """Several instances share the cores; a number of workers is that of each instance."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-
-    assert Settings(workers=workers, instances=instances).worker_count == count
-
-
-@pytest.mark.parametrize(
     ("body", "usual", "most", "seconds"),
     [(30.0, 5.0, 20.0, 55), (30.0, 5.0, 0.5, 40), (1.0, 0.2, 1.1, 8), (0.5, 600.0, 600.0, 606)],
 )

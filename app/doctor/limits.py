@@ -40,7 +40,7 @@ def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> I
 
 def _workers(settings: Settings) -> int:
     """Return the number of API processes of all instances."""
-    return max(1, settings.instances) * settings.worker_count
+    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)
 
 
 def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
@@ -49,8 +49,7 @@ def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
     best = max(1, math.floor(available) // max(1, settings.instances))
     text = f"{count(workers, 'worker')} for {count(available, 'core')}"
     if workers > max(math.ceil(available), settings.instances):
-        source = "one for each core that the scheduler allows, whatever the container's quota" if not settings.workers else "as set"
-        yield warning("workers", f"{text} ({source}): they wait for each other", f"{PREFIX}WORKERS={best}")
+        yield warning("workers", f"{text}: they wait for each other", f"{PREFIX}WORKERS={best}")
         return
     if workers < available / 2:
         yield warning("workers", f"{text}: Python runs on only {workers} of them at a time", f"{PREFIX}WORKERS={best}")

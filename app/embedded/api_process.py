@@ -8,7 +8,7 @@ from pathlib import Path
 from app import addresses
 from app.config import PREFIX, Settings
 from app.embedded.service import CheckError, StartError
-from app.host import program
+from app.host import cores, program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
 from app.resilience import worker_table
@@ -29,7 +29,8 @@ class ApiProcess:
         self.name = "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
         self.url = addresses.local_url(settings)
-        self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(settings.worker_count)} if socket else {}
+        workers = cores.workers(settings.workers, settings.instances)
+        self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(workers)} if socket else {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> None:

@@ -1,5 +1,6 @@
 """How many cores this process and its siblings may use."""
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,11 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 def available() -> float:
     """Return the cores that the scheduler allows, or the time that the container may use of them, in cores, if that is less."""
     return min([float(len(os.sched_getaffinity(0))), *_quotas()])
+
+
+def workers(asked: int, instances: int) -> int:
+    """Return the number of API processes of an instance: as asked for; 0 is one per core, which several instances share."""
+    return asked or max(1, math.floor(available()) // max(1, instances))
 
 
 def _quotas() -> Iterator[float]:

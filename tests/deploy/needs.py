@@ -10,6 +10,7 @@ import msgspec
 
 from app import settings_rules
 from app.config import PREFIX, Settings
+from app.host import cores
 from app.triton.transport import MAX_WORKER_BYTES
 from tests.support import ROOT
 
@@ -64,10 +65,15 @@ def stop_seconds(settings: Settings) -> float:
 
 def shared_memory_bytes(settings: Settings) -> int:
     """Return how much shared memory all workers may take."""
-    return max(1, settings.instances) * settings.worker_count * MAX_WORKER_BYTES
+    return _workers(settings) * MAX_WORKER_BYTES
 
 
 def memory_bytes(settings: Settings, limit: int) -> int:
     """Return how much memory the workers may take under a limit, without their shared memory: themselves, images, bodies."""
     budget = settings.memory_mb << 20 or limit // 8
-    return max(1, settings.instances) * settings.worker_count * WORKER_BYTES + 2 * budget
+    return _workers(settings) * WORKER_BYTES + 2 * budget
+
+
+def _workers(settings: Settings) -> int:
+    """Return the number of API processes of all instances."""
+    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)

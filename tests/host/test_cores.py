@@ -70,3 +70,16 @@ print(cores.available() <= 1)
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert output == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("workers", "instances", "available", "count"),
+    [(0, 0, 8, 8), (0, 1, 8, 8), (0, 3, 8, 2), (0, 64, 8, 1), (0, 0, 0.5, 1), (0, 0, 2.5, 2), (5, 0, 8, 5), (5, 3, 8, 5)],
+)
+def test_workers_are_one_per_core_unless_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch, workers: int, instances: int, available: float, count: int
+) -> None:
+    """Several instances share the cores; a number of workers is that of each instance."""
+    monkeypatch.setattr(cores, "available", lambda: available)
+
+    assert cores.workers(workers, instances) == count
