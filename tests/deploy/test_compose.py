@@ -214,7 +214,7 @@ def test_nginx_takes_its_main_file(tmp_path: Path) -> None:
         assert path in text
         text = text.replace(f" {path}", f" {tmp_path}/")
     (tmp_path / "nginx.conf").write_text(text.replace("http {", "\n".join(["http {", *temporary])), encoding="utf-8")
-    command = [require_program("nginx", "nginx"), "-t", "-p", tmp_path, "-e", "stderr", "-c", tmp_path / "nginx.conf"]
+    command = [require_program("nginx", "nginx"), "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx.conf")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
