@@ -117,6 +117,15 @@ def test_reload_reaches_the_instances_and_nothing_else() -> None:
     assert not any(re.fullmatch(pattern, name) for name in ("nereid", "nereid-1 worker", "nereid worker-1", "tritonserver"))
 
 
+def test_triton_starts_when_its_devices_are_there() -> None:
+    """Systemd looks up the drivers of the allowed devices when it starts the unit; what is wanted must also come before."""
+    after = set(TRITON["After"][0].split())
+
+    assert any("nvidia-uvm" in device for device in TRITON["DeviceAllow"])
+    assert {"nvidia-persistenced.service", "systemd-modules-load.service"} <= after
+    assert set(TRITON["Wants"][0].split()) <= after
+
+
 def test_triton_shares_models_memory_and_engines() -> None:
     """It runs as the same user, reads Nereid's models, and may write where their configs let TensorRT keep engines."""
     repository = Path(NEREID["WorkingDirectory"][0], settings(with_own_triton=True).model_repository)
