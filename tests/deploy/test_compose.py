@@ -1,8 +1,10 @@
 """The files for Docker Compose, against its schema and what the application needs; there is no engine to run them here."""
 
+import ipaddress
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from tests.deploy.needs import (
     upstream,
 )
 from tests.deploy.test_prometheus import promtool
+from tests.nginx import SHIPPED, prepare
+from tests.programs import require_program
 
 FILES = ["compose.yaml", "compose.cpu.yaml"]
 SERVICES: dict[str, dict[str, Any]] = {name: load(DEPLOY / name)["services"] for name in FILES}
@@ -39,11 +43,16 @@ each_gateway = pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTA
 
 def settings(service: dict[str, Any]) -> Settings:
     """Make the settings of a gateway, where nothing is set outside."""
-    return settings_of({name: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for name, value in service["environment"].items()})
+    return settings_of({name: defaults(value) for name, value in service["environment"].items()})
 
 
 def limits(service: dict[str, Any]) -> dict[str, str]:
     return dict(service["deploy"]["resources"]["limits"])
+
+
+def defaults(text: str) -> str:
+    """Put in what Compose takes for variables that are not set."""
+    return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
 
 
 def seconds(duration: str) -> int:
@@ -139,6 +148,33 @@ def test_gateway_and_triton_share_memory() -> None:
     assert nbytes(CPU["nereid"]["shm_size"]) > shared_memory_bytes(settings(CPU["nereid"]))
 
 
+def test_an_update_of_the_gateway_replaces_nothing_that_triton_depends_on() -> None:
+    """Else the owner of the shared memory would be replaced, and with it Triton and all instances at once."""
+    assert not {GPU[name]["image"] for name in ("shared-memory", "engines", "triton")} & {GPU[name]["image"] for name in INSTANCES}
+
+
+def test_triton_is_asked_for_the_gateways_model() -> None:
+    """One variable says which."""
+    variable = GPU[INSTANCES[0]]["environment"]["NEREID_MODEL"]
+
+    assert CPU["nereid"]["environment"]["NEREID_MODEL"] == variable
+    assert f"/v2/models/{variable}/ready" in GPU["triton"]["healthcheck"]["test"][-1]
+    assert defaults(variable) == Settings().model
+
+
+def test_the_addresses_of_instances_stay() -> None:
+    """NGINX looks them up once, others are not given them, and the gateway trusts NGINX's alone."""
+    (network,) = load(DEPLOY / "compose.yaml")["networks"]["api"]["ipam"]["config"]
+    fixed = {name: service["networks"]["api"]["ipv4_address"] for name, service in GPU.items() if name in (*INSTANCES, "nginx")}
+    addresses = [ipaddress.ip_address(address) for address in fixed.values()]
+
+    assert GPU["nginx"]["extra_hosts"] == {name: fixed[name] for name in INSTANCES}
+    assert all(address in ipaddress.ip_network(network["subnet"]) for address in addresses)
+    assert not any(address in ipaddress.ip_network(network["ip_range"]) for address in addresses)
+    assert len(set(addresses)) == len(addresses)
+    assert {GPU[name]["environment"]["NEREID_TRUSTED_PROXIES"] for name in INSTANCES} == {fixed["nginx"]}
+
+
 def test_the_ports_are_those_that_somebody_listens_on() -> None:
     """NGINX, Prometheus and the gateway ask at the addresses that the files name."""
     api = [f"{name}:{settings(GPU[name]).port}" for name in INSTANCES]
@@ -162,10 +198,33 @@ def test_nginx_has_the_sockets_of_the_instances() -> None:
     assert int(configured.socket_mode, 8) & 0o002
 
 
+def test_nginx_takes_its_main_file(tmp_path: Path) -> None:
+    """With the others in its `conf.d`, where both files for Compose have them; it includes no other folder."""
+    for services in (GPU, CPU):
+        mounts = dict(mount.split(":")[:2] for mount in services["nginx"]["volumes"] if mount.startswith("./nginx/"))
+        assert mounts.pop("./nginx/nginx.conf") == "/etc/nginx/nginx.conf"
+        assert {str(Path(path).parent) for path in mounts.values()} == {"/etc/nginx/conf.d"}
+
+    (tmp_path / "conf.d").mkdir()
+    prepare(["127.0.0.1:1"], tmp_path / "conf.d")
+    temporary = re.findall(r"^ *\w+_temp_path .*;$", (tmp_path / "conf.d/nginx.conf").read_text(encoding="utf-8"), re.MULTILINE)
+    (tmp_path / "conf.d/nginx.conf").unlink()
+    text = (SHIPPED / "nginx.conf").read_text(encoding="utf-8")
+    for path in ("/etc/nginx/", "/run/", "/var/log/nginx/"):
+        assert path in text
+        text = text.replace(f" {path}", f" {tmp_path}/")
+    (tmp_path / "nginx.conf").write_text(text.replace("http {", "\n".join(["http {", *temporary])), encoding="utf-8")
+    command = [require_program("nginx", "nginx"), "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx.conf")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if "[" in line and not re.search(r"http2|\"user\"", line)] == []
+
+
 @pytest.mark.parametrize("network", ["api", "triton"])
 def test_a_client_cannot_reach_what_is_behind_nginx(network: str) -> None:
     """Neither network leads outside, and NGINX has no way to Triton."""
-    assert load(DEPLOY / "compose.yaml")["networks"][network] == {"internal": True}
+    assert load(DEPLOY / "compose.yaml")["networks"][network]["internal"]
     assert "triton" not in GPU["nginx"]["networks"]
 
 

@@ -15,6 +15,7 @@ from app.config import Settings
 from app.host.ports import is_loopback
 from tests.deploy.needs import (
     DEPLOY,
+    EMBEDDED_TRITON_SECONDS,
     IMAGE,
     TRITON_SECONDS,
     load,
@@ -55,6 +56,11 @@ class Cluster(NamedTuple):
     def pod_labels(self) -> list[Labels]:
         return [deployment["spec"]["template"]["metadata"]["labels"] for deployment in self.all_of("Deployment")]
 
+    def variables(self, container: Manifest) -> dict[str, str]:
+        """Return what a container gets from maps."""
+        maps = [source["configMapRef"]["name"] for source in container["envFrom"] if "configMapRef" in source]
+        return {name: value for found in maps for name, value in self.one("ConfigMap", found)["data"].items()}
+
     @property
     def api(self) -> Manifest:
         """The gateway's container."""
@@ -70,8 +76,7 @@ class Cluster(NamedTuple):
     @property
     def settings(self) -> Settings:
         """The gateway's settings."""
-        name = self.api["envFrom"][0]["configMapRef"]["name"]
-        return settings_of(self.one("ConfigMap", name)["data"])
+        return settings_of(self.variables(self.api))
 
 
 def build(folder: Path) -> list[Manifest]:
@@ -130,7 +135,9 @@ def test_manifests_are_valid(clusters: dict[tuple[str, str], Cluster], tmp_path:
 def test_the_example_can_be_built() -> None:
     """It changes what it says it does."""
     example = Cluster("sidecar", build(FOLDER / "example"))
+    source = msgspec.yaml.decode((FOLDER / "example/kustomization.yaml").read_bytes())
 
+    assert source["configMapGenerator"][0]["literals"] == [f"NEREID_MODEL={example.settings.model}"]
     assert example.api["image"] == f"registry.example.org/{IMAGE}"
     assert example.one("Ingress")["spec"]["rules"][0]["host"] in example.one("Ingress")["spec"]["tls"][0]["hosts"]
 
@@ -185,6 +192,26 @@ def test_memory_is_enough(cluster: Cluster) -> None:
     assert needed <= limit
 
 
+def test_triton_is_the_same_in_both(clusters: dict[tuple[str, str], Cluster]) -> None:
+    """But for how the gateway reaches it, and how it ends."""
+    beside, apart = clusters["sidecar", "nfs"], clusters["separate", "nfs"]
+    pods = beside.pod(), apart.pod("triton")
+    shared_memory = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
+    tritons = [
+        {name: value for name, value in triton.items() if name not in {"args", "ports", "lifecycle", "restartPolicy"}}
+        | {"volumeMounts": [mount for mount in triton["volumeMounts"] if mount != shared_memory]}
+        for triton in (beside.triton, apart.triton)
+    ]
+
+    assert tritons[0] == tritons[1]
+    for name in ("models", "engines", "triton-tmp"):
+        assert volume(pods[0], name) == volume(pods[1], name)
+    assert {arg for arg in beside.triton["args"] if arg not in apart.triton["args"]} == {
+        "--allow-client-shm=true",
+        "--grpc-address=127.0.0.1",
+    }
+
+
 def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
     """In one pod both have the same /dev/shm; between pods tensors go inline."""
     assert cluster.settings.transport == ("auto" if cluster.overlay == "sidecar" else "inline")
@@ -203,6 +230,7 @@ def test_requests_in_progress_may_end(cluster: Cluster) -> None:
     assert grace >= stop_seconds(cluster.settings)
     if cluster.overlay == "sidecar":
         assert cluster.triton["restartPolicy"] == "Always"
+        assert grace >= stop_seconds(cluster.settings) + EMBEDDED_TRITON_SECONDS
     else:
         before = cluster.triton["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert cluster.pod("triton")["terminationGracePeriodSeconds"] > before + TRITON_SECONDS
@@ -222,7 +250,9 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
     }
     assert {probe["port"] for probe in probes.values()} == {"http"}
     assert {"--http-address=127.0.0.1", "--metrics-address=0.0.0.0"} <= set(cluster.triton["args"])
-    assert f"http://127.0.0.1:8000/v2/models/{cluster.settings.model}/ready" in cluster.triton["readinessProbe"]["exec"]["command"]
+    for probe in ("startupProbe", "readinessProbe"):
+        assert "http://127.0.0.1:8000/v2/models/$NEREID_MODEL/ready" in cluster.triton[probe]["exec"]["command"][-1]
+    assert cluster.variables(cluster.triton)["NEREID_MODEL"] == cluster.settings.model == Settings().model
 
 
 def test_the_gateway_finds_triton(cluster: Cluster) -> None:
@@ -243,6 +273,8 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
 
     assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/predict", "/models"}
+    assert annotations["limit-req-reject-code"] == "429"
+    assert {"error", "timeout", "non_idempotent"} == set(annotations["proxy-next-upstream"].split())
     assert annotations["client-max-body-size"] == f"{cluster.settings.max_file_size_mb:.0f}m"
     assert int(annotations["proxy-read-timeout"].removesuffix("s")) > cluster.settings.max_timeout_seconds
 
@@ -279,8 +311,8 @@ def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
 def test_models_have_a_source(cluster: Cluster) -> None:
     """A claim that exists, or a bucket, which Triton may reach and has credentials for."""
     pod = cluster.pod("nereid" if cluster.overlay == "sidecar" else "triton")
-    config, secret = cluster.triton["envFrom"]
-    repository = cluster.one("ConfigMap", config["configMapRef"]["name"])["data"]["MODEL_REPOSITORY"]
+    secret = cluster.triton["envFrom"][-1]
+    repository = cluster.variables(cluster.triton)["MODEL_REPOSITORY"]
     source = volume(pod, "models")
 
     assert "--model-repository=$(MODEL_REPOSITORY)" in cluster.triton["args"]
@@ -319,13 +351,26 @@ def test_prometheus_has_what_the_adapter_asks_for() -> None:
     assert all(name in (known if name.startswith("api_") else dashboard) for name in used)
 
 
-def test_the_queries_of_the_adapter_are_valid(tmp_path: Path) -> None:
-    """Promtool checks them as if they were rules."""
-    filled = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
-    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(filled)]
-    (tmp_path / "rules.yml").write_bytes(msgspec.json.encode({"groups": [{"name": "queries", "rules": rules}]}))
+def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
+    """One of three models is full, two are idle; Triton's queues are added up. Promtool runs the queries."""
+    queries = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
+    metrics = {
+        "api_model_active_requests": {"full": 40, "idle": 0, "other": 0},
+        "api_model_request_limit": {"full": 40, "idle": 200, "other": 8},
+        "nv_inference_pending_request_count": {"full": 30, "idle": 0, "other": 2},
+    }
+    series = [
+        {"series": f'{metric}{{pod="a", model="{model}"}}', "values": str(value)}
+        for metric, models in metrics.items()
+        for model, value in models.items()
+    ]
+    expected = [
+        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": '{pod="a"}', "value": value}]}
+        for query, value in zip(queries, (1, 32), strict=True)
+    ]
+    (tmp_path / "test.yml").write_bytes(msgspec.json.encode({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
 
-    assert f"{len(ADAPTER)} rules found" in promtool("check", "rules", "--lint-fatal", "rules.yml", folder=tmp_path)
+    assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
 
 
 def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
