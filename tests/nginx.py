@@ -1,6 +1,7 @@
 """NGINX with the files of `deploy/nginx`, in a folder and on ports of its own."""
 
 import json
+import os
 import re
 import ssl
 import subprocess
@@ -18,17 +19,7 @@ from tests.support import ROOT
 
 SHIPPED = ROOT / "deploy" / "nginx"
 
-_MAIN = """
-daemon off;
-master_process off;
-pid {folder}/nginx.pid;
-worker_rlimit_nofile 8192;
-
-events {{
-    worker_connections 4096;
-}}
-
-http {{
+_HTTP = """
     client_body_temp_path {folder}/body;
     proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi;
@@ -36,7 +27,6 @@ http {{
     scgi_temp_path {folder}/scgi;
     include {folder}/upstream.conf;
     include {folder}/nereid.conf;
-}}
 """
 
 
@@ -87,7 +77,6 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
 
-    text = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
     own = {
         "listen 80 ": f"listen 127.0.0.1:{plain} ",
         "listen 443 ": f"listen 127.0.0.1:{tls} ",
@@ -96,10 +85,14 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
         "/var/log/nginx/": f"{folder}/",
         **(changes or {}),
     }
-    for shipped, changed in own.items():
-        assert shipped in text
-        text = text.replace(shipped, changed)
-    (folder / "nereid.conf").write_text(text, encoding="utf-8")
+    (folder / "nereid.conf").write_text(_changed("nereid.conf", own), encoding="utf-8")
+    own = {
+        "user www-data;": "user root;" if os.geteuid() == 0 else "",  # who owns the folder
+        "pid /run/": f"daemon off; pid {folder}/",
+        "/var/log/nginx/": f"{folder}/",
+        "    include /etc/nginx/conf.d/*.conf;\n": _HTTP.format(folder=folder),
+    }
+    (folder / "nginx.conf").write_text(_changed("nginx.conf", own), encoding="utf-8")
 
     is_local = servers[0].startswith("unix:")
     text = (SHIPPED / ("upstream.conf" if is_local else "upstream.compose.conf")).read_text(encoding="utf-8")
@@ -107,8 +100,16 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     text, count = re.subn(r"(    server \S+ max_fails=0;\n)+", lambda _: lines, text)
     assert count == 1
     (folder / "upstream.conf").write_text(text, encoding="utf-8")
-    (folder / "nginx.conf").write_text(_MAIN.format(folder=folder), encoding="utf-8")
     return Proxy(f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{local}", f"http://127.0.0.1:{plain}", trust, folder)
+
+
+def _changed(name: str, changes: Mapping[str, str]) -> str:
+    """Return a shipped file with other texts in it."""
+    text = (SHIPPED / name).read_text(encoding="utf-8")
+    for shipped, changed in changes.items():
+        assert shipped in text
+        text = text.replace(shipped, changed)
+    return text
 
 
 @contextmanager
