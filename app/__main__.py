@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.")
+    epilog = "nereid bench --help: measure a server that runs" if program.IS_ONE_FILE else None
+    parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.", epilog=epilog)
     parser.add_argument("--version", action="version", version=f"nereid {program.version()}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, text in (
@@ -233,8 +234,7 @@ def _prepare(settings: Settings) -> None:
 
 
 def _entry(settings: Settings, name: str) -> registry.PublishedModel:
-    registry.lay_out(Path(settings.model_repository), name)
-    known = registry.load(settings.registry_path)
+    known = registry.load(settings.registry_path) or registry.carried()
     if name not in known:
         if not known:
             raise PullError(

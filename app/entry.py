@@ -1,5 +1,6 @@
 """The program `nereid`: the command line, and a way around it for the health check, which needs almost nothing of it."""
 
+import os
 import sys
 
 
@@ -15,4 +16,10 @@ def main() -> int | str:
             return str(error)
     from app.__main__ import main as command_line  # noqa: PLC0415 - takes most of a second
 
-    return command_line()
+    try:
+        code = command_line()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `nereid settings | head`: whoever read it has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code

@@ -21,7 +21,9 @@ async def models(triton: NamedDependency[TritonClient], detector: NamedDependenc
 async def _describe(detector: Detector, name: str, state: ModelState | None) -> ModelInfo:
     """Describe a model; the state is Triton's, None for a model that Triton does not have."""
     if state is None:
-        return ModelInfo(name, "not_pulled", detail=f"./just pull {name}, then restart Triton")
+        return ModelInfo(
+            name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
+        )
     if not state.is_ready:
         return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why")
     try:

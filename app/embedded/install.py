@@ -61,7 +61,7 @@ def install(home: Path) -> None:
         if not _is_complete(python, python_tag):
             say("creating the environment of Triton's Python backend")
             with _building(python, python_tag) as folder:
-                make_environment(folder, REQUIREMENTS)
+                make_environment(folder, REQUIREMENTS, _python().path)
 
 
 def _is_complete(folder: Path, tag: str) -> bool:

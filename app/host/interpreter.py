@@ -13,6 +13,7 @@ from typing import NamedTuple
 from app.host import program
 
 _NAMES = ("python3.13", "python3.12", "python3.11", "python3")
+_SECONDS = 30.0
 _VERSIONS = ("3.11", "3.12", "3.13")
 # `pip` and `venv` are packages of their own in Debian.
 _DESCRIBE = """
@@ -64,9 +65,11 @@ def _this_one() -> Interpreter:
 def _search(places: str) -> Interpreter | None:
     for path in filter(None, (shutil.which(name, path=places) for name in _NAMES)):
         # Isolated from what is in the current folder and the environment.
-        done = subprocess.run([path, "-I", "-c", _DESCRIBE], capture_output=True, check=False)  # noqa: S603 - found in PATH
-        if not done.returncode:
-            version, *folders = json.loads(done.stdout)
-            if version in _VERSIONS:
-                return Interpreter(path, version, list(map(Path, folders)))
+        command = [path, "-I", "-c", _DESCRIBE]
+        try:
+            version, *folders = json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=_SECONDS))  # noqa: S603 - found in PATH
+        except (OSError, subprocess.SubprocessError, ValueError):  # it cannot be run, or is something else
+            continue
+        if version in _VERSIONS:
+            return Interpreter(path, version, list(map(Path, folders)))
     return None

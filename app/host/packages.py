@@ -79,20 +79,20 @@ def verify_sha256(file: Path, expected: str) -> None:
         raise PackageError(f"{file.name} is not the expected file: its SHA-256 is {digest}, expected {expected}")
 
 
-def make_environment(folder: Path, requirements: Path) -> None:
-    """Create a virtual environment and install hash-locked requirements into it, wheels only.
+def make_environment(folder: Path, requirements: Path, python: str) -> None:
+    """Create a virtual environment of a Python and install hash-locked requirements into it, wheels only.
 
     Raises:
         PackageError: venv or pip failed; it has printed why.
     """
-    python = interpreter.find("a virtual environment", "make it elsewhere")
-    _run([python.path, "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
+    _run([python, "-P", "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
     _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
 
 
+# With -P, a module in the current folder cannot take the place of one of Python's.
 def _pip(python: Path, command: str, *arguments: str) -> None:
     quiet = () if sys.stderr.isatty() else ("--quiet",)
-    _run([str(python), "-m", "pip", command, *quiet, "--disable-pip-version-check", *arguments], f"pip {command} failed")
+    _run([str(python), "-P", "-m", "pip", command, *quiet, "--disable-pip-version-check", *arguments], f"pip {command} failed")
 
 
 def _run(command: Sequence[str], failure: str) -> None:

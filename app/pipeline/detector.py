@@ -144,7 +144,9 @@ class Detector:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
             if model in self.pullable:
-                raise UnknownModel(f"Triton does not have {model}; run ./just pull {model}, then restart Triton") from None
+                raise UnknownModel(
+                    f"Triton does not have {model}; get it with `nereid pull {model}` or `./just pull {model}`, then restart Triton"
+                ) from None
             raise
         return spec
 

@@ -59,7 +59,11 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
 
 def _fetch_url(url: str, target: Path) -> Path:
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=30) as answer, target.open("wb") as file:
+        trust = httpx.create_ssl_context()
+    except OSError as error:
+        raise DownloadError(f"the certificates of CAs cannot be read ({error}); is SSL_CERT_FILE right?") from error
+    try:
+        with httpx.stream("GET", url, follow_redirects=True, timeout=30, verify=trust) as answer, target.open("wb") as file:
             answer.raise_for_status()
             size, done = int(answer.headers.get("Content-Length", 0)), 0
             for chunk in answer.iter_bytes(_CHUNK_BYTES):

@@ -1,9 +1,11 @@
 """Pull a model: download the published network, compose the model and put it into the model repository."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from app.telemetry.logging import say
+from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 
@@ -44,10 +46,14 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
         with tempfile.TemporaryDirectory(dir=target.parents[1], prefix=".pull-") as folder:
             network = download(entry, Path(folder), source=source, sha256=sha256)
             model = _compose(network, entry, Path(folder, "composed.onnx"))
+            registry.lay_out_configs(name, target.parents[1], Path(folder))
             target.parent.mkdir(exist_ok=True)
             model.rename(target)
     except OSError as error:
         raise PullError(f"{name} could not be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            target.parents[1].rmdir()  # if nothing came into it
     say(f"{name} is in {target}")
     return target
 

@@ -49,26 +49,7 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class RegistryError(Exception):
-    """`models.toml` is not valid, or cannot be written; the message says where."""
-
-
-def lay_out(repository: Path, name: str) -> None:
-    """Put what the one file carries into a model repository, unless it is there: the registry, and the configs of a model.
-
-    Raises:
-        RegistryError: It cannot be written.
-    """
-    if not program.IS_ONE_FILE:
-        return
-    carried = program.ROOT / "model_repository"
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-        if not (repository / "models.toml").exists():
-            shutil.copyfile(carried / "models.toml", repository / "models.toml")
-        if (carried / name).is_dir() and not (repository / name).exists():
-            shutil.copytree(carried / name, repository / name)
-    except OSError as error:
-        raise RegistryError(f"{error.filename or repository} could not be written: {error.strerror}") from error
+    """`models.toml` is not valid; the message says where."""
 
 
 def load(path: Path) -> dict[str, PublishedModel]:
@@ -83,3 +64,29 @@ def load(path: Path) -> dict[str, PublishedModel]:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise RegistryError(f"{path}: {error}") from error
+
+
+def carried() -> dict[str, PublishedModel]:
+    """Return the registry that the one file carries, for a folder that has none; otherwise it is empty."""
+    return load(program.ROOT / "model_repository" / "models.toml") if program.IS_ONE_FILE else {}
+
+
+def lay_out_configs(name: str, folder: Path, scratch: Path) -> None:
+    """Put those configs of a model that the one file carries into the model's folder that it does not have.
+
+    Args:
+        name: Of the model; it is one that is carried.
+        folder: Of the model, in the model repository.
+        scratch: Folder on the same disk, so that a config is there as a whole or not at all.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    carried = program.ROOT / "model_repository" / name
+    if not program.IS_ONE_FILE or not carried.is_dir():
+        return
+    for source in filter(Path.is_file, carried.rglob("*")):
+        target = folder / source.relative_to(carried)
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            Path(shutil.copy(source, scratch)).rename(target)

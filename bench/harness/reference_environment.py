@@ -36,7 +36,7 @@ def install_reference() -> None:
         PackageError: A package is not available; pip has printed why.
     """
     if not is_installed():
-        make_environment(REFERENCE, _REQUIREMENTS)
+        make_environment(REFERENCE, _REQUIREMENTS, sys.executable)
         _mark().write_text(_tag(), encoding="utf-8")
 
 

@@ -8,14 +8,15 @@ import signal
 import sys
 import traceback
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C during the imports needs no traceback
 # The bootloader has set it for this process. The programs that this one starts have libraries of their own.
 os.environ.pop("LD_LIBRARY_PATH", None)
 if (original := os.environ.pop("LD_LIBRARY_PATH_ORIG", None)) is not None:
     os.environ["LD_LIBRARY_PATH"] = original
 
-from app.host import program  # noqa: E402
-from app.host.processes import die_with_parent  # noqa: E402
+import unpacked
+
+from app.host import program
+from app.host.processes import die_with_parent
 
 
 def _run() -> int | str:
@@ -27,7 +28,7 @@ def _run() -> int | str:
 
 
 def _measure(arguments: list[str]) -> int:
-    """Load a server that runs. The other experiments need a checkout."""
+    """Load a server that runs: quick, full, sustained, sweep, open. The other experiments need a checkout."""
     from bench.experiments import server_load  # noqa: PLC0415
     from bench.harness.errors import ContestantError  # noqa: PLC0415
 
@@ -44,19 +45,28 @@ def _measure(arguments: list[str]) -> int:
         return 128 + signal.SIGINT
 
 
-if __name__ == "__main__":
+def _run_module(name: str) -> int:
+    die_with_parent(os.getppid())
+    del sys.argv[1:3]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _run_command() -> int | str:
     parent = os.getppid()
     die_with_parent(parent)
-    if sys.argv[1:2] == ["-m"]:
-        del sys.argv[1]
+    with unpacked.kept(program.ROOT):
+        unpacked.remove_abandoned(program.ROOT)
         try:
-            runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-        except Exception:  # noqa: BLE001 - as Python does; the bootloader would add lines of its own
-            traceback.print_exc()
-            sys.exit(1)
-        sys.exit()
+            return _run()
+        finally:
+            if os.getppid() != parent:  # the bootloader, which removes the folder, has been killed
+                shutil.rmtree(program.ROOT, ignore_errors=True)
+
+
+if __name__ == "__main__":
     try:
-        sys.exit(_run())
-    finally:
-        if os.getppid() != parent:  # the bootloader, which removes the folder, has been killed
-            shutil.rmtree(program.ROOT, ignore_errors=True)
+        sys.exit(_run_module(sys.argv[2]) if sys.argv[1:2] == ["-m"] and sys.argv[2:] else _run_command())
+    except Exception:  # noqa: BLE001 - as Python does; the bootloader would add lines of its own
+        traceback.print_exc()
+        sys.exit(1)

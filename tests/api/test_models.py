@@ -67,7 +67,8 @@ async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
     """The error contains the command that pulls the model."""
     _, client = gateway
 
-    assert by_name(json(await client.get("/models")))["yolo11n"]["detail"] == "./just pull yolo11n, then restart Triton"
+    listed = by_name(json(await client.get("/models")))["yolo11n"]
+    assert listed["detail"] == "get it with `nereid pull yolo11n` or `./just pull yolo11n`, then restart Triton"
 
 
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:

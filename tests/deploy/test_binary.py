@@ -14,12 +14,14 @@ from typing import NamedTuple
 import httpx
 import psutil
 import pytest
+from PIL import Image
 
 from app.config import PREFIX, Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.triton.shared_memory import SHM
 from bench.harness.triton import link_installation
+from tests.imaging.samples import FORMATS, encode
 from tests.processes import PATIENCE_SECONDS, wait_for, wait_until_gone
 from tests.programs import require_program
 from tests.support import IMAGES, ROOT, free_port, json, sample_image
@@ -91,7 +93,8 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         settings: Environment variables.
     """
     arenas = set(SHM.glob("nereid*"))
-    process = psutil.Popen(command, env=environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings}), cwd=folder)
+    environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings})
+    process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
     try:
         wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"), 6 * PATIENCE_SECONDS)
@@ -117,13 +120,19 @@ def is_ok(url: str) -> bool:
 
 
 def boxes(url: str) -> dict[str, object]:
-    """Detect in all sample images."""
-    return {name: json(httpx.post(url, content=sample_image(name), timeout=60))["detections"] for name in NAMES}
+    """Detect in all sample images, and in one in every format."""
+    files = {name: sample_image(name) for name in NAMES}
+    picture = Image.open(IMAGES / NAMES[0]).convert("RGB")
+    files |= {image_format: encode(picture, image_format) for image_format in FORMATS}
+    return {name: json(httpx.post(url, content=file, timeout=60))["detections"] for name, file in files.items()}
 
 
 def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
     """End the service in order; a Ctrl-C reaches the whole group."""
-    process.send_signal(how)
+    if how == signal.SIGINT:
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
     assert process.wait(PATIENCE_SECONDS * 2) == 0
 
 
@@ -172,7 +181,6 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
     assert found == expected
     assert all(found.values())
     assert {str(path.relative_to(laid_out)) for path in laid_out.rglob("*.*")} == {
-        "models.toml",
         "yolo11n/config.pbtxt",
         "yolo11n/configs/embedded.pbtxt",
         "yolo11n/1/model.onnx",
@@ -194,6 +202,23 @@ def test_ways_to_start(bare: Bare, how: str) -> None:
         stop(process, signal.SIGINT)
 
 
+def test_its_folder_stays_and_an_abandoned_one_is_removed(bare: Bare) -> None:
+    """The folder of a program that runs is locked, however old it is; one that belongs to another program is left alone."""
+    folder = bare.root / "tmp"
+    with running(bare.command("nereid", "api"), folder, free_port()) as process:
+        (own,) = folder.glob("_MEI*")
+        shutil.copytree(own, abandoned := folder / "_MEIabandoned")
+        (other := folder / "_MEIother").mkdir()
+        for old in (own, abandoned, other):
+            os.utime(old, (0, 0))
+        assert bare.run("nereid", "--version").returncode == 0
+        left = set(folder.glob("_MEI*"))
+        other.rmdir()
+        stop(process)
+
+    assert left == {own, other}
+
+
 def test_the_bootloader_is_killed(bare: Bare) -> None:
     """What it has started ends, and removes what it would have removed."""
     with running(bare.command("nereid", "api"), bare.root / "tmp", free_port()) as process:
@@ -210,18 +235,21 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
         ),
         ("serve", "the embedded Triton needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; .* --triton"),
         ("pull yolo11n --from /nowhere", "there is no file /nowhere"),
+        ("pull ../srv", r"\.\./srv is not in model_repository/models\.toml, which lists yolo11n, yolox_nano"),
+        ("pull yolo11n --from /etc/passwd", "passwd is not the expected file"),
         ("bench quick --url http://127.0.0.1:1", "no server listens at"),
         ("api --port 0", "NEREID_PORT: Expected `int` >= 1"),
     ],
 )
 def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:
     """No traceback, and no line of the bootloader."""
-    done = bare.run("sh", "-c", f"cd $(mktemp -d) && nereid {command}")
+    done = bare.run("sh", "-c", f"cd $(mktemp -d) && nereid {command}; status=$?; find . -type f; exit $status")
+    *before, last = done.stderr.splitlines()
 
     assert done.returncode == 1
-    assert re.search(message, done.stderr.splitlines()[-1])
-    assert "Traceback" not in done.stderr
-    assert "PYI" not in done.stderr
+    assert re.search(message, last)
+    assert all(line.startswith(("yolo11n: ", "licence: ", "source: ")) for line in before)
+    assert done.stdout == ""
 
 
 def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Packages:
         self.finish("download", requirement)
         return wheel
 
-    def make_environment(self, folder: Path, requirements: Path) -> None:
+    def make_environment(self, folder: Path, requirements: Path, _: str) -> None:
         (folder / "bin").mkdir()
         self.finish("environment", str(requirements))
 

@@ -40,14 +40,24 @@ def test_python_runs_itself() -> None:
     assert find().version == VERSION
 
 
-def test_one_file_takes_the_newest_that_works(path: Path) -> None:
-    """One without pip, one that cannot be run, and one that is too old are passed over."""
-    put(path / "python3.13", "exit 1")
+@pytest.mark.parametrize("failure", ["exit 1", "echo hello"], ids=["without pip", "something else"])
+def test_one_file_takes_the_newest_that_works(path: Path, failure: str) -> None:
+    """One that fails and one that is too old are passed over."""
+    put(path / "python3.13", failure)
     put(path / "python3.12", """echo '["3.10", "/usr/lib"]'""")
     put(path / "python3.11", f"""echo '["{VERSION}", "/opt/lib", "/usr/lib"]'""")
     put(path / "python3", "exit 1")
 
     assert find() == interpreter.Interpreter(str(path / "python3.11"), VERSION, [Path("/opt/lib"), Path("/usr/lib")])
+
+
+def test_one_file_passes_over_what_is_no_program(path: Path) -> None:
+    """An executable file of another machine, for example."""
+    (path / "python3.13").write_bytes(b"\x7fELF?")
+    (path / "python3.13").chmod(0o755)
+    put(path / "python3.12", f"""echo '["{VERSION}"]'""")
+
+    assert find().path == str(path / "python3.12")
 
 
 def test_a_real_python_describes_itself(own: interpreter.Interpreter, path: Path) -> None:

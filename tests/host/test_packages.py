@@ -271,7 +271,7 @@ def test_environment_has_what_is_required_and_nothing_of_ours(index: Path, tmp_p
     environment = tmp_path / "environment"
     (environment / "old").mkdir(parents=True)
 
-    make_environment(environment, requirements)
+    make_environment(environment, requirements, sys.executable)
 
     code = "import importlib.util, nereid_test_tiny; print(nereid_test_tiny.ANSWER, importlib.util.find_spec('litestar'))"
     command = [str(environment / "bin" / "python"), "-I", "-c", code]
@@ -287,7 +287,7 @@ def test_requirement_must_have_the_hash_of_its_wheel(index: Path, tmp_path: Path
     requirements.write_text(f"{NAME}==1.0 {options}\n", encoding="utf-8")
 
     with pytest.raises(PackageError, match="pip install failed; the reason is above") as caught:
-        make_environment(tmp_path / "environment", requirements)
+        make_environment(tmp_path / "environment", requirements, sys.executable)
     assert_one_line(caught.value)
     assert not list((tmp_path / "environment").glob("lib/python*/site-packages/nereid_test_tiny"))
 
@@ -298,4 +298,4 @@ def test_environment_that_cannot_be_created_is_an_error(index: Path, tmp_path: P
     folder.parent.write_text("in the way", encoding="utf-8")
 
     with pytest.raises(PackageError, match="the virtual environment could not be created; the reason is above"):
-        make_environment(folder, index / "requirements.txt")
+        make_environment(folder, index / "requirements.txt", sys.executable)

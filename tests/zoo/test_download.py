@@ -264,3 +264,11 @@ def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().err.splitlines()
     assert "nereid: 0 of 0 MiB" in shown
     assert "nereid: 0 MiB" in shown
+
+
+def test_certificates_that_are_not_there_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the network."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
+
+    with pytest.raises(DownloadError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
+        download(AT_URL, folder)

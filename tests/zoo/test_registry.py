@@ -96,31 +96,31 @@ def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes
         registry.load(path)
 
 
-def test_one_file_lays_out_what_it_carries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The registry, and the configs of the model that is asked for; what is there stays as it is."""
+def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a folder that has none; a checkout has its own."""
+    assert registry.carried() == {}
+
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    repository = tmp_path / "models"
-    registry.lay_out(repository, "yolox_nano")
-    (repository / "models.toml").write_text("", encoding="ascii")
-    registry.lay_out(repository, "yolox_nano")
-    registry.lay_out(repository, "unknown")
-
-    assert sorted(path.name for path in repository.iterdir()) == ["models.toml", "yolox_nano"]
-    assert (repository / "yolox_nano" / "configs" / "embedded.pbtxt").is_file()
-    assert registry.load(repository / "models.toml") == {}
+    assert registry.carried() == registry.load(REPOSITORY / "models.toml")
 
 
-def test_a_repository_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message names it."""
+def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever has changed one keeps it; a model that is not carried has none."""
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    (tmp_path / "file").touch()
+    folder = tmp_path / "yolox_nano"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text("changed", encoding="ascii")
+    registry.lay_out_configs("yolox_nano", folder, tmp_path)
+    registry.lay_out_configs("unknown", tmp_path / "unknown", tmp_path)
 
-    with pytest.raises(RegistryError, match=r"file/models could not be written: Not a directory"):
-        registry.lay_out(tmp_path / "file" / "models", "yolox_nano")
+    assert (folder / "config.pbtxt").read_text(encoding="ascii") == "changed"
+    expected = (REPOSITORY / "yolox_nano" / "configs" / "embedded.pbtxt").read_bytes()
+    assert (folder / "configs" / "embedded.pbtxt").read_bytes() == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["yolox_nano"]
 
 
 def test_a_checkout_lays_out_nothing(tmp_path: Path) -> None:
     """Its model repository is there."""
-    registry.lay_out(tmp_path / "models", "yolox_nano")
+    registry.lay_out_configs("yolox_nano", tmp_path, tmp_path)
 
-    assert not (tmp_path / "models").exists()
+    assert not list(tmp_path.iterdir())
