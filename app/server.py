@@ -5,12 +5,14 @@ import os
 import random
 import signal
 import threading
+from asyncio import AbstractEventLoop, all_tasks
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from granian import Granian
+from granian import Granian, _signals
 from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
@@ -22,6 +24,7 @@ from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.telemetry.logging import say
 
+_STOP = signal.SIGINT, signal.SIGTERM
 _BACKLOG = 4096
 _HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
 # Longer than a worker takes to start while Triton answers, so that the old one goes on until the new one is ready.
@@ -43,6 +46,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         self._drain_delay = settings.drain_delay_seconds
         self._signals = StopSignals()
         self._table = TableView()
+        _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         super().__init__(
             "app.main:create_app",
             factory=True,
@@ -127,7 +131,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         """Make sure that workers notice that they have been told to stop.
 
         A worker's event loop does not run for a moment between the start of its application and its first request; uvloop keeps
-        a signal that comes then until there is another one. That must not be the same one: Granian's third blocks the worker.
+        a signal that comes then until there is another one.
         """
         while not have_ended.wait(_REMIND_SECONDS):
             for worker in list(self.wrks):
@@ -151,6 +155,34 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
                     say(f"worker {pid} does not respond; replacing it")
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+
+
+def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: AbstractEventLoop) -> Any:  # noqa: ANN401 - Granian's own
+    """Let a worker handle the first signal to stop, and not before it serves.
+
+    Granian's handler blocks a worker that is starting; later, its third call does, and a terminal and systemd send each
+    worker a signal, too.
+
+    Args:
+        set_loop_signals: Granian's own.
+        loop: Of the worker.
+    """
+    event = set_loop_signals(loop)
+
+    def note() -> None:
+        for number in _STOP:
+            loop.add_signal_handler(number, lambda: None)
+        stop()
+
+    def stop() -> None:
+        if any(getattr(task.get_coro(), "__name__", "") == "_main" for task in all_tasks(loop)):  # Granian's, while it serves
+            event.set()
+        else:
+            loop.call_later(_REMIND_SECONDS, stop)
+
+    for number in _STOP:
+        loop.add_signal_handler(number, note)
+    return event
 
 
 def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own

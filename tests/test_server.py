@@ -290,6 +290,34 @@ async def test_workers_may_get_the_signal_too(fake: FakeTriton, tmp_path: Path) 
         assert api.messages == []
 
 
+SLOW_START = """
+import asyncio, os
+from contextlib import asynccontextmanager
+from app.api import application
+build = application.build
+def build_slowly(open_resources, *arguments):
+    @asynccontextmanager
+    async def open_slowly():
+        async with open_resources() as resources:
+            try:
+                os.mkdir(os.environ["NEREID_SOCKET"] + ".first")
+            except FileExistsError:
+                await asyncio.sleep(5)
+            yield resources
+    return build(open_slowly, *arguments)
+application.build = build_slowly
+"""
+"""All workers but the first one are not ready for some time, though their event loops run."""
+
+
+async def test_a_ctrl_c_reaches_a_worker_that_is_starting(fake: FakeTriton, tmp_path: Path) -> None:
+    """It ends when it has started; Granian would block it."""
+    async with running(fake, tmp_path, SLOW_START, workers=2) as api:
+        await asyncio.sleep(2)  # until it has shown that its loop runs; before, it would be killed
+        os.killpg(api.process.pid, signal.SIGINT)
+        assert await api.exit_code() == 0
+
+
 async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp_path: Path) -> None:
     """It has no requests, but Triton may keep it busy for as long as a request may take."""
     fake.may_answer.clear()

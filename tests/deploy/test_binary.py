@@ -248,7 +248,7 @@ def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> 
 
     assert done.returncode == 1
     assert re.search(message, last)
-    assert all(line.startswith(("yolo11n: ", "licence: ", "source: ")) for line in before)
+    assert all(line.startswith("nereid: ") for line in before)
     assert done.stdout == ""
 
 
