@@ -182,6 +182,7 @@ def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path, monkeypatc
     os.close(writer)
     assert os.read(reader, 1) == b"x"
     os.close(reader)
+    wait_for(notes(tmp_path).exists)  # from then on it hears of it
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
 

@@ -85,12 +85,11 @@ async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
     """However 40 requests at once are distributed, four of them reach Triton, and four more once those have been answered."""
     async with stalled(tmp_path) as (fake, _, client):
         for _ in range(2):
-            asking = asyncio.gather(*(ask(client) for _ in range(40)))
-            assert await eventually(lambda: fake.running == LIMIT)
-            await asyncio.sleep(0.5)
+            asking = [asyncio.create_task(ask(client)) for _ in range(40)]
+            assert await eventually(lambda: sum(task.done() for task in asking) == 40 - LIMIT)  # noqa: B023 - at once
             assert fake.running == LIMIT
             fake.may_answer.set()
-            statuses = Counter(response.status_code for response in await asking)
+            statuses = Counter(response.status_code for response in await asyncio.gather(*asking))
             fake.may_answer.clear()
 
             assert statuses == {200: LIMIT, 429: 40 - LIMIT}

@@ -48,7 +48,7 @@ async def test_a_request_is_traced_from_its_caller_to_triton(tmp_path: Path, mon
     assert "traceparent" not in fake.metadata[-1]
 
     log = [json.loads(line) for line in (tmp_path / "gateway.log").read_text().splitlines() if line.startswith("{")]
-    ids = {line["request_id"]: (line["trace_id"], line["span_id"]) for line in log if line["path"] == "/detect"}
+    ids = {line["request_id"]: (line["trace_id"], line["span_id"]) for line in log if line.get("path") == "/detect"}
     assert ids[traced.headers["x-request-id"]] == (TRACE, request.span_id.hex())
 
 

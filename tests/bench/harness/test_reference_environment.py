@@ -13,7 +13,7 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Without it, its servers cannot take part; one that was made from other requirements is made again."""
     made: list[Path] = []
 
-    def make(folder: Path, requirements: Path) -> None:
+    def make(folder: Path, requirements: Path, _python: str) -> None:
         assert requirements.is_file()
         folder.mkdir(exist_ok=True)
         made.append(folder)
@@ -37,7 +37,7 @@ def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_environment_that_failed_is_not_taken_for_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made again the next time."""
 
-    def fail(folder: Path, _requirements: Path) -> None:
+    def fail(folder: Path, _requirements: Path, _python: str) -> None:
         folder.mkdir()
         raise OSError("no space")
 
