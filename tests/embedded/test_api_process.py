@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError, StartError
 from tests import processes
 from tests.processes import children, wait_for, wait_until_gone
-from tests.support import free_port
+from tests.support import ROOT, free_port
 
 LIVE = "for _ in $(seq 1200); do sleep 0.05; done"
 """A minute in which a shell script handles signals."""
@@ -169,21 +170,17 @@ def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path
         ApiProcess(Settings()).spawn()
 
 
-def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
     """The kernel tells it, so that it can clean up."""
     script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; {LIVE}"
-    reader, writer = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        with running(tmp_path, monkeypatch, script):
-            os.write(writer, b"x")
-            signal.pause()
-        os._exit(0)
-    os.close(writer)
-    assert os.read(reader, 1) == b"x"
-    os.close(reader)
-    wait_for(notes(tmp_path).exists)  # from then on it hears of it
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
+    code = f"""
+import pathlib, signal, pytest
+from tests.embedded.test_api_process import running
+with running(pathlib.Path({str(tmp_path)!r}), pytest.MonkeyPatch(), {script!r}):
+    signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        wait_for(notes(tmp_path).exists)
+        parent.kill()
 
     wait_for(lambda: notes(tmp_path).read_text(encoding="utf-8") == "told\n")
