@@ -13,11 +13,15 @@ _ABANDONED_SECONDS = 600
 
 
 @contextmanager
-def kept(folder: Path) -> Iterator[None]:
-    """Keep this program's folder from being removed while it is used, be it by systemd-tmpfiles, which passes locked ones over."""
+def kept(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Keep a folder from being removed while it is used, be it by systemd-tmpfiles, which passes locked ones over.
+
+    Raises:
+        BlockingIOError: With LOCK_NB, it is in use; without, this waits for systemd-tmpfiles to look at it.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
         yield
     finally:
         os.close(descriptor)
@@ -29,5 +33,5 @@ def remove_abandoned(folder: Path) -> None:
         with suppress(OSError):  # another user's, in use, or just removed
             is_ours = (other / "glibc").is_file() and (other / "app").is_dir()
             if is_ours and time.time() - other.stat().st_mtime > _ABANDONED_SECONDS:
-                with kept(other):
+                with kept(other, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(other, ignore_errors=True)

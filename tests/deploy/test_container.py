@@ -131,6 +131,13 @@ def outside(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> Outsi
     return Outside(given, {folder: "/tmp"})  # noqa: S108
 
 
+async def check_answers(inside: httpx.AsyncClient, outside: httpx.AsyncClient) -> None:
+    """Check that both find the same in the sample images."""
+    for name in SAMPLES:
+        answers = [json_of(await each.post("/detect", content=sample_image(name))) for each in (inside, outside)]
+        assert answers[0]["detections"] == answers[1]["detections"] != []
+
+
 @packages
 async def test_api_in_a_container_answers_like_one_outside(
     api: Image, outside: Outside, client: httpx.AsyncClient, tmp_path: Path
@@ -141,9 +148,7 @@ async def test_api_in_a_container_answers_like_one_outside(
     with no_process_left(), container.running(log) as process:
         assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()
         async with httpx.AsyncClient(base_url=url, timeout=60) as inside:
-            for name in SAMPLES:
-                answers = [json_of(await each.post("/detect", content=sample_image(name))) for each in (inside, client)]
-                assert answers[0]["detections"] == answers[1]["detections"] != []
+            await check_answers(inside, client)
             health = json_of(await inside.get("/health"))
         healthy = container.run(*api.health_check)
         code = stop(process)
@@ -267,9 +272,7 @@ async def test_embedded_needs_nothing_else(embedded: Image, builder: Builder, cl
     with no_process_left(), container.running(log) as process:
         assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()
         async with httpx.AsyncClient(base_url=url, timeout=60) as inside:
-            for name in SAMPLES:
-                answers = [json_of(await each.post("/detect", content=sample_image(name))) for each in (inside, client)]
-                assert answers[0]["detections"] == answers[1]["detections"] != []
+            await check_answers(inside, client)
         healthy = container.run(*embedded.health_check)
         code = stop(process)
 
