@@ -117,6 +117,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."
         ),
     ] = "auto"
+    aggregate: Annotated[
+        Literal["auto", "off"],
+        Meta(
+            description="Whether images that become ready while calls to Triton are under way go there together: `auto` or `off`."
+        ),
+    ] = "auto"
+    calls_in_flight: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="With `aggregate`: calls to Triton for one model that the whole host may have under way. 0: one more than "
+            "the model has instances.",
+        ),
+    ] = 0
     timeout_seconds: Annotated[
         float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
     ] = 5.0

@@ -23,6 +23,7 @@ from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.pipeline.detector import Detector, Limits
+from app.pipeline.inference import Aggregation
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.telemetry import logging
@@ -91,7 +92,8 @@ async def open_resources(
         await transport.sweep()
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        detector = Detector(triton, transport, admission, metrics, settings.model, _pullable(settings), limits)
+        aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
+        detector = Detector(triton, transport, admission, metrics, settings.model, _pullable(settings), limits, aggregation)
         stack.push_async_callback(detector.close)
         try:
             await detector.warm_up()

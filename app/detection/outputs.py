@@ -27,42 +27,35 @@ class Candidates(NamedTuple):
     """(n,)."""
 
 
-def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], images: int) -> list[Candidates]:
-    """Decode the outputs of one inference.
+def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
+    """Decode the outputs for one image.
 
     Args:
         spec: Spec of the model.
-        outputs: Tensors by name.
-        images: How many images were in the inference; one for a model without a batch dimension.
-
-    Returns:
-        The candidates of each image, in order.
+        outputs: Tensors by name; where the model has a batch dimension, it is 1.
 
     Raises:
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
     expected = zip(spec.output_names, spec.output_dtypes, strict=True)
-    tensors = [_take(spec, name, dtype, outputs, images) for name, dtype in expected]
-    return [_decode_image(spec, [tensor[index] for tensor in tensors]) for index in range(images)]
+    return _decode(spec, [_take(spec, name, dtype, outputs) for name, dtype in expected])
 
 
-def _take(
-    spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]], images: int
-) -> NDArray[Any]:
-    """Take one output, with the batch dimension in front."""
+def _take(spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Take one output, without the batch dimension."""
     tensor = outputs.get(name)
     if tensor is None:
         raise InvalidModelOutput(f"{spec.name} did not return {name}")
     if dtype is not None and tensor.dtype != dtype:
         raise InvalidModelOutput(f"{spec.name} returned {name} as {tensor.dtype}, expected {dtype}")
     if not spec.has_batch_dimension:
-        return tensor[None]
-    if tensor.ndim == 0 or len(tensor) != images:
-        raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for a batch of {images}")
-    return tensor
+        return tensor
+    if tensor.ndim == 0 or len(tensor) != 1:
+        raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for one image")
+    return tensor.reshape(tensor.shape[1:])
 
 
-def _decode_image(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[spec.output_format](spec, tensors)
         if spec.has_normalized_boxes:

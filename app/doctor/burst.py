@@ -83,7 +83,7 @@ def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
     error = run.errors[0] if run.errors else None
     if error is None:
         try:
-            decode_outputs(spec, run.answers[0].outputs, images=1)
+            decode_outputs(spec, run.answers[0].outputs)
         except InvalidModelOutput as invalid:
             error = invalid
         else:
@@ -134,7 +134,7 @@ async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
     before = await _read_counters(client, spec.name)
     start = perf_counter()
     calls = [
-        asyncio.ensure_future(client.infer(spec, tensor, timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
+        asyncio.ensure_future(client.infer(spec, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
         for _ in range(images)
     ]
     done, silent = await asyncio.wait(calls, timeout=_PATIENCE_SECONDS)

@@ -119,7 +119,7 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
     if settings.transport == "inline":
         return False, ok("shared_memory", "not used, as set")
     try:
-        arena = Arena(_TRIAL_BYTES, 1)
+        arena = Arena(_TRIAL_BYTES)
     except OSError as error:
         return False, _no_memory(settings, f"{SHM}: {error.strerror}", "mount a tmpfs there that this user may write to")
     try:

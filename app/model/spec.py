@@ -58,8 +58,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     name: str
     version: str
     device: Literal["cpu", "gpu"]
-    parallel_images: int
-    """How many images Triton can process at a time: a full batch in each instance."""
+    max_batch: int
+    """How many images a call may have."""
+    instances: int
+    """How many batches Triton can process at a time; of an ensemble, at least one for each of its steps."""
     input_name: str
     dtype: type[np.generic] | None
     """None for a model that takes the encoded file."""
@@ -83,6 +85,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     labels: tuple[str, ...]
     source: str
     licence: str
+
+    @property
+    def parallel_images(self) -> int:
+        """How many images Triton can process at a time: a full batch in each instance."""
+        return self.max_batch * self.instances
 
     @property
     def datatype(self) -> str:
@@ -142,8 +149,10 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     return ModelSpec(
         name=model.name,
         version=version,
-        parallel_images=max(1, model.max_batch_size)
-        * max(1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group)),
+        max_batch=max(1, model.max_batch_size),
+        instances=max(
+            1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)
+        ),
         device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else "cpu",
         input_name=model.input[0].name,
         dtype=None if input_format is InputFormat.FILE else _DTYPES[model.input[0].data_type],

@@ -47,6 +47,12 @@ class ParameterValue(msgspec.Struct):
     string_value: str = ""
 
 
+class Ensemble(msgspec.Struct, frozen=True):
+    """Models that an ensemble joins."""
+
+    step: list[dict[str, Any]] = []
+
+
 class ModelConfig(msgspec.Struct):
     """Triton's ModelConfig, as in its JSON."""
 
@@ -55,6 +61,7 @@ class ModelConfig(msgspec.Struct):
     input: list[TensorConfig] = []
     output: list[TensorConfig] = []
     instance_group: list[InstanceGroup] = []
+    ensemble_scheduling: Ensemble = Ensemble()
     parameters: dict[str, ParameterValue] = {}
 
 

@@ -21,9 +21,10 @@ class InputBuffer:
         self._lease = lease
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int) -> NDArray[Any]:
-        """Allocate `tensor`, uninitialised; in a slot of that size, if it fits and one is free. From any thread."""
-        if math.prod(shape) * np.dtype(dtype).itemsize <= slot_bytes:
-            self.slot = self._transport.take(slot_bytes)
+        """Allocate `tensor`, uninitialised; in a slot, if it fits into one of that size and there is room. From any thread."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes <= slot_bytes:
+            self.slot = self._transport.take(slot_bytes, nbytes)
         if self.slot is None:
             self.tensor = np.empty(shape, dtype)
         else:

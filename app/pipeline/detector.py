@@ -20,9 +20,10 @@ from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
-from app.pipeline.inference import InferenceRunner
+from app.pipeline.inference import Aggregation, InferenceRunner
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
+from app.pipeline.triton_calls import TritonCalls
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -60,6 +61,7 @@ class Detector:
         default_model: str,
         pullable: frozenset[str],
         limits: Limits,
+        aggregation: Aggregation,
     ) -> None:
         self.admission = admission
         self.default_model = default_model
@@ -70,7 +72,8 @@ class Detector:
         self._metrics = metrics
         self._specs = SpecCache(triton)
         self._pool = DecodePool(limits.decode_threads)
-        self._inferences = InferenceRunner(triton, transport, self._specs, metrics, limits.timeout_seconds)
+        self._calls = TritonCalls(triton, transport, self._specs, metrics, limits.timeout_seconds)
+        self._inferences = InferenceRunner(self._calls, aggregation)
 
     @property
     def transport_mode(self) -> Literal["shm", "inline"]:
@@ -103,7 +106,7 @@ class Detector:
 
     def is_circuit_closed(self, model: str) -> bool:
         """Return whether Triton runs a model, as far as is known."""
-        return self._inferences.is_circuit_closed(model)
+        return self._calls.is_circuit_closed(model)
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, and not just a word of the caller's."""
@@ -152,7 +155,7 @@ class Detector:
 
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
-        saturation.sample(self._metrics, self.admission, self._transport, self._pool, self._inferences)
+        saturation.sample(self._metrics, self.admission, self._transport, self._pool, self._calls, self._inferences.batchers)
 
     async def warm_up(self) -> None:
         """Run one inference with the default model, so that its speed is known before the first request.
@@ -204,6 +207,7 @@ class Detector:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
         await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
+        await self._calls.close()
 
     async def _fill(
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
@@ -234,6 +238,6 @@ def _decode(
     class_ids: frozenset[int] | None,
 ) -> Candidates:
     """Decode the outputs to what the caller wants, in pixels of the image."""
-    (found,) = decode_outputs(spec, outputs, images=1)
+    found = decode_outputs(spec, outputs)
     found = found._replace(boxes=transform.to_image(found.boxes))
     return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)

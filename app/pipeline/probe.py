@@ -36,7 +36,7 @@ async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
     Raises:
         TritonUnavailable, DeadlinePassed: Triton does not run the model.
     """
-    call = client.infer(spec, blank_input(spec), timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
+    call = client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)
     try:
         # A connection on which nothing is sent is not known to be lost.

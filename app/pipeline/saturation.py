@@ -1,15 +1,23 @@
 """How much of what a worker has is in use, for the metrics."""
 
+from collections.abc import Mapping
+
 from app.host import memory
+from app.pipeline.batcher import Batcher
 from app.pipeline.decode_pool import DecodePool
-from app.pipeline.inference import InferenceRunner
+from app.pipeline.triton_calls import TritonCalls
 from app.resilience.admission import Admission
 from app.telemetry.metrics import Metrics
 from app.triton.transport import Transport
 
 
-def sample(
-    metrics: Metrics, admission: Admission, transport: Transport, decode_pool: DecodePool, inferences: InferenceRunner
+def sample(  # noqa: PLR0913, PLR0917 - what a worker has
+    metrics: Metrics,
+    admission: Admission,
+    transport: Transport,
+    decode_pool: DecodePool,
+    calls: TritonCalls,
+    batchers: Mapping[str, Batcher],
 ) -> None:
     """Set the gauges of this worker."""
     metrics.workers.set(1)
@@ -17,8 +25,11 @@ def sample(
         metrics.model_active.set(queue.own, model)
         metrics.model_waiting.set(queue.waiting, model)
         metrics.model_limit.set(int(queue.limit), model)
-    for model, is_closed in inferences.circuits.items():
+    for model, is_closed in calls.circuits.items():
         metrics.circuit_open.set(int(not is_closed), model)
+    for model, batcher in batchers.items():
+        metrics.batch_waiting.set(batcher.waiting, model)
+        metrics.calls.set(batcher.calls, model)
     slots, in_use = transport.count_slots()
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)

@@ -92,17 +92,17 @@ class Counter:
 
 
 class Histogram:
-    """Counts durations by their length, and by label values."""
+    """Counts durations or sizes by how large they are, and by label values."""
 
     def __init__(self, table: Table, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
         """Count in a table.
 
         Args:
             table: The workers' table.
-            name: With the suffix `_seconds`.
+            name: With the suffix `_seconds`, if it counts durations.
             description: For the user.
             label: Name of the label.
-            bounds: Upper bounds of the buckets, seconds, in ascending order; there is another bucket for longer ones.
+            bounds: Upper bounds of the buckets, in ascending order; there is another bucket for what is above them.
         """
         self.name, self._description, self._label = name, description, label
         self._table = table
@@ -110,13 +110,13 @@ class Histogram:
         self._suffixes = [*map(floatToGoString, bounds), "+Inf", "sum"]
         self._columns: dict[str, list[int]] = {}
 
-    def observe(self, seconds: float, value: str) -> None:
-        """Count a duration with this label value."""
+    def observe(self, number: float, value: str) -> None:
+        """Count a duration, seconds, or a size, with this label value."""
         columns = self._columns.get(value)
         if columns is None:
             columns = self._columns[value] = self._find_columns(value)
-        self._table.add(columns[bisect_left(self._bounds, seconds)], 1)
-        self._table.add(columns[-1], round(seconds * _MICRO))
+        self._table.add(columns[bisect_left(self._bounds, number)], 1)
+        self._table.add(columns[-1], round(number * _MICRO))
 
     def collect(self, counters: Names) -> Metric:
         """Return what all workers have counted."""

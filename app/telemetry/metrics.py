@@ -20,6 +20,8 @@ RETRIES = ("unreachable", "disconnected", "draining", "unknown_region")
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
 
+_BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
+
 
 class Metrics:
     """The metrics of a host; each worker has one of these, and any of them shows the totals of all."""
@@ -47,6 +49,11 @@ class Metrics:
         self.inferences = Counter(
             table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
         )
+        self.batch_images = Histogram(
+            table, "api_inference_batch_size", "Images that went to Triton in one call.", "model", _BATCH_BOUNDS
+        )
+        self.batch_waiting = Gauge(table, "api_inference_waiting_images", "Images that wait for a call to Triton.", ["model"])
+        self.calls = Gauge(table, "api_inference_calls", "Calls to Triton that are under way.", ["model"])
         self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
         self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
         self.model_waiting = Gauge(table, "api_model_waiting_requests", "Requests that wait to be admitted to a model.", ["model"])

@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-STAGES = ("read", "model", "queue", "decode", "infer", "post")
+STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
 """The stages of a request for detection, in order."""
 
 
@@ -14,17 +14,20 @@ class Timing:
         self.stages: dict[str, float] = {}
         """Duration of each stage."""
         self._starts: dict[str, float] = {}
+        self._descriptions: dict[str, str] = {}
 
     def start_lap(self) -> None:
         """Start the next lap now; the time since the last one belongs to no stage."""
         self._lap_start = perf_counter()
 
-    def lap(self, stage: str) -> None:
-        """Record the time since the last lap (or the start) as `stage`."""
+    def lap(self, stage: str, description: str = "") -> None:
+        """Record the time since the last lap (or the start) as `stage`, and what else a caller may want to know of it."""
         now = perf_counter()
         self._starts[stage] = self._lap_start
         self.stages[stage] = (now - self._lap_start) * 1e3
         self._lap_start = now
+        if description:
+            self._descriptions[stage] = description
 
     def fail(self) -> str:
         """Record the time since the last lap as the first of `STAGES` that has not ended, and return that."""
@@ -47,4 +50,5 @@ class Timing:
     def server_timing(self) -> str:
         """Render the value of a Server-Timing header."""
         entries = {**self.stages, "total": self.total}
-        return ", ".join(f"{name};dur={value:.2f}" for name, value in entries.items())
+        described = {name: f'{name};desc="{text}"' for name, text in self._descriptions.items()}
+        return ", ".join(f"{described.get(name, name)};dur={value:.2f}" for name, value in entries.items())

@@ -1,7 +1,7 @@
 """One gRPC channel to one Triton, and the calls the gateway makes over it."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -165,10 +165,9 @@ class TritonClient:
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,
         spec: ModelSpec,
-        tensor: NDArray[Any],
+        tensors: Sequence[NDArray[Any]],
         *,
         timeout_seconds: float,
-        images: int = 1,
         request_id: str = "",
         trace: TraceContext | None = None,
         slot: Slot | None = None,
@@ -178,13 +177,12 @@ class TritonClient:
 
         Args:
             spec: Spec of the model.
-            tensor: Its input, contiguous: the images one after the other; files as `messages.write_bytes_element` writes them.
+            tensors: Its input, contiguous, one for each image; files as `messages.write_bytes_element` writes them.
             timeout_seconds: How long Triton may keep it in its queue.
-            images: How many images there are.
             request_id: Request id, for Triton's log.
             trace: The span that calls, for Triton's traces.
-            slot: The registered shared memory in which `tensor` begins, if it does. Triton reads it until this returns; after
-                `Disconnected`, maybe longer.
+            slot: The registered shared memory of the first tensor, behind which the others lie, if they do. Triton reads it until
+                this returns; after `Disconnected`, maybe longer.
             waits_for_connection: Whether to wait until Triton can be reached.
 
         Raises:
@@ -192,7 +190,7 @@ class TritonClient:
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or was not reached; `status` tells more.
             InferenceFailed, InvalidModelOutput: Triton could not run the model, or its response is not consistent.
         """
-        request = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
+        request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
         metadata = None if trace is None else trace.headers
         timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
         try:

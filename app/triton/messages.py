@@ -3,6 +3,7 @@
 Written by hand, because tritonclient's helpers check and copy again what is known here.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,20 @@ class InferResult(NamedTuple):
     version: str
     """Version of the model that answered."""
 
+    def split(self, spec: ModelSpec, images: int) -> list["InferResult"]:
+        """Return the result of each image alone, as views.
+
+        Raises:
+            InvalidModelOutput: A tensor has another number of images.
+        """
+        if images == 1:
+            return [self]
+        for name, tensor in self.outputs.items():
+            if tensor.ndim == 0 or len(tensor) != images:
+                raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for a batch of {images}")
+        parts = [{name: tensor[index : index + 1] for name, tensor in self.outputs.items()} for index in range(images)]
+        return [InferResult(part, self.version) for part in parts]
+
 
 def bytes_element_size(data: bytes) -> int:
     """Return how many bytes a file takes as an element of a BYTES tensor."""
@@ -48,29 +63,29 @@ def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
     out[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
 
 
-def infer_request(  # noqa: PLR0913 - the parts of a request
-    spec: ModelSpec, tensor: NDArray[Any], *, images: int, timeout_seconds: float, request_id: str, slot: Slot | None
+def infer_request(
+    spec: ModelSpec, tensors: Sequence[NDArray[Any]], *, timeout_seconds: float, request_id: str, slot: Slot | None
 ) -> bytes:
     """Serialize an inference request.
 
     Args:
         spec: Spec of the model.
-        tensor: The model's input, contiguous: the images one after the other.
-        images: How many there are.
+        tensors: Its input, contiguous, one for each image.
         timeout_seconds: For Triton's queue, which drops a request that has waited longer.
         request_id: Request id, for Triton's log.
-        slot: The shared memory in which `tensor` begins; without one, the tensor becomes part of the request.
+        slot: That of the first tensor, behind which the others lie; without one, the tensors become part of the request.
     """
+    nbytes = sum(tensor.nbytes for tensor in tensors)
     message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
-    tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(images))
+    tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
     for name in spec.output_names:
         message.outputs.add(name=name)
     if slot is None:
         # Serialized messages can be concatenated. This copies the pixels once; protobuf would do it three times.
-        return b"".join((message.SerializeToString(), _RAW_INPUT_TAG, _varint(tensor.nbytes), tensor.data))
+        return b"".join((message.SerializeToString(), _RAW_INPUT_TAG, _varint(nbytes), *(tensor.data for tensor in tensors)))
     tensor_message.parameters["shared_memory_region"].string_param = slot.arena.region
-    tensor_message.parameters["shared_memory_byte_size"].int64_param = tensor.nbytes
+    tensor_message.parameters["shared_memory_byte_size"].int64_param = nbytes
     tensor_message.parameters["shared_memory_offset"].int64_param = slot.offset
     return bytes(message.SerializeToString())
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.triton.ring import Ring
+
 SHM = Path("/dev/shm")  # noqa: S108 - the one place where POSIX shared memory is
 _NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
 
@@ -28,6 +30,8 @@ class Slot(NamedTuple):
     arena: "Arena"
     offset: int
     """Bytes from the start of the arena."""
+    end: int
+    """Where it ends, and the next one may begin."""
 
     def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """View it as an array, which must fit."""
@@ -35,19 +39,19 @@ class Slot(NamedTuple):
 
     def free(self) -> None:
         """Give it back; from any thread, once nothing reads or writes it any more."""
-        self.arena.free_offsets.append(self.offset)
+        self.arena.give_back(self)
 
 
 class Arena:
-    """A file in /dev/shm, divided into slots of one size without gaps. It stays locked while this process lives."""
+    """A file in /dev/shm, divided into slots. It stays locked while this process lives."""
 
-    def __init__(self, slot_bytes: int, slots: int) -> None:
+    def __init__(self, nbytes: int) -> None:
         """Create the file and reserve its memory: without that, a full /dev/shm would be a SIGBUS at the first write.
 
         Raises:
             OSError: There is no room, or no /dev/shm.
         """
-        self.nbytes = slot_bytes * slots
+        self.nbytes = nbytes
         self.name, self._descriptor = _create()
         self.region = f"{self.name}-{secrets.token_hex(16)}"
         """Its name in Triton, a secret: whoever knew it could let Triton read and write the slots of all requests."""
@@ -57,27 +61,34 @@ class Arena:
         except OSError:
             self.close()
             raise
-        # A stack, so that few clients touch few pages.
-        self.free_offsets = [slot_bytes * index for index in reversed(range(slots))]
         self.used_at = monotonic()
         """When a slot was last asked for, as `time.monotonic` counts."""
-        self.slots = slots
-        """How many there are."""
+        self._ring = Ring(nbytes)
+        self._is_retired = False
         self._lock = Lock()
 
-    def take(self) -> Slot | None:
-        """Take a free slot, from any thread; None if there is none."""
+    @property
+    def lent_bytes(self) -> int:
+        """Size of the slots that are lent."""
+        return self._ring.lent_bytes
+
+    def take(self, nbytes: int) -> Slot | None:
+        """Take a slot of that size, right behind the last one if possible; None if there is no room. From any thread."""
         self.used_at = monotonic()
         with self._lock:
-            return Slot(self, self.free_offsets.pop()) if self.free_offsets else None
+            offset = None if self._is_retired else self._ring.take(nbytes)
+        return None if offset is None else Slot(self, offset, offset + nbytes)
+
+    def give_back(self, slot: Slot) -> None:
+        """Take a slot back; from any thread."""
+        with self._lock:
+            self._ring.give_back(slot.offset)
 
     def retire(self) -> bool:
-        """Lend no more slots, if all are free; return whether they were."""
+        """Lend no more slots, if none is lent; return whether that is so."""
         with self._lock:
-            is_idle = len(self.free_offsets) == self.slots
-            if is_idle:
-                self.free_offsets.clear()
-            return is_idle
+            self._is_retired = not self._ring.lent_bytes
+            return self._is_retired
 
     def close(self) -> None:
         """Remove the file. The memory itself is freed with the last array on it."""

@@ -14,7 +14,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena, Slot
 
 SLOTS = 32
-"""Slots per arena at most. If one worker handles more requests at a time, the tensors of the others are sent inline."""
+"""Images that an arena has room for, at most. If a worker handles more at a time, the tensors of the others are sent inline."""
 MAX_ARENA_BYTES = 128 << 20
 MAX_WORKER_BYTES = 256 << 20
 """All arenas of a worker together."""
@@ -54,10 +54,10 @@ class Transport:
         return "shm" if self._registered else "inline"
 
     def count_slots(self) -> tuple[int, int]:
-        """Return how many slots there are, and how many of them are in use."""
-        arenas = self._arenas.values()
-        slots = sum(arena.slots for arena in arenas)
-        return slots, slots - sum(len(arena.free_offsets) for arena in arenas)
+        """Return how many slots of full size there are, and how many of them are in use; several small files use one."""
+        arenas = self._arenas.items()
+        in_use = sum(-(-arena.lent_bytes // slot_bytes) for slot_bytes, arena in arenas)
+        return sum(arena.nbytes // slot_bytes for slot_bytes, arena in arenas), in_use
 
     async def sweep(self) -> None:
         """Remove what killed workers have left on this host; Triton is told once it has mapped an arena of this worker."""
@@ -84,14 +84,18 @@ class Transport:
         if not self.is_prepared(slot_bytes):
             await self._creating.run(slot_bytes, lambda: self._create(slot_bytes))
 
-    def take(self, slot_bytes: int) -> Slot | None:
-        """Take a slot of this size, from any thread. None: the tensor has to be sent inline.
+    def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
+        """Take a slot, from any thread. None: the tensor has to be sent inline.
+
+        Args:
+            slot_bytes: The size that was prepared.
+            nbytes: Size of the tensor, which is no larger.
 
         Raises:
             TritonUnavailable: The mode is `shm`, but no slot is available.
         """
         arena = self._arenas.get(slot_bytes)
-        slot = arena.take() if arena is not None and arena.region in self._registered else None
+        slot = arena.take(nbytes) if arena is not None and arena.region in self._registered else None
         if slot is None and self._mode == "shm":
             raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
         return slot
@@ -137,7 +141,7 @@ class Transport:
 
     async def _create(self, slot_bytes: int) -> None:
         """Create and register an arena; it may take the place of others that are idle."""
-        slots, nbytes = _count_slots(slot_bytes), arena_bytes(slot_bytes)
+        nbytes = arena_bytes(slot_bytes)
         for other in self._by_last_use():
             if self._nbytes + nbytes > MAX_WORKER_BYTES:
                 await self._retire(other, _MIN_IDLE_SECONDS)
@@ -146,7 +150,7 @@ class Transport:
             return
         self._nbytes += nbytes
         try:
-            arena = await asyncio.to_thread(Arena, slot_bytes, slots)
+            arena = await asyncio.to_thread(Arena, nbytes)
         except OSError as error:
             self._nbytes -= nbytes
             LOG.warning("no shared memory for tensors of this size; sending them inline", nbytes=slot_bytes, reason=str(error))

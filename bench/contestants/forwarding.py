@@ -31,7 +31,7 @@ class TritonForwarder:
         with Lease() as lease:
             buffer = InputBuffer(self._transport, lease)
             write_bytes_element(body, buffer.allocate((bytes_element_size(body),), np.uint8, spec.image_bytes))
-            await self._client.infer(spec, buffer.tensor, timeout_seconds=_SECONDS, request_id="bench", slot=buffer.slot)
+            await self._client.infer(spec, [buffer.tensor], timeout_seconds=_SECONDS, request_id="bench", slot=buffer.slot)
 
     async def close(self) -> None:
         """Remove the shared memory, here and in Triton."""

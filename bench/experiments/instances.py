@@ -89,7 +89,7 @@ async def _rate(client: TritonClient, model: str, seconds: float) -> float:
     async def ask() -> int:
         count = 0
         while perf_counter() - start < seconds:
-            await client.infer(spec, tensor, timeout_seconds=60)
+            await client.infer(spec, [tensor], timeout_seconds=60)
             count += 1
         return count
 

@@ -15,7 +15,15 @@ _ROWS = 300
 
 # Triton 2.51 decodes BYTES tensors before a model asks for them. Under numpy 2 it passes this function an array in which every
 # byte is the first one; decoding it fails and takes the process down. The fixtures never look at their input.
-pb_utils.deserialize_bytes_tensor = lambda _encoded: np.array([b""], np.object_)
+pb_utils.deserialize_bytes_tensor = lambda _encoded: _Unread()
+
+
+class _Unread:
+    """Strings that are not decoded; Triton gives them the shape of the tensor."""
+
+    def reshape(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return as many empty strings."""
+        return np.full(shape, b"", np.object_)
 
 
 class TritonPythonModel:
@@ -34,11 +42,14 @@ class TritonPythonModel:
         }
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a batch, each request of one image, without looking at the images."""
-        if seconds := self._per_batch + self._per_image * len(requests):
+        """Answer a batch of requests, each of one image or more, without looking at the images."""
+        sizes = [request.inputs()[0].shape()[0] for request in requests]
+        if seconds := self._per_batch + self._per_image * sum(sizes):
             time.sleep(seconds)
-        tensors = [_to_triton(name, array) for name, array in self._nothing.items()]
-        return [pb_utils.InferenceResponse(tensors) for _ in requests]
+        return [pb_utils.InferenceResponse(self._answer(images)) for images in sizes]
+
+    def _answer(self, images: int) -> "list[pb_utils.Tensor]":
+        return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._nothing.items()]
 
 
 # Triton 2.51's own conversion returns empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton adds

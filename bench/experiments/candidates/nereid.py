@@ -94,9 +94,9 @@ def _serving(transport: str) -> dict[str, Step]:
         return found
 
     async def infer(tensor: Canvas) -> Any:  # noqa: ANN401
-        slot = slots.take(spec.image_bytes)
+        slot = slots.take(spec.image_bytes, spec.image_bytes)
         try:
-            return await client.infer(spec, tensor, timeout_seconds=_SECONDS, request_id="bench", slot=slot)
+            return await client.infer(spec, [tensor], timeout_seconds=_SECONDS, request_id="bench", slot=slot)
         finally:
             if slot is not None:
                 slot.free()

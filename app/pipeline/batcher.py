@@ -1,0 +1,155 @@
+"""Let the images of one model go to Triton, few calls at a time."""
+
+import asyncio
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from app.errors import DeadlinePassed, InferenceFailed, InvalidModelOutput
+from app.model.spec import ModelSpec
+from app.pipeline.batch import Batch, PendingImage, next_batch
+from app.resilience.retry_budget import RetryBudget
+from app.triton.messages import InferResult
+
+# Two of the largest usual batches.
+_MAX_ISOLATED = 64.0
+LATE = "the model did not answer in time"
+
+Results = list[InferResult]
+
+
+class Call(NamedTuple):
+    """A call that is under way."""
+
+    batch: Batch
+    task: asyncio.Task[Results]
+
+
+class Calls(Protocol):
+    """Makes calls to Triton."""
+
+    async def infer(self, batch: Batch) -> InferResult:
+        """Make a call for a batch; raise a GatewayError if it fails."""
+
+    def abandon(self, image: PendingImage, call: Call | None) -> None:
+        """Note that a request has left without a result, whose image still waited or is in a call."""
+
+
+class Batcher:
+    """The images that wait for one model, and the calls for it that are under way.
+
+    While there are fewer calls than allowed, an image leaves at once. Those that become ready meanwhile leave together when a
+    call has returned. So nobody waits for a timer, and batches grow with the load.
+    """
+
+    def __init__(self, calls: Calls, max_calls: Callable[[ModelSpec], float]) -> None:
+        """Start without images.
+
+        Args:
+            calls: Makes calls.
+            max_calls: How many may be under way.
+        """
+        self._triton = calls
+        self._max_calls = max_calls
+        self._waiting: list[PendingImage] = []
+        """In order of arrival."""
+        self._under_way: dict[PendingImage, Call] = {}
+        self._awaited: set[asyncio.Task[Results]] = set()
+        """Calls that some request still waits for."""
+        self._isolation = RetryBudget(_MAX_ISOLATED)
+        """Images that may be tried alone after their batch has failed. A batch has no more, so that none fails with another."""
+
+    @property
+    def waiting(self) -> int:
+        """Images that wait for a call."""
+        return len(self._waiting)
+
+    @property
+    def calls(self) -> int:
+        """Calls that are under way, and that some request still waits for."""
+        return len(self._awaited)
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Results]]:
+        """All calls that are under way."""
+        return {call.task for call in self._under_way.values()}
+
+    async def run(self, image: PendingImage) -> InferResult:
+        """Return the result of an image.
+
+        Raises:
+            DeadlinePassed: There was none in time.
+            GatewayError: As the call says.
+        """
+        self._isolation.note_request()
+        self._waiting.append(image)
+        self._send()
+        try:
+            async with asyncio.timeout(image.call.deadline.remaining):
+                return await image.result
+        except TimeoutError as error:
+            raise DeadlinePassed(LATE) from error
+        finally:
+            if image.result.cancelled():
+                self._leave(image)
+
+    def _send(self) -> None:
+        """Let images go, as long as there are some and calls are allowed."""
+        while self._waiting and len(self._awaited) < self._max_calls(self._waiting[0].spec):
+            max_images = max(1, min(self._waiting[0].spec.max_batch, self._isolation.saved))
+            batch = next_batch(self._waiting, max_images)
+            task = asyncio.create_task(self._call(batch))
+            call = Call(batch, task)
+            for image in batch.images:
+                self._waiting.remove(image)
+                self._under_way[image] = call
+                image.permit.keep_for(task)
+                image.call.timing.lap("batch", str(len(batch.images)))
+            self._awaited.add(task)
+            task.add_done_callback(partial(self._end, batch))
+
+    async def _call(self, batch: Batch) -> Results:
+        result = await self._triton.infer(batch)
+        return result.split(batch.spec, len(batch.images))
+
+    def _end(self, batch: Batch, task: asyncio.Task[Results]) -> None:
+        """Give each image its result, or another try."""
+        self._awaited.discard(task)
+        for image in batch.images:
+            del self._under_way[image]
+        asked = [(index, image) for index, image in enumerate(batch.images) if not image.result.done()]
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            for _, image in asked:
+                image.result.cancel()
+        elif error is None:
+            results = task.result()
+            for index, image in asked:
+                image.result.set_result(results[index])
+        elif isinstance(error, InferenceFailed | InvalidModelOutput) and len(batch.images) > 1:  # which one image can cause
+            self._isolation.spend(len(asked))
+            for _, image in asked:
+                image.goes_alone = True
+            self._waiting[:0] = [image for _, image in asked]
+        else:
+            for _, image in asked:
+                image.result.set_exception(_copy(error))
+        self._send()
+
+    def _leave(self, image: PendingImage) -> None:
+        """Forget an image whose request has left."""
+        call = self._under_way.get(image)
+        if call is not None and call.batch.is_abandoned:
+            self._awaited.discard(call.task)  # it may never end
+            self._send()
+        elif call is None and image in self._waiting:
+            self._waiting.remove(image)
+        self._triton.abandon(image, call)
+
+
+def _copy(error: BaseException) -> BaseException:
+    """Copy an error, so that the requests that it is raised in do not refer to each other."""
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
