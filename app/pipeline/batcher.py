@@ -93,6 +93,7 @@ class Batcher:
         finally:
             if image.result.cancelled():
                 self._leave(image)
+            del image  # its result refers to an exception, whose traceback refers to this frame
 
     def _send(self) -> None:
         """Let images go, as long as there are some and calls are allowed."""

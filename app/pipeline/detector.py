@@ -207,7 +207,6 @@ class Detector:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
         await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
-        await self._calls.close()
 
     async def _fill(
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit

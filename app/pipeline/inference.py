@@ -74,3 +74,4 @@ class InferenceRunner:
         tasks = [task for batcher in alive for task in batcher.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
+        await self._calls.close()
