@@ -97,6 +97,7 @@ class Batcher:
 
     def _send(self) -> None:
         """Let images go, as long as there are some and calls are allowed."""
+        self._waiting = [image for image in self._waiting if not image.result.cancelled()]
         while self._waiting and len(self._awaited) < self._max_calls(self._waiting[0].spec):
             max_images = max(1, min(self._waiting[0].spec.max_batch, self._isolation.saved))
             batch = next_batch(self._waiting, max_images)
@@ -144,7 +145,7 @@ class Batcher:
         if call is not None and call.batch.is_abandoned:
             self._awaited.discard(call.task)  # it may never end
             self._send()
-        elif call is None and image in self._waiting:
+        elif image in self._waiting:
             self._waiting.remove(image)
         self._triton.abandon(image, call)
 
