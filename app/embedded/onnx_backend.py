@@ -31,7 +31,7 @@ class TritonPythonModel:
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
 
     def execute(self, requests: list) -> list:
-        """Run what Triton has batched, as one batch where the shapes allow it."""
+        """Run what Triton has batched, as one batch where the shapes allow it; one by one if that fails."""
         try:
             wanted = [set(request.requested_output_names()) for request in requests]
             names = [name for name in self._outputs if any(name in some for some in wanted)]
@@ -44,7 +44,9 @@ class TritonPythonModel:
                 for some, result in zip(wanted, results, strict=True)
             ]
         except Exception as error:  # noqa: BLE001 - an exception that leaves here leaks Triton's shared memory
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
+            if len(requests) > 1:
+                return [self.execute([request])[0] for request in requests]
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))]
 
     def _input(self, request: "pb_utils.InferenceRequest", name: str) -> np.ndarray:
         tensor = pb_utils.get_input_tensor_by_name(request, name)
