@@ -290,18 +290,24 @@ def test_failed_conversion_is_an_error_of_every_request(
     assert {str(response.error) for response in responses} == {"doubled cannot be converted"}
 
 
-def test_error_is_returned_to_every_request(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """An exception does not leave the backend, where it would leak Triton's shared memory."""
+def test_a_request_that_fails_costs_no_other(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """An exception does not leave the backend, where it would leak Triton's shared memory; those beside it run alone."""
     model = load(backend, tmp_path)
-    wrong_type = request(np.zeros((1, 3), np.int32))
-    other_shape = [request(np.zeros((1, size), np.float32)) for size in (3, 4)]
-    missing_input = [Request("doubled"), request(np.zeros((1, 3), np.float32))]
+    wrong_type, missing_input = request(np.zeros((1, 3), np.int32)), Request("doubled")
+    for wrong in (wrong_type, missing_input):
+        assert_all_fail(model.execute([wrong]), 1)
+        assert_all_fail(model.execute([wrong, wrong]), 2)
+        first, failed, last = model.execute([request(np.ones((1, 3), np.float32)), wrong, request(np.ones((1, 3), np.float32))])
+        assert_all_fail([failed], 1)
+        assert [response.outputs["sums"] for response in (first, last)] == [[3], [3]]
 
-    for requests in ([wrong_type], [wrong_type, wrong_type], other_shape, missing_input):
-        assert_all_fail(model.execute(requests), len(requests))
 
-    (response,) = model.execute([request(np.ones((1, 3), np.float32))])
-    assert response.outputs["sums"] == [3]
+def test_requests_that_do_not_fit_together_run_alone(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """A network may take pictures of any size, but those of a batch have one."""
+    model = load(backend, tmp_path)
+    responses = model.execute([request(np.ones((1, size), np.float32)) for size in (3, 4)])
+
+    assert [response.outputs["sums"] for response in responses] == [[3], [4]]
 
 
 def test_model_of_the_requested_version_is_loaded(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
