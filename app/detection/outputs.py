@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
-from app.errors import InvalidModelOutput
+from app.errors import InvalidImage, InvalidModelOutput
 from app.model.anchors import count_anchors
-from app.model.spec import ModelSpec, OutputFormat
+from app.model.spec import DECODED, ModelSpec, OutputFormat
 
 # Scores are probabilities; FP16 models may round slightly above one.
 _MAX_SCORE = 1.001
@@ -39,8 +39,11 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], images:
         The candidates of each image, in order.
 
     Raises:
+        InvalidImage: The model could not decode an image, and tells so.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
+    if spec.tells_decoded and not _take(spec, DECODED, None, outputs, images).all():
+        raise InvalidImage("the image data is truncated or corrupt")
     expected = zip(spec.output_names, spec.output_dtypes, strict=True)
     tensors = [_take(spec, name, dtype, outputs, images) for name, dtype in expected]
     return [_decode_image(spec, [tensor[index] for tensor in tensors]) for index in range(images)]
