@@ -129,7 +129,7 @@ async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -
     """Every file of a request has its own answer, and its own error."""
     files = [sample_image("chelsea.jpg"), CUT_SHORT, sample_image("astronaut.jpg"), b"text"]
     spec = await SpecCache(own_client).get(FILE_MODEL)
-    together = (await infer_files(own_client, FILE_MODEL, files)).outputs
+    together = await infer_files(own_client, spec, files)
 
     assert together["decoded"].tolist() == [[1], [0], [1], [0]]
     for index, file in enumerate(files):
@@ -139,7 +139,7 @@ async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -
                 decode_outputs(spec, of_one, images=1)
             continue
         (found,) = decode_outputs(spec, of_one, images=1)
-        (expected,) = decode_outputs(spec, (await infer_files(own_client, FILE_MODEL, [file])).outputs, images=1)
+        (expected,) = decode_outputs(spec, await infer_files(own_client, spec, [file]), images=1)
         np.testing.assert_allclose(found.boxes, expected.boxes, atol=0.01)
         np.testing.assert_array_equal(found.class_ids, expected.class_ids)
 
