@@ -49,12 +49,13 @@ def link_installation(home: Path) -> None:
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str, *, reloads: bool = False) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
+        reloads: Whether it runs only that model, and can be told to load it again with another config.
 
     Raises:
         InstallError, PackageError: It is not installed and cannot be.
@@ -72,7 +73,7 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
             triton_grpc_port=grpc,
             triton_metrics_port=metrics,
         )
-        server = EmbeddedTriton(settings)
+        server = EmbeddedTriton(settings, reloads=reloads)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid))

@@ -1,0 +1,50 @@
+"""Measuring the most promising variants again, together with the present one, in interleaved rounds."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bench.experiments.tuning.choice import MIN_ROUNDS, pareto_front
+from bench.experiments.tuning.search import score
+from bench.experiments.tuning.trial import Trial
+from bench.experiments.tuning.variant import Variant
+
+_MAX_ROUNDS = 5
+_MAX_VARIANTS = 4
+
+
+def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> list[Variant]:
+    """Return the present variant and, best first, others that deserve another look: those on the Pareto front before the rest.
+
+    Args:
+        tried: What was measured of each.
+        present: The one in use.
+        trials: For how many there is time; if they are too few to compare two variants, there are no finalists.
+    """
+    front = pareto_front({variant: (trial.throughput, trial.p99) for variant, trial in tried.items()})
+    others = sorted(tried.keys() - {present}, key=lambda variant: (variant in front, score(tried[variant])), reverse=True)
+    count = min(trials // MIN_ROUNDS, 1 + len(others), _MAX_VARIANTS)
+    return [present, *others[: count - 1]] if count > 1 else []
+
+
+def hold_rounds(
+    variants: Sequence[Variant], measure: Callable[[Variant, float | None], Trial | None], trials_left: Callable[[], int]
+) -> dict[Variant, list[Trial]]:
+    """Measure round after round of all variants, as many of each. The first one of a round tells its rate.
+
+    Args:
+        variants: What to measure.
+        measure: Measures one at a rate, or a rate of its own; returns None if it cannot be run, which ends its part.
+        trials_left: Returns for how many trials there is time. The rounds that a choice takes are held in any case.
+    """
+    rounds: dict[Variant, list[Trial]] = {variant: [] for variant in variants}
+    for number in range(_MAX_ROUNDS):
+        if number >= MIN_ROUNDS and trials_left() < len(rounds):
+            break
+        rate = None
+        for variant in list(rounds):
+            trial = measure(variant, rate)
+            if trial is None:
+                del rounds[variant]
+            else:
+                rate = trial.rate
+                rounds[variant].append(trial)
+    return rounds
