@@ -18,13 +18,12 @@ _TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--tra
 _CONTROLS = "model-repository,shared-memory,trace,logging"
 
 
-def command(settings: Settings, links: Path, *, reloads: bool = False) -> list[str]:
+def command(settings: Settings, links: Path) -> list[str]:
     """Return the command line of the server, without the option that restricts its controls over gRPC.
 
     Args:
         settings: Its ports.
         links: The folder of links to it and its models; the backend of this version is put into its installation.
-        reloads: Whether it loads only the default model, and whoever has its key can load that again with another config.
     """
     triton = links / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
@@ -33,8 +32,7 @@ def command(settings: Settings, links: Path, *, reloads: bool = False) -> list[s
     options = {
         "model-repository": str(links / "models"),
         "model-config-name": CONFIG_NAME,
-        "model-control-mode": "explicit" if reloads else "none",  # whoever could load a model could run code
-        **({"load-model": settings.model} if reloads else {}),
+        "model-control-mode": "none",  # whoever could load a model could run code
         "backend-directory": str(triton / "backends"),
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",

@@ -47,10 +47,8 @@ class EmbeddedTriton:
     ready_seconds = _READY_SECONDS
     is_always_checked = True
 
-    def __init__(self, settings: Settings, *, reloads: bool = False) -> None:
-        """Prepare to run it; for `reloads` see `launch.command`."""
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._reloads = reloads
         self._home = Path(settings.triton_home).resolve()
         self._repository = Path(settings.model_repository).resolve()
         self._links = self._home
@@ -146,7 +144,7 @@ class EmbeddedTriton:
             "start_new_session": True,  # a Ctrl-C reaches only us; we stop it after the API
             "preexec_fn": partial(die_with_parent, os.getpid()),
         }
-        line = command(self._settings, self._links, reloads=self._reloads)
+        line = command(self._settings, self._links)
         self._key = secrets.token_hex(32)
         try:
             return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)

@@ -4,30 +4,25 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
-
 from app import environment
-from app.config import PREFIX, Settings
-from app.embedded.launch import loadable_models
+from app.config import PREFIX
 from bench.experiments.options import Commands, add_clients, add_images, positive
 from bench.experiments.progress import BudgetBar
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.choice import choose
+from bench.experiments.tuning.hosts import host_of
 from bench.experiments.tuning.rounds import finalists, hold_rounds
 from bench.experiments.tuning.search import search
 from bench.experiments.tuning.session import Session
+from bench.experiments.tuning.stand import SHARE, Load, Stand
 from bench.experiments.tuning.text import result_lines
-from bench.experiments.tuning.trial import SHARE, Load, Stand
-from bench.experiments.tuning.variant import Variant, neighbour, read_variant
+from bench.experiments.tuning.variant import Variant, count_devices, neighbour, read_variant
 from bench.harness.errors import ContestantError
-from bench.harness.model_control import ModelControl
-from bench.harness.triton import embedded_triton
 from bench.load.images import unlabelled_samples
 
 _SECONDS = 300.0
@@ -52,7 +47,9 @@ def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("tune", help="find the instances, threads, batches, delays and calls for a model")
     command.add_argument("model", nargs="?", help="name of the model; default: NEREID_MODEL")
-    command.add_argument("--seconds", type=positive, default=_SECONDS, help="about how long it may take")
+    command.add_argument(
+        "--seconds", type=positive, default=_SECONDS, help="about how long it may take; a comparison takes eight trials at least"
+    )
     share = f"{SHARE:.0%}".replace("%", " %%")
     command.add_argument(
         "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
@@ -71,46 +68,27 @@ def _tune(options: argparse.Namespace) -> int:
     load = Load(unlabelled_samples(options.images), options.clients, seconds, options.rate)
     with ExitStack() as stack:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
-        settings = stack.enter_context(_triton(given, model))
-        control = ModelControl(settings, model)
-        original = stack.enter_context(control.restored())
-        if "ensemble_scheduling" in original:
+        host = stack.enter_context(host_of(given, model))
+        if "ensemble_scheduling" in host.config:
             raise ContestantError(f"{model} is an ensemble; tune the models that it consists of")
-        has_threads = not given.triton_urls and original.get("backend") == "onnxruntime"
-        present = read_variant(original, has_threads=has_threads, calls=getattr(settings, "calls_in_flight", None))
+        calls = given.calls_in_flight if given.aggregate == "auto" else None
+        present = read_variant(host.config, has_threads=host.has_threads, calls=calls)
         if options.write:
             _require_file(file, present)
         bar = stack.enter_context(BudgetBar(options.seconds))
-        stand = Stand(settings, control, original, load, logs=logs, progress=bar.tick)
+        stand = Stand(host, load, logs=logs, progress=bar.tick)
         session = Session(stand, bar, options.seconds)
         first = session.measure(present)
-        step = partial(neighbour, cores=len(os.sched_getaffinity(0)))
+        step = partial(neighbour, cores=len(os.sched_getaffinity(0)), devices=count_devices(host.config))
         tried = search(present, first, step, lambda variant: session.attempt(variant, first.rate, within=_SEARCH_SHARE))
         rounds = hold_rounds(finalists(tried, present, session.trials_left()), session.attempt, session.trials_left)
     chosen = choose(rounds, present)
-    print(
-        f"{model}: throughput with {options.clients} clients; latency at {first.rate:.1f} images/s, or {SHARE:.0%} of each round's"
-    )
+    rate = f"{options.rate:g} images/s" if options.rate else f"{SHARE:.0%} of what the present config bears"
+    print(f"{model}: throughput with {options.clients} clients, latency at {rate}")
     print("\n".join(result_lines(tried, rounds, present, chosen)))
     if chosen != present:
         _apply(file, chosen, present, is_written=options.write)
     return 0
-
-
-@contextmanager
-def _triton(given: Settings, model: str) -> Iterator[Settings]:
-    """Hand out the settings for the Triton that runs the model: the one they name, or an embedded one for this block.
-
-    The embedded one that `serve` runs cannot be told to load a model.
-    """
-    if given.triton_urls:
-        yield msgspec.structs.replace(given, model=model)
-        return
-    repository = Path(given.model_repository).resolve()
-    if model not in loadable_models(repository):
-        raise ContestantError(f"{model} is not in {repository}; models that pull knows come with: ./just pull {model}")
-    with embedded_triton(repository, model, reloads=True) as triton:
-        yield triton.settings
 
 
 def _require_file(file: Path, present: Variant) -> None:

@@ -49,13 +49,12 @@ def link_installation(home: Path) -> None:
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str, *, reloads: bool = False) -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
-        reloads: Whether it runs only that model, and can be told to load it again with another config.
 
     Raises:
         InstallError, PackageError: It is not installed and cannot be.
@@ -73,7 +72,7 @@ def embedded_triton(repository: Path, model: str, *, reloads: bool = False) -> I
             triton_grpc_port=grpc,
             triton_metrics_port=metrics,
         )
-        server = EmbeddedTriton(settings, reloads=reloads)
+        server = EmbeddedTriton(settings)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid))

@@ -4,36 +4,34 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
-from bench.experiments.tuning.trial import Trial
+from bench.experiments.tuning.figures import Figures, Trial, figures
 
 MIN_ROUNDS = 3
 """Fewer do not tell a better variant from a lucky one."""
-GAIN = {"throughput": 1.03, "p99": 1.1}
-"""How many times as good a variant must be in every round to be better; the p99 of a round is noisier."""
+GAIN = 1.05
+"""How many times the present variant's score another one must have in every round."""
+MAX_LOSS = Figures(throughput=1.03, p50=float("inf"), p99=1.1)
+"""How many times as bad its figures of all rounds together may be."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
-def pareto_front(points: Mapping[Name, tuple[float, float]]) -> list[Name]:
-    """Return those of which no other has more throughput and a lower p99, the highest throughput first.
-
-    Args:
-        points: Throughput and p99 of each.
-    """
+def pareto_front(points: Mapping[Name, Figures]) -> list[Name]:
+    """Return those of which no other has more throughput and a lower p99, the highest throughput first."""
     front: list[Name] = []
     lowest = float("inf")
-    for name, (_, p99) in sorted(points.items(), key=lambda item: (-item[1][0], item[1][1])):
-        if p99 < lowest:
+    for name, point in sorted(points.items(), key=lambda item: (-item[1].throughput, item[1].p99)):
+        if point.p99 < lowest:
             front.append(name)
-            lowest = p99
+            lowest = point.p99
     return front
 
 
 def choose(rounds: Mapping[Name, Sequence[Trial]], present: Name) -> Name:
     """Return the best variant: the present one, unless another is better beyond the noise.
 
-    Another one is if, compared round by round, it is better in every round in throughput or in p99, and in the other not worse
-    by as much in the median.
+    Another one must have the better score in every round, because the machine may have been busy in some of them, and must not be
+    worse in throughput or p99.
 
     Args:
         rounds: What was measured of each variant, as many rounds of each.
@@ -42,17 +40,12 @@ def choose(rounds: Mapping[Name, Sequence[Trial]], present: Name) -> Name:
     base = rounds.get(present, ())  # it may have failed
     if len(base) < MIN_ROUNDS:
         return present
+    now = figures(base)
     better: dict[Name, float] = {}
     for name, trials in rounds.items():
-        ratios = {
-            "throughput": [trial.throughput / other.throughput for trial, other in zip(trials, base, strict=True)],
-            "p99": [_ratio(other.p99, trial.p99) for trial, other in zip(trials, base, strict=True)],
-        }
-        is_better = any(min(values) >= GAIN[figure] for figure, values in ratios.items())
-        if is_better and all(median(values) > 1 / GAIN[figure] for figure, values in ratios.items()):
-            better[name] = median(ratios["throughput"]) * median(ratios["p99"]) ** 0.5
+        gains = [figures([trial]).score / figures([other]).score for trial, other in zip(trials, base, strict=True)]
+        then = figures(trials)
+        is_worse = then.throughput * MAX_LOSS.throughput < now.throughput or then.p99 > now.p99 * MAX_LOSS.p99
+        if min(gains) >= GAIN and not is_worse:
+            better[name] = median(gains)
     return max(better, key=better.__getitem__, default=present)
-
-
-def _ratio(one: float, other: float) -> float:
-    return 1.0 if one == other else one / other

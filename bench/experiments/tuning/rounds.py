@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.experiments.tuning.choice import MIN_ROUNDS, pareto_front
-from bench.experiments.tuning.search import score
-from bench.experiments.tuning.trial import Trial
+from bench.experiments.tuning.figures import Trial, figures
 from bench.experiments.tuning.variant import Variant
 
 _MAX_ROUNDS = 5
@@ -17,12 +16,13 @@ def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> 
     Args:
         tried: What was measured of each.
         present: The one in use.
-        trials: For how many there is time; if they are too few to compare two variants, there are no finalists.
+        trials: For how many there is time. One other variant deserves it in any case, if there is one.
     """
-    front = pareto_front({variant: (trial.throughput, trial.p99) for variant, trial in tried.items()})
-    others = sorted(tried.keys() - {present}, key=lambda variant: (variant in front, score(tried[variant])), reverse=True)
-    count = min(trials // MIN_ROUNDS, 1 + len(others), _MAX_VARIANTS)
-    return [present, *others[: count - 1]] if count > 1 else []
+    found = {variant: figures([trial]) for variant, trial in tried.items()}
+    front = pareto_front(found)
+    others = sorted(found.keys() - {present}, key=lambda variant: (variant in front, found[variant].score), reverse=True)
+    count = min(max(trials // MIN_ROUNDS, 2), _MAX_VARIANTS)
+    return [present, *others][:count]
 
 
 def hold_rounds(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bench.experiments.tuning.trial import Trial
+from bench.experiments.tuning.figures import Trial, figures
 from bench.experiments.tuning.variant import DIMENSIONS, DOWN, UP, Dimension, Direction, Variant
 
 WORTH = 1.02
@@ -30,7 +30,7 @@ def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant]
         if variant not in tried:
             tried[variant] = measure(variant)
         trial = tried[variant]
-        return 0.0 if trial is None else score(trial)
+        return 0.0 if trial is None else figures([trial]).score
 
     best, previous = start, None
     while best != previous:
@@ -38,11 +38,6 @@ def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant]
         for dimension in DIMENSIONS:
             best = _climb(best, dimension, step, score_of)
     return {variant: trial for variant, trial in tried.items() if trial is not None}
-
-
-def score(trial: Trial) -> float:
-    """Return how good a trial is. The p99 of a short one is noisy, so it counts less than throughput."""
-    return float(trial.throughput / trial.p99**0.5)
 
 
 def _climb(start: Variant, dimension: Dimension, step: Step, score_of: Callable[[Variant], float]) -> Variant:

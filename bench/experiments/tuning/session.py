@@ -1,12 +1,17 @@
 """Trials within a time, each of them shown."""
 
+from collections import deque
+from statistics import mean
 from time import monotonic
 
 from bench.experiments.progress import BudgetBar
+from bench.experiments.tuning.figures import Trial
+from bench.experiments.tuning.stand import Stand
 from bench.experiments.tuning.text import trial_line
-from bench.experiments.tuning.trial import Stand, Trial
 from bench.experiments.tuning.variant import Variant
 from bench.harness.errors import ContestantError
+
+_RECENT = 4
 
 
 class Session:
@@ -16,20 +21,24 @@ class Session:
         self._stand = stand
         self._bar = bar
         self._seconds = seconds
-        self._start = monotonic()
-        self._trials = 0
+        self._end = monotonic() + seconds
+        self._took: deque[float] = deque(maxlen=_RECENT)
 
     def measure(self, variant: Variant, rate: float | None = None) -> Trial:
         """Measure a variant; errors as in `Stand.measure`."""
         self._bar.doing(str(variant))
-        self._trials += 1
+        start = monotonic()
         trial = self._stand.measure(variant, rate)
+        self._took.append(monotonic() - start)
         self._bar.note(trial_line(variant, trial))
         return trial
 
     def attempt(self, variant: Variant, rate: float | None, *, within: float | None = None) -> Trial | None:
-        """Measure a variant; return None if it cannot be run, or would not end within a share of the time."""
-        if within is not None and not self.trials_left(within):
+        """Measure a variant; return None if it cannot be run, or would not end within a share of the time.
+
+        There is always time for the second trial of all: without it, nothing can be compared.
+        """
+        if within is not None and len(self._took) > 1 and not self.trials_left(within):
             return None
         try:
             return self.measure(variant, rate)
@@ -38,6 +47,6 @@ class Session:
             return None
 
     def trials_left(self, share: float = 1.0) -> int:
-        """Return how many trials fit into what is left of a share of the time, if they take as long as those before."""
-        spent = monotonic() - self._start
-        return max(0, int((share * self._seconds - spent) / spent * self._trials))
+        """Return how many trials fit into what is left of a share of the time, if they take as long as the last ones."""
+        left = self._end - (1 - share) * self._seconds - monotonic()
+        return max(0, int(left / mean(self._took)))

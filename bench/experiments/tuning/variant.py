@@ -98,7 +98,12 @@ def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]
     return changed
 
 
-def neighbour(variant: Variant, dimension: Dimension, direction: Direction, cores: int) -> Variant | None:
+def count_devices(config: Mapping[str, Any]) -> int:
+    """Return on how many devices a model is run, each of which has its instances."""
+    return max(1, *(len(group.get("gpus", [])) for group in config.get("instance_group", [{}])))
+
+
+def neighbour(variant: Variant, dimension: Dimension, direction: Direction, *, cores: int, devices: int) -> Variant | None:
     """Return the variant one step away; None if there is none.
 
     Args:
@@ -106,14 +111,14 @@ def neighbour(variant: Variant, dimension: Dimension, direction: Direction, core
         dimension: What to vary. With more threads come fewer instances, so that as many threads run as before.
         direction: Upwards or downwards.
         cores: The most threads an instance may have.
+        devices: How many there are, each with as many instances.
     """
     value = getattr(variant, dimension)
+    usual_calls = None if variant.instances is None else variant.instances * devices + 1
+    if dimension == "calls" and value == 0:
+        value = usual_calls
     if value is None:
         return None
-    if dimension == "calls" and value == 0:
-        if variant.instances is None:
-            return None
-        value = variant.instances + 1
     values = _VALUES[dimension]
     place = bisect_right(values, value) if direction > 0 else bisect_left(values, value) - 1
     if not 0 <= place < len(values) or (dimension == "threads" and values[place] > cores):
@@ -121,6 +126,6 @@ def neighbour(variant: Variant, dimension: Dimension, direction: Direction, core
     changes: dict[str, int] = {dimension: values[place]}
     if dimension == "threads" and variant.instances is not None:
         changes["instances"] = max(1, variant.instances * value // values[place])
-    if dimension == "calls" and variant.instances is not None and values[place] == variant.instances + 1:
+    if dimension == "calls" and values[place] == usual_calls:
         changes["calls"] = 0
     return msgspec.structs.replace(variant, **changes)

@@ -1,7 +1,7 @@
 """Measuring variants of a model: one API process after the other, in front of one Triton."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import msgspec
 
 from app.config import Settings
 from app.host.ports import find_free
-from bench.experiments.tuning.variant import Variant, write_variant
+from bench.experiments.tuning.figures import Trial
+from bench.experiments.tuning.hosts import Host
+from bench.experiments.tuning.variant import Variant
 from bench.harness.errors import ContestantError
-from bench.harness.model_control import ModelControl
 from bench.harness.processes import running, variables
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import Progress, run
@@ -26,23 +27,6 @@ SHARE = 0.7
 
 _WARM_UP_CLIENTS = 4
 _WARM_UP_SHARE = 0.25
-_TOLERATED = 0.01
-
-
-class Trial(msgspec.Struct, frozen=True):
-    """What was measured of a variant, once."""
-
-    throughput: float
-    """Correct answers per second, of clients that ask again at once."""
-    rate: float
-    """Requests per second of a second load, whose rate is fixed."""
-    steady: Outcome | None
-    """What that load got; None if it is more than this variant can bear."""
-
-    @property
-    def p99(self) -> float:
-        """Latency at that rate, milliseconds; infinite if it is too high."""
-        return float("inf") if self.steady is None or self.steady.failed > _TOLERATED else self.steady.percentile(99)
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -60,11 +44,9 @@ class Load(msgspec.Struct, frozen=True):
 class Stand:
     """A model in a Triton, whose variants are tried."""
 
-    def __init__(  # noqa: PLR0913 - what it consists of
+    def __init__(
         self,
-        settings: Settings,
-        control: ModelControl,
-        original: Mapping[str, Any],
+        host: Host,
         load: Load,
         *,
         logs: Path,
@@ -73,17 +55,13 @@ class Stand:
         """Prepare for trials.
 
         Args:
-            settings: Of the API processes; the model is the default one.
-            control: Tells their Triton how to run the model.
-            original: The model's config, as it was before.
+            host: Runs the model.
             load: What each variant has to bear.
             logs: The folder for what the processes print.
             progress: Called while there is load.
         """
-        self._settings = settings
-        self._control = control
-        self._original = original
-        self._loaded: Variant | None = None
+        self._host = host
+        self._running: tuple[Variant, Settings] | None = None
         self._load = load
         self._log = logs / "api.log"
         self._progress = progress
@@ -98,15 +76,18 @@ class Stand:
         Raises:
             ContestantError: It cannot be run so, or does not answer correctly.
         """
-        if self._loaded != variant.config:
-            self._loaded = None
-            self._control.load(write_variant(self._original, variant))
-            self._loaded = variant.config
-        with self._api(variant.calls) as url:
+        with self._api(self._run(variant), variant.calls) as url:
             self._ask_again(url, _WARM_UP_CLIENTS, self._load.seconds * _WARM_UP_SHARE)
             throughput = self._ask_again(url, self._load.clients, self._load.seconds).rate
             rate = self._load.rate or rate or throughput * SHARE
             return Trial(throughput, rate, self._ask_steadily(url, rate) if throughput > rate else None)
+
+    def _run(self, variant: Variant) -> Settings:
+        """Let the model be run so, unless it is already."""
+        if self._running is None or self._running[0] != variant.config:
+            self._running = None
+            self._running = variant.config, self._host.run(variant.config)
+        return self._running[1]
 
     def _ask_again(self, url: str, clients: int, seconds: float) -> Outcome:
         outcome = run(drive_closed_loop(url, self._load.samples, clients=clients, seconds=seconds, progress=self._progress))
@@ -119,13 +100,13 @@ class Stand:
         return run(drive_open_loop(url, self._load.samples, rate=rate, seconds=self._load.seconds, progress=self._progress))
 
     @contextmanager
-    def _api(self, calls: int | None) -> Iterator[str]:
+    def _api(self, settings: Settings, calls: int | None) -> Iterator[str]:
         """Run the API until the block ends; hand out where to post images."""
         (port,) = find_free(1)
         # Neither keys nor sockets: the load comes from here. A setting that is not varied stays as it is.
         changes: dict[str, Any] = {"port": port, "host": "127.0.0.1", "socket": "", "api_keys_file": "", "drain_delay_seconds": 0}
         if calls is not None:
             changes["calls_in_flight"] = calls
-        settings = msgspec.structs.replace(self._settings, **changes)
+        settings = msgspec.structs.replace(settings, **changes)
         with running([sys.executable, "-m", "app", "api"], variables(settings), port, "/readyz", self._log) as server:
             yield f"{server.url}/detect"
