@@ -10,7 +10,7 @@ from typing import Any
 
 from app.embedded.launch import CONFIG_NAME
 from app.triton.config_file import ConfigFileError, read_config_file
-from bench.experiments.tuning.variant import THREADS, Variant, read_variant, write_variant
+from bench.experiments.tuning.variant import THREADS, Variant, changes, read_variant, write_variant
 from bench.harness.errors import ContestantError
 
 _COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|#[^\n]*')
@@ -56,18 +56,18 @@ def edit(path: Path, variant: Variant) -> str:
         ContestantError: It cannot be read, or is written in a way that is not understood.
     """
     before = read(path)
-    old = read_variant(before, has_threads=variant.threads is not None, calls=None)
-    changed = _replace(path.read_text(encoding="utf-8"), old, variant.config)
+    old = read_variant(before, has_threads=True, calls=None)
+    edited = _replace(path.read_text(encoding="utf-8"), old, variant.config)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
         written = Path(folder, path.name)
-        written.write_text(changed, encoding="utf-8")
+        written.write_text(edited, encoding="utf-8")
         try:
             is_right = read_config_file(written) == write_variant(before, variant)
         except ConfigFileError:
             is_right = False
     if not is_right:
         raise ContestantError(f"{path} is written in a way that is not understood; edit it yourself: {variant.config}")
-    return changed
+    return edited
 
 
 def difference(path: Path, text: str) -> list[str]:
@@ -94,17 +94,18 @@ def write(path: Path, text: str) -> None:
 
 def _replace(text: str, old: Variant, new: Variant) -> str:
     """Change a text wherever two variants differ."""
-    if new.instances != old.instances:
-        alone = f"{text.rstrip()}\n\ninstance_group [ {{ count: {new.instances} }} ]\n"
-        text = _set(text, _COUNT, new.instances) or _set(text, _GROUP, f" count: {new.instances}") or alone
-    if new.threads != old.threads:
-        alone = f'{text.rstrip()}\nparameters {{ key: "{THREADS}" value {{ string_value: "{new.threads}" }} }}\n'
-        text = _set(text, _THREADS, new.threads) or alone
-    if new.max_batch != old.max_batch:
+    wanted = changes(old, new)
+    if count := wanted.get("instances"):
+        added = f"{text.rstrip()}\n\ninstance_group [ {{ count: {count} }} ]\n"
+        text = _set(text, _COUNT, count) or _set(text, _GROUP, f" count: {count}") or added
+    if threads := wanted.get("threads"):
+        added = f'{text.rstrip()}\nparameters {{ key: "{THREADS}" value {{ string_value: "{threads}" }} }}\n'
+        text = _set(text, _THREADS, threads) or added
+    if max_batch := wanted.get("max_batch"):
         for pattern in (_MAX_BATCH, _WARM_UP, _PREFERRED):
-            text = _set(text, pattern, new.max_batch, instead_of=str(old.max_batch)) or text
-    if new.delay_us != old.delay_us:
-        text = _set(text, _DELAY, new.delay_us) or _set(text, _BATCHING, f" max_queue_delay_microseconds: {new.delay_us}") or text
+            text = _set(text, pattern, max_batch, instead_of=str(old.max_batch)) or text
+    if (delay := wanted.get("delay_us")) is not None:
+        text = _set(text, _DELAY, delay) or _set(text, _BATCHING, f" max_queue_delay_microseconds: {delay}") or text
     return text
 
 

@@ -28,7 +28,7 @@ def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> 
 def hold_rounds(
     variants: Sequence[Variant], measure: Callable[[Variant, float | None], Trial | None], trials_left: Callable[[], int]
 ) -> dict[Variant, list[Trial]]:
-    """Measure round after round of all variants, as many of each. The first one of a round tells its rate.
+    """Measure round after round of all variants, as many of each, while there are two. The first one of a round tells its rate.
 
     Args:
         variants: What to measure.
@@ -37,7 +37,7 @@ def hold_rounds(
     """
     rounds: dict[Variant, list[Trial]] = {variant: [] for variant in variants}
     for number in range(_MAX_ROUNDS):
-        if number >= MIN_ROUNDS and trials_left() < len(rounds):
+        if len(rounds) == 1 or (number >= MIN_ROUNDS and trials_left() < len(rounds)):
             break
         rate = None
         for variant in list(rounds):
@@ -47,4 +47,4 @@ def hold_rounds(
             else:
                 rate = trial.rate
                 rounds[variant].append(trial)
-    return rounds
+    return {variant: trials for variant, trials in rounds.items() if trials}

@@ -73,29 +73,36 @@ def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | N
     )
 
 
+def changes(old: Variant, new: Variant) -> dict[Dimension, int]:
+    """Return what another variant changes, and to what."""
+    values: dict[Dimension, int | None] = {dimension: getattr(new, dimension) for dimension in DIMENSIONS}
+    return {dimension: value for dimension, value in values.items() if value is not None and value != getattr(old, dimension)}
+
+
 def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
     """Return a model's Triton config, changed so that it is run in another way.
 
     Whatever is of the size of the largest batch stays so: warm-ups, and the preferred size that Triton adds by itself.
     """
-    changed: dict[str, Any] = copy.deepcopy(dict(config))
-    if variant.instances is not None:
-        changed.setdefault("instance_group", [{}])[0]["count"] = variant.instances
-    if variant.threads is not None and variant.threads != read_variant(config, has_threads=True, calls=None).threads:
-        changed.setdefault("parameters", {})[THREADS] = {"string_value": str(variant.threads)}
-    if variant.max_batch is not None:
-        largest = int(config["max_batch_size"])
-        changed["max_batch_size"] = variant.max_batch
-        for warm_up in changed.get("model_warmup", []):
-            if warm_up.get("batch_size") == largest:
-                warm_up["batch_size"] = variant.max_batch
-        if changed.get("dynamic_batching", {}).get("preferred_batch_size") == [largest]:
-            changed["dynamic_batching"]["preferred_batch_size"] = [variant.max_batch]
-    if variant.delay_us is not None:
-        changed["dynamic_batching"].pop("max_queue_delay_microseconds", None)
-        if variant.delay_us:
-            changed["dynamic_batching"]["max_queue_delay_microseconds"] = str(variant.delay_us)
-    return changed
+    old = read_variant(config, has_threads=True, calls=None)
+    written: dict[str, Any] = copy.deepcopy(dict(config))
+    wanted = changes(old, variant)
+    if "instances" in wanted:
+        written.setdefault("instance_group", [{}])[0]["count"] = wanted["instances"]
+    if "threads" in wanted:
+        written.setdefault("parameters", {})[THREADS] = {"string_value": str(wanted["threads"])}
+    if "max_batch" in wanted:
+        written["max_batch_size"] = wanted["max_batch"]
+        for warm_up in written.get("model_warmup", []):
+            if warm_up.get("batch_size") == old.max_batch:
+                warm_up["batch_size"] = wanted["max_batch"]
+        if written.get("dynamic_batching", {}).get("preferred_batch_size") == [old.max_batch]:
+            written["dynamic_batching"]["preferred_batch_size"] = [wanted["max_batch"]]
+    if "delay_us" in wanted:
+        written["dynamic_batching"].pop("max_queue_delay_microseconds", None)
+        if wanted["delay_us"]:
+            written["dynamic_batching"]["max_queue_delay_microseconds"] = str(wanted["delay_us"])
+    return written
 
 
 def count_devices(config: Mapping[str, Any]) -> int:
@@ -123,9 +130,9 @@ def neighbour(variant: Variant, dimension: Dimension, direction: Direction, *, c
     place = bisect_right(values, value) if direction > 0 else bisect_left(values, value) - 1
     if not 0 <= place < len(values) or (dimension == "threads" and values[place] > cores):
         return None
-    changes: dict[str, int] = {dimension: values[place]}
+    moved: dict[str, int] = {dimension: values[place]}
     if dimension == "threads" and variant.instances is not None:
-        changes["instances"] = max(1, variant.instances * value // values[place])
+        moved["instances"] = max(1, variant.instances * value // values[place])
     if dimension == "calls" and values[place] == usual_calls:
-        changes["calls"] = 0
-    return msgspec.structs.replace(variant, **changes)
+        moved["calls"] = 0
+    return msgspec.structs.replace(variant, **moved)
