@@ -47,7 +47,7 @@ def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> 
         if file in instead:
             target.write_text(instead[file], encoding="utf-8")
         else:
-            target.symlink_to(file)
+            target.symlink_to(file.resolve())
 
 
 def read_labels(repository: Path, model: str) -> str:
