@@ -8,7 +8,9 @@ import msgspec
 
 from bench.load.outcome import MAX_MICROSECONDS, Outcome, merge_histograms
 
-_TOLERATED = 0.01
+TOLERATED = 0.01
+"""Share of failed requests that is no reason to leave a variant out."""
+
 _NEVER = float("inf")
 _LONGEST = MAX_MICROSECONDS / 1e3
 
@@ -43,7 +45,7 @@ class Figures(NamedTuple):
 def figures(trials: Sequence[Trial]) -> Figures:
     """Sum up trials: the median of their throughput, and the percentiles of all their latencies together."""
     throughput = median(trial.throughput for trial in trials)
-    steady = [trial.steady for trial in trials if trial.steady is not None and trial.steady.failed <= _TOLERATED]
+    steady = [trial.steady for trial in trials if trial.steady is not None and trial.steady.failed <= TOLERATED]
     if len(steady) < len(trials):
         return Figures(throughput, _NEVER, _NEVER)
     latencies = merge_histograms(outcome.latency for outcome in steady)

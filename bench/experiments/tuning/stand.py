@@ -10,13 +10,13 @@ import msgspec
 
 from app.config import Settings
 from app.host.ports import find_free
-from bench.experiments.tuning.figures import Trial
+from bench.experiments.tuning.figures import TOLERATED, Trial
 from bench.experiments.tuning.hosts import Host
 from bench.experiments.tuning.variant import Variant
 from bench.harness.errors import ContestantError
 from bench.harness.processes import running, variables
 from bench.load.closed_loop import drive_closed_loop
-from bench.load.driver import Progress, run
+from bench.load.driver import PATIENCE_SECONDS, Progress, run
 from bench.load.images import Sample
 from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
@@ -25,6 +25,16 @@ from bench.load.tally import REJECTIONS
 SHARE = 0.7
 """How much of what the present variant can bear the fixed rate is, unless it is given."""
 
+# The load comes from this machine, without keys, and waits for each answer: a short deadline would let the gateway reject what a
+# slow variant cannot do at once, and clients that come back at once would keep the machine busy.
+_MEASURED = {
+    "host": "127.0.0.1",
+    "socket": "",
+    "api_keys_file": "",
+    "drain_delay_seconds": 0.0,
+    "timeout_seconds": PATIENCE_SECONDS,
+    "max_timeout_seconds": PATIENCE_SECONDS,
+}
 _WARM_UP_CLIENTS = 4
 _WARM_UP_SHARE = 0.25
 
@@ -91,7 +101,8 @@ class Stand:
 
     def _ask_again(self, url: str, clients: int, seconds: float) -> Outcome:
         outcome = run(drive_closed_loop(url, self._load.samples, clients=clients, seconds=seconds, progress=self._progress))
-        if not outcome.correct or set(outcome.statuses) - REJECTIONS - {"200"}:
+        failed = sum(count for status, count in outcome.statuses.items() if status not in {"200", *REJECTIONS})
+        if failed > TOLERATED * outcome.correct:
             answers = ", ".join(f"{count} x {status}" for status, count in outcome.statuses.items())
             raise ContestantError(f"not all answers are correct: {answers or 'there was none'}")
         return outcome
@@ -103,10 +114,7 @@ class Stand:
     def _api(self, settings: Settings, calls: int | None) -> Iterator[str]:
         """Run the API until the block ends; hand out where to post images."""
         (port,) = find_free(1)
-        # Neither keys nor sockets: the load comes from here. A setting that is not varied stays as it is.
-        changes: dict[str, Any] = {"port": port, "host": "127.0.0.1", "socket": "", "api_keys_file": "", "drain_delay_seconds": 0}
-        if calls is not None:
-            changes["calls_in_flight"] = calls
-        settings = msgspec.structs.replace(settings, **changes)
+        changes: dict[str, Any] = {} if calls is None else {"calls_in_flight": calls}
+        settings = msgspec.structs.replace(settings, **_MEASURED, port=port, **changes)
         with running([sys.executable, "-m", "app", "api"], variables(settings), port, "/readyz", self._log) as server:
             yield f"{server.url}/detect"
