@@ -102,7 +102,7 @@ class Stand:
     def _ask_again(self, url: str, clients: int, seconds: float) -> Outcome:
         outcome = run(drive_closed_loop(url, self._load.samples, clients=clients, seconds=seconds, progress=self._progress))
         failed = sum(count for status, count in outcome.statuses.items() if status not in {"200", *REJECTIONS})
-        if failed > TOLERATED * outcome.correct:
+        if not outcome.correct or failed > TOLERATED * outcome.correct:
             answers = ", ".join(f"{count} x {status}" for status, count in outcome.statuses.items())
             raise ContestantError(f"not all answers are correct: {answers or 'there was none'}")
         return outcome
