@@ -45,6 +45,7 @@ class ServedModel:
 
     def forget_speed(self) -> None:
         """Measure the speed anew: Triton may be another one now."""
+        self._measured_since = monotonic()
         self._answered_images, self._busy_seconds = 0.0, 0.0
         self._call_seconds = 0.0
         """How long a call takes."""
@@ -64,10 +65,10 @@ class ServedModel:
             began_at: When it began.
         """
         now = monotonic()
-        busy = now - max(self._busy_since, self.answered_at)
-        self._answered_images = self._answered_images * _MEMORY + images
-        self._busy_seconds = self._busy_seconds * _MEMORY + busy
-        self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
+        if began_at >= self._measured_since:
+            self._answered_images = self._answered_images * _MEMORY + images
+            self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
+            self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
         self.answered_at = now
 
     def is_silent(self, usual_speed: float, hang_seconds: float) -> bool:

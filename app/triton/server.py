@@ -15,7 +15,7 @@ from app.triton.specs import SpecCache
 
 # It may have loaded a model that it did not have.
 _LOOK_AGAIN_SECONDS = 5.0
-_MEMORY = 0.8
+_MEMORY = 0.5
 
 LOG = structlog.get_logger()
 
