@@ -52,8 +52,9 @@ async def examine(
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.output_format.description}"
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
-    if spec.dtype is None and not settings.triton_urls and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
-        text = "the embedded Triton does not read encoded files under this Python: nothing was measured"
+    is_own = not settings.triton_urls and config.get("backend") == "python"
+    if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
+        text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
     else:
         findings += [finding async for finding in burst.measure(client, spec, model, file, with_burst=with_burst)]

@@ -8,6 +8,7 @@ from app.config import PREFIX, Settings
 from app.doctor import triton
 from app.doctor.finding import Finding, failure, ok, warning
 from app.doctor.triton import Examination
+from app.model.interchange import are_interchangeable
 from app.triton.membership import Target, resolve
 
 
@@ -48,7 +49,7 @@ def _compare(model: str, targets: Sequence[Target], examined: Sequence[Examinati
     if len(specs) < 2:  # noqa: PLR2004
         return
     first, *others = specs
-    different = [address for address in others if not specs[address].is_interchangeable(specs[first])]
+    different = [address for address in others if not are_interchangeable(specs[address], specs[first])]
     if different:
         text = f"{model} has another input or other outputs at {', '.join(different)} than at {first}: it is not used there"
         yield warning("same_model", text, "give all Tritons the same model repository")
