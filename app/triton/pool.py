@@ -120,6 +120,8 @@ class TritonPool:
 
     def parallel_images(self, spec: ModelSpec) -> int:
         """Return how many images all Tritons that have a model can process at a time."""
+        if len(self.servers) == 1:
+            return spec.parallel_images
         return sum(server.specs.known(spec).parallel_images for server in self.servers if server.specs.has(spec.name))
 
     async def is_ready(self, model: str) -> bool:
