@@ -24,7 +24,7 @@ _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 
 async def examine(
     client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
-) -> tuple[list[Finding], int | None]:
+) -> tuple[list[Finding], ModelSpec | None]:
     """Examine the default model.
 
     Args:
@@ -35,7 +35,7 @@ async def examine(
         with_burst: Whether to send it a burst of inferences.
 
     Returns:
-        What was found, and the size of its input for one image; None if it cannot be used.
+        What was found, and its spec; None if it cannot be used.
     """
     try:
         config, version = await client.read_config(settings.model)
@@ -58,7 +58,7 @@ async def examine(
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
     else:
         findings += [finding async for finding in burst.measure(client, spec, model, file, with_burst=with_burst)]
-    return findings, spec.image_bytes
+    return findings, spec
 
 
 def check_file(settings: Settings) -> Iterator[Finding]:
