@@ -28,6 +28,7 @@ def sample(
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
     for server in [*pool.servers, *pool.leaving]:
+        metrics.triton_images.add(server.take_new_images(), server.address)
         metrics.triton_calls.set(sum(served.calls for served in server.models.values()), server.address)
         for model, served in server.models.items():
             metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), server.address, model)

@@ -138,9 +138,8 @@ class TritonCalls:
         server = place.served.server
         place.reads_slot = slot is not None
         images = len(batch.images)
-        server.images += images
+        server.new_images += images
         self._metrics.inferences.add(images, "inline" if slot is None else "shm")
-        self._metrics.triton_images.add(images, server.address)
         try:
             return await server.client.infer(
                 batch.spec,

@@ -89,8 +89,9 @@ class TritonPool:
     def is_usable(self, model: str) -> bool:
         """Return whether any Triton runs a model, as far as is known."""
         servers = self.servers
-        if len(servers) > 1:
-            servers = [server for server in servers if server.specs.has(model)] or servers
+        if len(servers) == 1:
+            return servers[0].is_usable(model)
+        servers = [server for server in servers if server.specs.has(model)] or servers
         return not servers or any(server.is_usable(model) for server in servers)
 
     def find(
@@ -115,6 +116,8 @@ class TritonPool:
 
     def find_silent(self, answered: ServedModel, model: str, hang_seconds: float) -> list[ServedModel]:
         """Find the Tritons that should have answered for a model, too, as `ServedModel.is_silent` says."""
+        if len(self.servers) == 1:
+            return []
         others = [server.model(model) for server in self.servers if server is not answered.server]
         return [other for other in others if other.is_usable and other.is_silent(answered.speed, hang_seconds)]
 
@@ -152,7 +155,7 @@ class TritonPool:
         """Look for models that a Triton did not have, and close those that are not used any more; to be called regularly."""
         models = {model for server in self.servers for model in server.specs.models}
         for server in self.servers:
-            server.note_share()
+            server.forget_images()
             for model in models:
                 self._ask(server, model)
         for server in [server for server in self.leaving if not server.is_busy]:

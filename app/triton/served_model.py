@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 # Weight of what is known, relative to that of the newest answer.
 _MEMORY = 0.9
+# One that has only failed is slow, and not unknown.
+_NEXT_TO_NONE = 1e-3
 # A Triton is not silent sooner, however fast it is: a pause of its process is no fault.
 _MIN_SILENCE_SECONDS = 0.5
 _LATE, _VERY_LATE = 1.5, 2.0
@@ -41,7 +43,7 @@ class ServedModel:
     @property
     def speed(self) -> float:
         """Images per second while calls were under way; 0 if it is not known."""
-        return self._answered_images / self._busy_seconds if self._busy_seconds else 0.0
+        return max(self._answered_images, _NEXT_TO_NONE) / self._busy_seconds if self._busy_seconds else 0.0
 
     def forget_speed(self) -> None:
         """Measure the speed anew: Triton may be another one now."""

@@ -39,11 +39,10 @@ class TritonServer:
         self.regions = Regions(client)
         self.models: dict[str, ServedModel] = {}
         """What it has shown of the models that it was called for."""
-        self.images = 0
-        """Images that were sent to it so far."""
+        self.new_images = 0
+        """Images that were sent to it and are not counted yet."""
         self.recent_images = 0.0
-        """The same, of the last seconds."""
-        self._images_before = 0
+        """Images that were sent to it in the last seconds."""
         self._look_at: dict[str, float] = {}
         """When to look for a model again that it did not have, as `time.monotonic` counts."""
         self._compared: dict[str, _Comparison] = {}
@@ -97,10 +96,15 @@ class TritonServer:
         with suppress(GatewayError):
             await self.specs.get(model)
 
-    def note_share(self) -> None:
-        """Count recent images; to be called once a second."""
-        self.recent_images = self.recent_images * _MEMORY + self.images - self._images_before
-        self._images_before = self.images
+    def take_new_images(self) -> int:
+        """Return how many images were sent to it since the last time."""
+        taken, self.new_images = self.new_images, 0
+        self.recent_images += taken
+        return taken
+
+    def forget_images(self) -> None:
+        """Let older images count less; to be called once a second."""
+        self.recent_images *= _MEMORY
 
     async def stop_probing(self) -> None:
         """Leave circuits as they are."""

@@ -256,11 +256,13 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
 
 
 def test_the_gateway_finds_triton(cluster: Cluster) -> None:
-    """In its pod, or by the name of a Service, which leads to Triton's port."""
-    host, _, port = cluster.settings.triton_url.rpartition(":")
+    """In its pod, or each of them by the name of a headless Service; the port is then that of the pods."""
+    host, _, port = cluster.settings.triton_url.removeprefix("dns:///").rpartition(":")
     if cluster.overlay == "sidecar":
         assert f"--grpc-address={host}" in cluster.triton["args"]
     else:
+        assert cluster.settings.triton_url.startswith("dns:///")
+        assert cluster.one("Service", host)["spec"]["clusterIP"] == "None"
         (service,) = cluster.one("Service", host)["spec"]["ports"]
         named = {port["name"]: port["containerPort"] for port in cluster.triton["ports"]}
         assert service["port"] == named[service["targetPort"]] == int(port)

@@ -65,6 +65,8 @@ def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -
 
 def test_one_that_fails_at_once_is_not_fast(served: ServedModel, clock: Clock) -> None:
     """Else it would draw the calls of all others."""
+    answer(served, clock, 0.001, fails=True)
+    assert 0 < served.speed < 2
     answer(served, clock, 0.1)
     before = served.speed
     for _ in range(10):
