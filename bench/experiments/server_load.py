@@ -18,7 +18,8 @@ from bench.load.driver import Progress, run
 from bench.load.images import given_samples
 from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
-from bench.report.records import UNKNOWN_MODEL, Run, make_record, save_record
+from bench.report.measurements import UNKNOWN_MODEL, Run
+from bench.report.records import make_record, save_record
 from bench.report.text import overview, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0

@@ -15,7 +15,7 @@ from bench.harness.meters import Meters, children, family
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.overload import drive_arrivals, drive_crowd
-from bench.report.records import Measurement, Overload, Run
+from bench.report.measurements import Measurement, Overload, Run
 
 T = TypeVar("T")
 

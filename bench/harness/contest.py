@@ -15,7 +15,8 @@ from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.report.records import UNKNOWN_MODEL, Contest, ContestantResult, Measurement
+from bench.report.contests import Contest, ContestantResult
+from bench.report.measurements import UNKNOWN_MODEL, Measurement
 
 WARM_UP_SECONDS = 1.5
 """The shortest warm-up of a server before it is measured."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError
 
 from app.host.http import LOOPBACK
-from bench.report.records import TritonUse
+from bench.report.measurements import TritonUse
 
 _SECONDS = 5
 

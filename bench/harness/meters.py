@@ -9,7 +9,7 @@ import psutil
 
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.load.outcome import Outcome
-from bench.report.records import Measurement
+from bench.report.measurements import Measurement
 
 MIB = 2**20
 

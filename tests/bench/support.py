@@ -14,7 +14,9 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.reference_environment import is_installed, reference_python
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.records import Contest, ContestantResult, Measurement, Overload, Record, Run, TritonUse, WorkerMemory, make_record
+from bench.report.contests import Contest, ContestantResult
+from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
+from bench.report.records import Record, make_record
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'

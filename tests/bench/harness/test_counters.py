@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench.harness.counters import Counters, CountersError, read_counters
-from bench.report.records import TritonUse
+from bench.report.measurements import TritonUse
 from tests.fakes.http import answering
 
 ZERO = Counters(inferences=0, executions=0, successes=0, compute_ns=0, waits=0, queue_ns=0, batches={})
