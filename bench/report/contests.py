@@ -7,7 +7,29 @@ import msgspec
 from bench.report.measurements import Measurement, Run
 
 
-class ContestantResult(msgspec.Struct, kw_only=True):
+class Rounds(msgspec.Struct, kw_only=True):
+    """Measurements of the same, each made in turn with others."""
+
+    rounds: list[Measurement] = []
+
+    @property
+    def middle(self) -> Measurement:
+        """The round of median throughput; there must be one."""
+        return sorted(self.rounds, key=lambda one: one.outcome.rate)[len(self.rounds) // 2]
+
+    def median(self, figure: str) -> float:
+        """Return the median of a figure over the rounds; a round without it counts as zero."""
+        return median(one.figures.get(figure, 0.0) for one in self.rounds) if self.rounds else 0.0
+
+    def ratios(self, base: "Rounds", figure: str) -> list[float]:
+        """Divide a figure by that of another, round by round: noise that hits a whole round cancels out."""
+        pairs = [
+            (one.figures.get(figure, 0.0), other.figures.get(figure)) for one, other in zip(self.rounds, base.rounds, strict=False)
+        ]
+        return [one / other for one, other in pairs if other]
+
+
+class ContestantResult(Rounds, kw_only=True):
     """One contestant of a contest and its rounds."""
 
     name: str
@@ -15,22 +37,10 @@ class ContestantResult(msgspec.Struct, kw_only=True):
     """Name of the model that answered."""
     note: str
     """What kind of server it is."""
-    rounds: list[Measurement] = []
     resident_mib: list[float] = []
     """Memory of each worker at the end."""
     unshared_mib: list[float] = []
     """The part of it that no other process uses."""
-
-    def median(self, figure: str) -> float:
-        """Return the median of a figure over the rounds; a round without it counts as zero."""
-        return median(one.figures.get(figure, 0.0) for one in self.rounds) if self.rounds else 0.0
-
-    def ratios(self, base: "ContestantResult", figure: str) -> list[float]:
-        """Divide a figure by that of another, round by round: noise that hits a whole round cancels out."""
-        pairs = [
-            (one.figures.get(figure, 0.0), other.figures.get(figure)) for one, other in zip(self.rounds, base.rounds, strict=False)
-        ]
-        return [one / other for one, other in pairs if other]
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -67,7 +77,7 @@ class Contest(msgspec.Struct, kw_only=True):
         for entry in self.entries:
             if not entry.rounds:
                 continue
-            middle = sorted(entry.rounds, key=lambda one: one.outcome.rate)[len(entry.rounds) // 2]
+            middle = entry.middle
             found.append(
                 Run(
                     contestant=entry.name,

@@ -12,7 +12,7 @@ UNKNOWN_MODEL = "-"
 
 
 class TritonUse(msgspec.Struct, frozen=True):
-    """What one model did in Triton during a run."""
+    """What one model did during a run, in all Tritons together."""
 
     inferences: int
     executions: int
@@ -38,6 +38,10 @@ class Measurement(msgspec.Struct, kw_only=True):
     triton: TritonUse | None = None
     triton_note: str = ""
     """Why `triton` is None."""
+    images_by_triton: list[int] = []
+    """Images that each Triton has processed."""
+    calls: dict[str, int] = {}
+    """Calls that the gateway has made to Triton, by the number of images in them: `1`, `2`, `3-4`, as its metrics count them."""
     figures: dict[str, float] = {}
     """The main numbers of the above by name, for programs that cannot read HDR histograms."""
 

@@ -9,6 +9,7 @@ import msgspec
 from bench.report.contests import Contest
 from bench.report.machine import Machine, describe_machine, package_versions, read_commit
 from bench.report.measurements import Run
+from bench.report.scaling import Scaling
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -22,14 +23,18 @@ class Record(msgspec.Struct, kw_only=True):
     """The options of the command line."""
     runs: list[Run]
     contests: list[Contest]
+    scalings: list[Scaling] = []
 
     @property
     def all_runs(self) -> list[Run]:
-        """The runs, and one for each contestant of a contest."""
-        return [*self.runs, *(run for contest in self.contests for run in contest.runs())]
+        """The runs, one for each contestant of a contest, and one for each point of a scaling."""
+        contests = (run for contest in self.contests for run in contest.runs())
+        return [*self.runs, *contests, *(run for scaling in self.scalings for run in scaling.runs())]
 
 
-def make_record(settings: Mapping[str, str], runs: Sequence[Run] = (), contests: Sequence[Contest] = ()) -> Record:
+def make_record(
+    settings: Mapping[str, str], runs: Sequence[Run] = (), contests: Sequence[Contest] = (), scalings: Sequence[Scaling] = ()
+) -> Record:
     """Put measurements on record, with this machine and the versions in use."""
     return Record(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -39,6 +44,7 @@ def make_record(settings: Mapping[str, str], runs: Sequence[Run] = (), contests:
         settings=dict(settings),
         runs=list(runs),
         contests=list(contests),
+        scalings=list(scalings),
     )
 
 

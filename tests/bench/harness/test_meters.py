@@ -53,7 +53,7 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
     used = {parent.pid: 10.0, 1: 5.0}
     found = {"gateway": [parent], "triton": []}
     monkeypatch.setattr("bench.harness.meters.cpu_seconds", lambda process: used[process.pid])
-    meters = Meters(lambda: found, "", "")
+    meters = Meters(lambda: found, [], "")
     used[parent.pid] = 12.0
     found["gateway"] = [parent, psutil.Process(1)]
     measured = meters.read(make_outcome([1.0] * 100))
@@ -65,7 +65,7 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
 
 def test_counters_that_cannot_be_read_are_explained() -> None:
     """The rest is measured all the same."""
-    measured = Meters(dict, "http://127.0.0.1:1", "m").read(make_outcome([1.0]))
+    measured = Meters(dict, ["http://127.0.0.1:1"], "m").read(make_outcome([1.0]))
 
     assert measured.triton is None
     assert "http://127.0.0.1:1" in measured.triton_note
