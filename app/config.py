@@ -1,90 +1,37 @@
 """Settings: their types, their limits and their defaults."""
 
 import math
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
+
+from app.server_settings import Port, ServerSettings
 
 PREFIX = "NEREID_"
 """Of the variables that set them: NEREID_PORT=8080 sets `port`."""
 
-MIN_AGE_SECONDS = 60
-"""Granian renews no worker sooner."""
 
-Port = Annotated[int, Meta(ge=1, le=65535)]
-
-
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings. The README's table is generated from the descriptions here."""
 
-    host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
-    port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
-    socket: Annotated[
-        str, Meta(max_length=100, description="Unix socket the API listens on, instead of host and port. Empty: none.")
-    ] = ""
-    socket_mode: Annotated[
-        str, Meta(pattern="^[0-7]{3}$", description="Permissions of the unix sockets, octal; the proxy must be allowed to write.")
-    ] = "660"
-    instances: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=64,
-            description="Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock` in the folder of "
-            "sockets, for a proxy in front of them. 0: one, on host and port.",
-        ),
-    ] = 0
-    socket_folder: Annotated[str, Meta(max_length=80, description="Folder of the instances' sockets.")] = "run"
-    trusted_proxies: Annotated[
-        str,
-        Meta(
-            description="Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is logged as the client's "
-            "address; that of a proxy on a unix socket always is. Empty: none."
-        ),
-    ] = ""
-    api_keys_file: Annotated[
-        str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
-    ] = ""
-    workers: Annotated[
-        int,
-        Meta(
-            ge=0, le=256, description="API processes, per instance; 0: one per core that may be used, also by a container's quota."
-        ),
-    ] = 0
-    worker_max_age_seconds: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**8,
-            description="Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never.",
-        ),
-    ] = 0
-    worker_max_memory_mb: Annotated[
-        int, Meta(ge=0, le=1 << 20, description="Resident memory at which an API process is replaced, MiB. 0: never.")
-    ] = 0
-    drain_delay_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds.",
-        ),
-    ] = 1.0
-    decode_threads: Annotated[
-        int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
-    ] = 2
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
     model_repository: Annotated[
         str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"
     triton_urls: Annotated[
         str,
-        Meta(description="gRPC endpoint of a running Triton, `host:port` (one, for now). Empty: use the embedded Triton."),
+        Meta(
+            description="gRPC endpoints of running Tritons, separated by commas: `host:port`, or `dns:///name:port` for one Triton "
+            "at each address that the name has, now and later. Empty: use the embedded Triton."
+        ),
     ] = ""
-    triton_tls: Annotated[bool, Meta(description="TLS to that Triton; its certificate must name the host in its address.")] = False
+    connections: Annotated[
+        int, Meta(ge=1, le=16, description="gRPC connections of each worker to each Triton, over which inferences are spread.")
+    ] = 1
+    triton_tls: Annotated[
+        bool, Meta(description="TLS to those Tritons; their certificates must name the host in their address.")
+    ] = False
     triton_ca_file: Annotated[
         str, Meta(description="With TLS: certificates of the CAs that its certificate may come from, PEM. Empty: the system's.")
     ] = ""
@@ -98,9 +45,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_metrics_url: Annotated[
         str,
         Meta(
-            pattern="^(https?://.*)?$",
-            description="Metrics endpoint of a running Triton, `http://host:8002/metrics`, for the GPUs in `/health`. Empty: none; "
-            "that of the embedded Triton is known.",
+            pattern="^(https?://[^,]+(,https?://[^,]+)*)?$",
+            description="Metrics endpoints of running Tritons, `http://host:8002/metrics`, separated by commas, for the GPUs in "
+            "`/health`. Empty: none; that of the embedded Triton is known.",
         ),
     ] = ""
     triton_control_key_file: Annotated[
@@ -191,24 +138,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = False
 
     @property
-    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The networks of trusted proxies.
-
-        Raises:
-            ValueError: One is neither an address nor a network.
-        """
-        named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
-        return tuple(ip_network(name) for name in named)
+    def triton_addresses(self) -> tuple[str, ...]:
+        """Endpoints of the Tritons in use, `host:port` or `dns:///name:port`; the embedded one's, or those of others."""
+        named = tuple(filter(None, map(str.strip, self.triton_urls.split(","))))
+        return named or (f"127.0.0.1:{self.triton_grpc_port}",)
 
     @property
     def triton_url(self) -> str:
-        """`host:port` of the gRPC endpoint in use, the embedded Triton's or another's."""
-        return self.triton_urls or f"127.0.0.1:{self.triton_grpc_port}"
+        """`host:port` of the gRPC endpoint of the only Triton, such as the embedded one; of the first one if there are several."""
+        return self.triton_addresses[0]
 
     @property
-    def metrics_url(self) -> str:
-        """Triton's metrics endpoint; empty if it is not known."""
-        return self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
+    def metrics_urls(self) -> tuple[str, ...]:
+        """Metrics endpoints of the Tritons, as far as they are known."""
+        urls = self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
+        return tuple(filter(None, urls.split(",")))
 
     @property
     def control_key_path(self) -> Path | None:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,9 @@ from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
 from app.triton.client import TritonClient
+from app.triton.membership import Membership, Target
+from app.triton.pool import TritonPool
+from app.triton.server import TritonServer
 from app.triton.transport import Transport
 from app.zoo import registry
 from app.zoo.registry import RegistryError
@@ -72,8 +75,8 @@ def _open_tracing() -> "Tracing":
 @asynccontextmanager
 async def open_resources(
     settings: Settings, tracing: "Tracing | None" = None
-) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
-    """Open the Triton client, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
+) -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
+    """Open the pool of Tritons, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
@@ -84,22 +87,25 @@ async def open_resources(
         stack.push_async_callback(_cancel, beating)
         if tracing is not None:
             stack.push_async_callback(tracing.close)
-        tls = credentials.load(settings.triton_tls_files)
-        triton = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
-        stack.push_async_callback(triton.close)
-        transport = Transport(triton, settings.transport)
-        stack.push_async_callback(transport.close)
+        transport = Transport(settings.transport)
         await transport.sweep()
+        pool = TritonPool(transport)
+        stack.push_async_callback(pool.close)
+        membership = Membership(pool, settings.triton_addresses, _connector(settings))
+        await membership.refresh()
+        following = asyncio.create_task(membership.run())
+        stack.push_async_callback(_cancel, following)
+        stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
-        detector = Detector(triton, transport, admission, metrics, settings.model, _pullable(settings), limits, aggregation)
+        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation)
         stack.push_async_callback(detector.close)
         try:
             await detector.warm_up()
         except GatewayError as error:  # Triton may start later
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
-        housekeeping = asyncio.create_task(_keep_house(transport, detector))
+        housekeeping = asyncio.create_task(_keep_house(detector))
         stack.push_async_callback(_cancel, housekeeping)
         detector.sample()
         is_started.set()
@@ -107,7 +113,24 @@ async def open_resources(
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()
-        yield triton, detector, metrics
+        yield pool, detector, metrics
+
+
+def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
+    """Return what connects to a Triton as the settings say."""
+    tls = credentials.load(settings.triton_tls_files)
+
+    def connect(target: Target) -> TritonServer:
+        client = TritonClient(
+            target.address,
+            settings.control_key_path,
+            credentials=tls,
+            host=target.host,
+            connections=settings.connections,
+        )
+        return TritonServer(client)
+
+    return connect
 
 
 def describe(settings: Settings) -> Deployment:
@@ -124,7 +147,7 @@ def describe(settings: Settings) -> Deployment:
             timeout_seconds=settings.timeout_seconds,
             max_timeout_seconds=settings.max_timeout_seconds,
         ),
-        settings.metrics_url,
+        settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,
     )
@@ -165,18 +188,17 @@ def _capacity(settings: Settings) -> Capacity:
     )
 
 
-async def _keep_house(transport: Transport, detector: Detector) -> None:
+async def _keep_house(detector: Detector) -> None:
     """Do once a second what no request should wait for."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         try:
-            detector.admission.refresh()
+            await detector.refresh()
             detector.sample()
             if detector.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
                 allocator.return_freed_memory()
                 usual_bytes = memory.resident_bytes()
-            await transport.retire_idle()
         except Exception:
             LOG.exception("housekeeping failed")
 

@@ -56,13 +56,15 @@ def _require_tracing() -> None:
 
 
 def warn_of_unreachable_triton(settings: Settings) -> None:
-    """Tell the user if nobody listens at Triton's address; Triton may start later."""
-    host, _, port = settings.triton_url.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:  # a part of a host's name may be too long for the encoding of such names
-        reason = getattr(error, "strerror", None) or error
-        say(f"warning: Triton cannot be reached at {settings.triton_url}: {reason}; until it can, requests are answered with 503")
+    """Tell the user of each address at which no Triton listens; it may start later."""
+    consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
+    for address in settings.triton_addresses:
+        host, _, port = address.removeprefix("dns:///").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except (OSError, UnicodeError) as error:  # a part of a host's name may be too long for the encoding of such names
+            reason = getattr(error, "strerror", None) or error
+            say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")
 
 
 def require_address(settings: Settings) -> None:

@@ -3,9 +3,10 @@
 import re
 from itertools import combinations
 
-from app.config import MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
+from app.config import PREFIX, Settings, SettingsError
+from app.server_settings import MIN_AGE_SECONDS
 
-_ADDRESS = re.compile(r"(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 
 
@@ -15,7 +16,7 @@ def check(settings: Settings) -> None:
     Raises:
         SettingsError: A setting breaks a rule; the message names it.
     """
-    _check_address(settings)
+    _check_addresses(settings)
     _check_tls(settings)
     _check_ports(settings)
     _check_proxies(settings)
@@ -23,19 +24,20 @@ def check(settings: Settings) -> None:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
 
 
-def _check_address(settings: Settings) -> None:
-    """Check the address of a running Triton: gRPC takes a URL without complaint, and then never finds the host."""
-    if "," in settings.triton_urls:
-        raise SettingsError(f"{PREFIX}TRITON_URLS: only one address is supported")
+def _check_addresses(settings: Settings) -> None:
+    """Check the addresses of running Tritons: gRPC takes a URL without complaint, and then never finds the host."""
     if not settings.triton_urls:
         return
-    address = _ADDRESS.fullmatch(settings.triton_urls)
-    if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
-        # The value is not repeated: a URL may contain a password.
-        raise SettingsError(
-            f"{PREFIX}TRITON_URLS: Expected host:port of Triton's gRPC endpoint, "
-            "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://"
-        )
+    addresses = [address.strip() for address in settings.triton_urls.split(",")]
+    for address in map(_ADDRESS.fullmatch, addresses):
+        if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
+            # The value is not repeated: a URL may contain a password.
+            raise SettingsError(
+                f"{PREFIX}TRITON_URLS: Expected host:port of Triton's gRPC endpoint, "
+                "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or dns:///name:port; several with commas"
+            )
+    if len(set(addresses)) < len(addresses):
+        raise SettingsError(f"{PREFIX}TRITON_URLS: an address is there twice")
 
 
 def _check_tls(settings: Settings) -> None:

@@ -120,8 +120,8 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
     made: list[Arena] = []
     create = Arena.__init__
 
-    def create_and_note(arena: Arena, slot_bytes: int, slots: int) -> None:
-        create(arena, slot_bytes, slots)
+    def create_and_note(arena: Arena, nbytes: int) -> None:
+        create(arena, nbytes)
         made.append(arena)
 
     monkeypatch.setattr(Arena, "__init__", create_and_note)

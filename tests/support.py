@@ -24,6 +24,7 @@ from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.detector import Limits
+from app.pipeline.inference import Aggregation
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
@@ -45,6 +46,8 @@ SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a detector with one thread."""
+AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
+"""Of a detector that is the only worker of its host."""
 TABLE_VARIABLE = "WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 METRICS = Metrics(WorkerTable(), "0")

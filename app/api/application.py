@@ -25,14 +25,14 @@ from app.api.openapi import KEY_SCHEMES
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 
 if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
     from app.telemetry.tracing import Tracing
 
 Application = ASGIApp
-OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonClient, Detector, Metrics]]]
-"""Opens the Triton client, the detector and the metrics of a worker, and closes them after the last request."""
+OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Detector, Metrics]]]
+"""Opens the pool of Tritons, the detector and the metrics of a worker, and closes them after the last request."""
 
 
 def build(
@@ -52,7 +52,7 @@ def build(
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if hasattr(resources, "detector"):
             raise RuntimeError("this application was started before; build another one")
-        async with open_resources() as (resources.triton, resources.detector, resources.metrics):
+        async with open_resources() as (resources.tritons, resources.detector, resources.metrics):
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 

@@ -71,7 +71,7 @@ class CapacityMiddleware:
             if detector.is_known(model):
                 context.log_fields["model"] = model
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
-        if detector.is_circuit_closed(model):
+        if detector.is_usable(model):
             await detector.admission.check(model, share)
 
     def _share(self, scope: HTTPScope) -> Share | None:

@@ -9,7 +9,7 @@ from app.api.client_watch import BodyLimits
 from app.api.schema import LimitsInForce
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 
 
 class Deployment(NamedTuple):
@@ -18,8 +18,8 @@ class Deployment(NamedTuple):
     body_limits: BodyLimits
     limits: LimitsInForce
     """For the report of health."""
-    triton_metrics_url: str
-    """Empty if it is not known."""
+    triton_metrics_urls: tuple[str, ...]
+    """Of the Tritons, as far as they are known."""
     slow_request_ms: float
     """A request that takes longer is logged as a warning; 0: none is."""
     trusted_proxies: Proxies
@@ -28,7 +28,7 @@ class Deployment(NamedTuple):
 class WorkerResources:
     """What handlers share within one worker. The application's lifespan sets it, because gRPC needs the running event loop."""
 
-    triton: TritonClient
+    tritons: TritonPool
     detector: Detector
     metrics: Metrics
     is_draining = False
@@ -48,8 +48,8 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
     The providers take no parameters: Litestar would collect those again for each request, cached or not.
     """
 
-    def provide_triton() -> TritonClient:
-        return resources.triton
+    def provide_tritons() -> TritonPool:
+        return resources.tritons
 
     def provide_detector() -> Detector:
         return resources.detector
@@ -58,7 +58,7 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
         return resources
 
     return {
-        "triton": Provide(provide_triton, use_cache=True, sync_to_thread=False),
+        "tritons": Provide(provide_tritons, use_cache=True, sync_to_thread=False),
         "detector": Provide(provide_detector, use_cache=True, sync_to_thread=False),
         "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
     }

@@ -1,8 +1,6 @@
 """Liveness, readiness and a health report."""
 
 import asyncio
-from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -11,15 +9,15 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
+from app.api import server_health
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness, TritonHealth
+from app.api.schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness
 from app.errors import GatewayError
 from app.host import memory
 from app.host.packages import has_pillow_simd
 from app.model.spec import ModelSpec
 from app.pipeline.detector import Detector
-from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
 
 _RETRY = {"Retry-After": "1"}
@@ -36,7 +34,7 @@ async def livez() -> Liveness:
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
 async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
     """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
-    if not worker.is_draining and await _is_ready(worker.triton, worker.detector):
+    if not worker.is_draining and await worker.tritons.is_ready(worker.detector.default_model):
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
 
@@ -44,24 +42,21 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
 async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    triton, detector = worker.triton, worker.detector
-    gpus, triton_health, models_ready, is_ready, spec = await asyncio.gather(
-        read_gpus(worker.deployment.triton_metrics_url),
-        _ask(triton),
-        _list_ready(triton),
-        _is_ready(triton, detector),
+    detector = worker.detector
+    gpus, servers, spec = await asyncio.gather(
+        read_gpus(worker.deployment.triton_metrics_urls),
+        server_health.examine(worker.tritons, detector.default_model),
         _spec(detector, context_of(request.scope)),
     )
-    is_ready = is_ready and spec is not None
-    triton_health = msgspec.structs.replace(
-        triton_health, status="ready" if is_ready else triton_health.status, models_ready=models_ready
-    )
+    triton_health = server_health.summarize(servers, is_usable=spec is not None)
+    is_ready = triton_health.status == "ready"
     workers_mb = [_to_mb(number) for number in worker.metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
         version=__version__,
         api="healthy",
         triton=triton_health,
+        tritons=servers,
         model=detector.default_model,
         model_ready=is_ready,
         gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
@@ -70,23 +65,6 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         limits=msgspec.structs.replace(worker.deployment.limits, requests=detector.admission.limits()),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
-
-
-async def _ask(triton: TritonClient) -> TritonHealth:
-    """Ask Triton for its version."""
-    started = perf_counter()
-    try:
-        version = (await triton.read_server()).version
-    except GatewayError:
-        return TritonHealth("unreachable")
-    return TritonHealth("not_ready", version, round((perf_counter() - started) * 1e3, 2))
-
-
-async def _list_ready(triton: TritonClient) -> list[str]:
-    """List the models that are ready; none if Triton does not tell, because not every client may read its index."""
-    with suppress(GatewayError):
-        return sorted(name for name, state in (await triton.list_models()).items() if state.is_ready)
-    return []
 
 
 async def _spec(detector: Detector, context: RequestContext) -> ModelSpec | None:
@@ -115,7 +93,3 @@ def _optimizations(detector: Detector) -> dict[str, bool | str]:
 
 def _to_mb(nbytes: int) -> float:
     return round(nbytes / 1e6, 1)
-
-
-async def _is_ready(triton: TritonClient, detector: Detector) -> bool:
-    return detector.is_circuit_closed(detector.default_model) and await triton.is_ready(detector.default_model)

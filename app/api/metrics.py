@@ -17,7 +17,7 @@ async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[Worke
     """Show the metrics of all workers of this host, in a format that Prometheus reads."""
     worker.detector.sample()
     ours = worker.metrics
-    families = [*ours.collect(), *await read_metrics(worker.triton, ours.table, ours.models())]
+    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, ours.models())]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
 

@@ -7,14 +7,14 @@ from app.api.openapi import UNAVAILABLE
 from app.api.schema import ModelInfo, ModelList
 from app.errors import GatewayError
 from app.pipeline.detector import Detector
-from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
-async def models(triton: NamedDependency[TritonClient], detector: NamedDependency[Detector]) -> ModelList:
-    """List the models in Triton's repository and those that `pull` can get."""
-    states: dict[str, ModelState | None] = dict.fromkeys(detector.pullable) | await triton.list_models()
+async def models(tritons: NamedDependency[TritonPool], detector: NamedDependency[Detector]) -> ModelList:
+    """List the models in the repositories of all Tritons, and those that `pull` can get."""
+    states: dict[str, ModelState | None] = dict.fromkeys(detector.pullable) | await tritons.list_models()
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
 
 

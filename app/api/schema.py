@@ -98,6 +98,23 @@ class TritonHealth(msgspec.Struct, frozen=True):
     models_ready: list[str] = []
 
 
+class ServerHealth(msgspec.Struct, frozen=True):
+    """One of the Tritons."""
+
+    address: str
+    """`host:port` of its gRPC endpoint."""
+    status: Literal["ready", "not_ready", "unreachable"]
+    """Whether the default model is ready there."""
+    version: str | None
+    latency_ms: float | None
+    models_ready: list[str]
+    transport: Literal["shm", "inline"]
+    left_out: list[str]
+    """Models that the worker that answered does not ask it for now, because it fails."""
+    share: float
+    """Its part of the images that this worker has sent in the last seconds; 0 if there were none."""
+
+
 class GpuDevice(msgspec.Struct, frozen=True):
     """A GPU that Triton sees; what it does not tell is null."""
 
@@ -149,6 +166,8 @@ class Health(msgspec.Struct, frozen=True):
     version: str
     api: Literal["healthy"]
     triton: TritonHealth
+    """The only Triton; or the best of several, with the models of all."""
+    tritons: list[ServerHealth]
     model: str
     model_ready: bool
     gpu: GpuHealth

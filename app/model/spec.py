@@ -29,6 +29,9 @@ _DEFAULT_SIDE = 640
 # Larger files are rare; they travel inside the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
+# Those in which a model may differ from Triton to Triton.
+_OWN_FIELDS = {"version", "device", "max_batch", "instances", "source", "licence"}
+
 
 class InputFormat(Enum):
     """How the image is handed to the model."""
@@ -85,6 +88,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     labels: tuple[str, ...]
     source: str
     licence: str
+
+    def is_interchangeable(self, other: "ModelSpec") -> bool:
+        """Return whether another model takes the same input and returns the same outputs, wherever and however fast it runs."""
+        return self is other or self.interface == other.interface
+
+    @cached_property
+    def interface(self) -> tuple[Any, ...]:
+        """All that the gateway's own work depends on."""
+        return tuple(getattr(self, field) for field in self.__struct_fields__ if field not in _OWN_FIELDS)
 
     @property
     def parallel_images(self) -> int:

@@ -75,7 +75,7 @@ class Batch(NamedTuple):
     @property
     def is_abandoned(self) -> bool:
         """Whether no request waits for its result any more."""
-        return all(image.result.cancelled() for image in self.images)
+        return all(image.result.done() for image in self.images)
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int) -> Batch:

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -11,6 +10,7 @@ from app.model.spec import ModelSpec
 from app.pipeline.batch import Batch, PendingImage, next_batch
 from app.resilience.retry_budget import RetryBudget
 from app.triton.messages import InferResult
+from app.triton.served_model import Place, ServedModel
 
 # Two of the largest usual batches.
 _MAX_ISOLATED = 64.0
@@ -24,12 +24,16 @@ class Call(NamedTuple):
 
     batch: Batch
     task: asyncio.Task[Results]
+    place: Place
 
 
 class Calls(Protocol):
     """Makes calls to Triton."""
 
-    async def infer(self, batch: Batch) -> InferResult:
+    def find(self, spec: ModelSpec) -> ServedModel | None:
+        """Find the Triton for the next call for a model; None if there are as many as allowed."""
+
+    async def infer(self, batch: Batch, place: Place) -> InferResult:
         """Make a call for a batch; raise a GatewayError if it fails."""
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
@@ -43,20 +47,12 @@ class Batcher:
     call has returned. So nobody waits for a timer, and batches grow with the load.
     """
 
-    def __init__(self, calls: Calls, max_calls: Callable[[ModelSpec], float]) -> None:
-        """Start without images.
-
-        Args:
-            calls: Makes calls.
-            max_calls: How many may be under way.
-        """
+    def __init__(self, calls: Calls) -> None:
+        """Start without images."""
         self._triton = calls
-        self._max_calls = max_calls
         self._waiting: list[PendingImage] = []
         """In order of arrival."""
         self._under_way: dict[PendingImage, Call] = {}
-        self._awaited: set[asyncio.Task[Results]] = set()
-        """Calls that some request still waits for."""
         self._isolation = RetryBudget(_MAX_ISOLATED)
         """Images that may be tried alone after their batch has failed. A batch has no more, so that none fails with another."""
 
@@ -66,14 +62,9 @@ class Batcher:
         return len(self._waiting)
 
     @property
-    def calls(self) -> int:
-        """Calls that are under way, and that some request still waits for."""
-        return len(self._awaited)
-
-    @property
     def tasks(self) -> set[asyncio.Task[Results]]:
-        """All calls that are under way."""
-        return {call.task for call in self._under_way.values()}
+        """All calls that are under way at a Triton that works; those at others may never end."""
+        return {call.task for call in self._under_way.values() if call.place.served.is_usable}
 
     async def run(self, image: PendingImage) -> InferResult:
         """Return the result of an image.
@@ -84,38 +75,47 @@ class Batcher:
         """
         self._isolation.note_request()
         self._waiting.append(image)
-        self._send()
+        self.send()
+        # A timer costs a quarter of what `asyncio.timeout` does.
+        timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
         try:
-            async with asyncio.timeout(image.call.deadline.remaining):
-                return await image.result
-        except TimeoutError as error:
-            raise DeadlinePassed(LATE) from error
+            return await image.result
+        except asyncio.CancelledError:
+            self._leave(image)
+            raise
         finally:
-            if image.result.cancelled():
-                self._leave(image)
+            timer.cancel()
+            del image, timer  # the result refers to an exception, whose traceback refers to this frame
 
-    def _send(self) -> None:
+    def _expire(self, image: PendingImage) -> None:
+        """Let an image go whose deadline has passed."""
+        if not image.result.done():
+            image.result.set_exception(DeadlinePassed(LATE))
+            self._leave(image)
+
+    def send(self) -> None:
         """Let images go, as long as there are some and calls are allowed."""
-        while self._waiting and len(self._awaited) < self._max_calls(self._waiting[0].spec):
-            max_images = max(1, min(self._waiting[0].spec.max_batch, self._isolation.saved))
-            batch = next_batch(self._waiting, max_images)
-            task = asyncio.create_task(self._call(batch))
-            call = Call(batch, task)
+        self._waiting = [image for image in self._waiting if not image.result.done()]
+        while self._waiting and (served := self._triton.find(self._waiting[0].spec)) is not None:
+            spec = served.server.specs.known(self._waiting[0].spec)
+            batch = next_batch(self._waiting, max(1, min(spec.max_batch, self._isolation.saved)))
+            place = Place(served, len(batch.images))
+            task = asyncio.create_task(self._call(batch, place))
+            call = Call(batch, task, place)
             for image in batch.images:
                 self._waiting.remove(image)
                 self._under_way[image] = call
                 image.permit.keep_for(task)
                 image.call.timing.lap("batch", str(len(batch.images)))
-            self._awaited.add(task)
-            task.add_done_callback(partial(self._end, batch))
+            task.add_done_callback(partial(self._end, batch, place))
 
-    async def _call(self, batch: Batch) -> Results:
-        result = await self._triton.infer(batch)
+    async def _call(self, batch: Batch, place: Place) -> Results:
+        result = await self._triton.infer(batch, place)
         return result.split(batch.spec, len(batch.images))
 
-    def _end(self, batch: Batch, task: asyncio.Task[Results]) -> None:
+    def _end(self, batch: Batch, place: Place, task: asyncio.Task[Results]) -> None:
         """Give each image its result, or another try."""
-        self._awaited.discard(task)
+        place.end()
         for image in batch.images:
             del self._under_way[image]
         asked = [(index, image) for index, image in enumerate(batch.images) if not image.result.done()]
@@ -135,15 +135,15 @@ class Batcher:
         else:
             for _, image in asked:
                 image.result.set_exception(_copy(error))
-        self._send()
+        self.send()
 
     def _leave(self, image: PendingImage) -> None:
         """Forget an image whose request has left."""
         call = self._under_way.get(image)
         if call is not None and call.batch.is_abandoned:
-            self._awaited.discard(call.task)  # it may never end
-            self._send()
-        elif call is None and image in self._waiting:
+            call.place.leave()  # it may never end
+            self.send()
+        elif image in self._waiting:
             self._waiting.remove(image)
         self._triton.abandon(image, call)
 

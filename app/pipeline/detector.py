@@ -30,9 +30,7 @@ from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
-from app.triton.client import TritonClient
-from app.triton.specs import SpecCache
-from app.triton.transport import Transport
+from app.triton.pool import TritonPool
 
 T = TypeVar("T")
 
@@ -54,8 +52,7 @@ class Detector:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it joins
         self,
-        triton: TritonClient,
-        transport: Transport,
+        pool: TritonPool,
         admission: Admission,
         metrics: Metrics,
         default_model: str,
@@ -68,12 +65,11 @@ class Detector:
         self.pullable = pullable
         """Models that `pull` could get."""
         self._limits = limits
-        self._transport = transport
+        self._tritons = pool
+        self._transport = pool.transport
         self._metrics = metrics
-        self._specs = SpecCache(triton)
         self._pool = DecodePool(limits.decode_threads)
-        self._calls = TritonCalls(triton, transport, self._specs, metrics, limits.timeout_seconds)
-        self._inferences = InferenceRunner(self._calls, aggregation)
+        self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
 
     @property
     def transport_mode(self) -> Literal["shm", "inline"]:
@@ -99,18 +95,18 @@ class Detector:
         """Reject a request for a model while Triton is known not to run it.
 
         Raises:
-            CircuitOpen: The circuit of the model is open.
+            CircuitOpen: The circuit of the model is open, at each Triton that has it.
         """
-        if not self.is_circuit_closed(model):
+        if not self.is_usable(model):
             raise CircuitOpen("Triton failed repeatedly with this model, and has not recovered yet")
 
-    def is_circuit_closed(self, model: str) -> bool:
-        """Return whether Triton runs a model, as far as is known."""
-        return self._calls.is_circuit_closed(model)
+    def is_usable(self, model: str) -> bool:
+        """Return whether any Triton runs a model, as far as is known."""
+        return self._tritons.is_usable(model)
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, and not just a word of the caller's."""
-        return model == self.default_model or model in self.pullable or self._specs.has_had(model)
+        return model == self.default_model or model in self.pullable or self._tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -128,7 +124,7 @@ class Detector:
         Raises:
             GatewayError: There is no such model, or it cannot be used.
         """
-        return await self._specs.get(model)
+        return await self._tritons.spec(model)
 
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return a model's spec, and have slots for its images.
@@ -136,12 +132,12 @@ class Detector:
         Raises:
             GatewayError: There is no such model, or it cannot be used.
         """
-        spec = self._specs.cached(model)
+        spec = self._tritons.cached(model)
         if spec is not None and self._transport.is_prepared(spec.image_bytes):
             return spec
         try:
             async with asyncio.timeout(deadline.remaining):
-                spec = await self._specs.get(model)
+                spec = await self._tritons.spec(model)
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
@@ -155,7 +151,14 @@ class Detector:
 
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
-        saturation.sample(self._metrics, self.admission, self._transport, self._pool, self._calls, self._inferences.batchers)
+        saturation.sample(self._metrics, self.admission, self._tritons, self._pool, self._inferences.batchers)
+
+    async def refresh(self) -> None:
+        """Keep up with the Tritons that there are; to be called about once a second."""
+        self.admission.refresh()
+        await self._tritons.refresh()
+        await self._transport.refresh()
+        self._inferences.send()
 
     async def warm_up(self) -> None:
         """Run one inference with the default model, so that its speed is known before the first request.
@@ -187,7 +190,7 @@ class Detector:
             class_ids = to_class_ids(options.classes, spec.labels)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.name, spec.parallel_images, memory, deadline, call.share)
+            permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
         except BaseException:
             memory.release()
             raise
@@ -207,7 +210,6 @@ class Detector:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
         await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
-        await self._calls.close()
 
     async def _fill(
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit

@@ -22,12 +22,12 @@ class Aggregation(NamedTuple):
     is_on: bool
     """Whether any do."""
     calls: int
-    """Calls for one model that all workers of a host may have under way; 0: one more than Triton runs at a time."""
+    """Calls for one model that all workers of a host may have under way at one Triton; 0: one more than Triton runs at a time."""
     workers: Callable[[], int]
     """How many workers there are."""
 
     def max_calls(self, spec: ModelSpec) -> float:
-        """Return how many calls for a model this worker may have under way.
+        """Return how many calls for a model this worker may have under way at one Triton.
 
         No limit where waiting would not make a batch: Triton's own queue is nearer to the model.
         """
@@ -39,9 +39,8 @@ class Aggregation(NamedTuple):
 class InferenceRunner:
     """Runs the inferences of one worker, those of each model in batches."""
 
-    def __init__(self, calls: TritonCalls, aggregation: Aggregation) -> None:
+    def __init__(self, calls: TritonCalls) -> None:
         self._calls = calls
-        self._aggregation = aggregation
         self.batchers: dict[str, Batcher] = {}
         """By model."""
 
@@ -62,15 +61,20 @@ class InferenceRunner:
             raise DeadlinePassed(LATE)
         batcher = self.batchers.get(spec.name)
         if batcher is None:
-            batcher = self.batchers[spec.name] = Batcher(self._calls, self._aggregation.max_calls)
+            batcher = self.batchers[spec.name] = Batcher(self._calls)
         return await batcher.run(PendingImage(spec, buffer, call, permit))
+
+    def send(self) -> None:
+        """Let images go that may go by now: a Triton may have come back. To be called regularly."""
+        for batcher in self.batchers.values():
+            batcher.send()
 
     async def close(self, seconds: float) -> None:
         """Let abandoned calls end: until then Triton reads their slots, and could not survive the end of the connection.
 
-        Not those of a model whose circuit is open, which may never end.
+        Not those whose circuit is open, which may never end.
         """
-        alive = [batcher for model, batcher in self.batchers.items() if self._calls.is_circuit_closed(model)]
-        tasks = [task for batcher in alive for task in batcher.tasks]
+        tasks = [task for batcher in self.batchers.values() for task in batcher.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
+        await self._calls.close()

@@ -5,18 +5,16 @@ from collections.abc import Mapping
 from app.host import memory
 from app.pipeline.batcher import Batcher
 from app.pipeline.decode_pool import DecodePool
-from app.pipeline.triton_calls import TritonCalls
 from app.resilience.admission import Admission
 from app.telemetry.metrics import Metrics
-from app.triton.transport import Transport
+from app.triton.pool import TritonPool
 
 
-def sample(  # noqa: PLR0913, PLR0917 - what a worker has
+def sample(
     metrics: Metrics,
     admission: Admission,
-    transport: Transport,
+    pool: TritonPool,
     decode_pool: DecodePool,
-    calls: TritonCalls,
     batchers: Mapping[str, Batcher],
 ) -> None:
     """Set the gauges of this worker."""
@@ -25,12 +23,15 @@ def sample(  # noqa: PLR0913, PLR0917 - what a worker has
         metrics.model_active.set(queue.own, model)
         metrics.model_waiting.set(queue.waiting, model)
         metrics.model_limit.set(int(queue.limit), model)
-    for model, is_closed in calls.circuits.items():
-        metrics.circuit_open.set(int(not is_closed), model)
     for model, batcher in batchers.items():
         metrics.batch_waiting.set(batcher.waiting, model)
-        metrics.calls.set(batcher.calls, model)
-    slots, in_use = transport.count_slots()
+        metrics.calls.set(sum(server.model(model).calls for server in pool.servers), model)
+        metrics.circuit_open.set(int(not pool.is_usable(model)), model)
+    for server in [*pool.servers, *pool.leaving]:
+        metrics.triton_calls.set(sum(served.calls for served in server.models.values()), server.address)
+        for model, served in server.models.items():
+            metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), server.address, model)
+    slots, in_use = pool.transport.count_slots()
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)
     metrics.decode_queue.set(decode_pool.waiting)

@@ -1,7 +1,9 @@
-"""Make calls to Triton, once more where that may help, and conclude from them whether it runs a model."""
+"""Make calls to Triton, once more where that may help, and conclude from them which Tritons run a model."""
 
 import asyncio
+import math
 import random
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
@@ -13,75 +15,66 @@ from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.retry_budget import RetryBudget
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
 from app.triton.messages import InferResult
-from app.triton.specs import SpecCache
+from app.triton.pool import TritonPool
+from app.triton.served_model import Place, ServedModel
+from app.triton.shared_memory import Slot
 from app.triton.status import Disconnected, Draining, Overloaded, Unanswered, UnknownRegion, Unreachable
-from app.triton.transport import Transport
 
 _MAX_RETRY_DELAY_SECONDS = 0.05
+# Triton has not run the model, or the connection broke.
+_LOST = (Unreachable, Disconnected, Draining)
 
 
 class TritonCalls:
-    """The calls of all models on one Triton.
+    """The calls of all models.
 
-    A call is never cancelled unless Triton is known to survive that, or does not run the model. What calls tell of Triton opens
-    the model's circuit.
+    A call is never cancelled unless Triton is known to survive that, or does not run the model. What calls tell of a Triton
+    opens the model's circuit there; it then gets no calls until a probe succeeds.
     """
 
-    def __init__(self, client: TritonClient, transport: Transport, specs: SpecCache, metrics: Metrics, hang_seconds: float) -> None:
-        """Call a Triton.
+    def __init__(self, pool: TritonPool, metrics: Metrics, max_calls: Callable[[ModelSpec], float], hang_seconds: float) -> None:
+        """Call the Tritons of a pool.
 
         Args:
-            client: Calls it.
-            transport: Owns the slots that it reads.
-            specs: Told when a model may have changed.
+            pool: The Tritons.
             metrics: Counts inferences, batches and retries.
+            max_calls: How many calls for a model one Triton may have.
             hang_seconds: A call that has no answer after this time has failed, unless others of its model were answered.
         """
-        self._client = client
-        self._transport = transport
-        self._specs = specs
+        self._pool = pool
         self._metrics = metrics
+        self._max_calls = max_calls
         self._hang_seconds = hang_seconds
-        self._breakers: dict[str, CircuitBreaker] = {}
-        self._answered_at: dict[str, float] = {}
-        """When Triton last answered for a model, as `time.monotonic` counts."""
         self._retries = RetryBudget()
 
-    @property
-    def circuits(self) -> dict[str, bool]:
-        """Models that have failed at some time, and whether their circuit is closed now."""
-        return {model: breaker.state == "closed" for model, breaker in self._breakers.items()}
+    def find(self, spec: ModelSpec) -> ServedModel | None:
+        """Find the Triton for the next call for a model; None if there are as many as allowed."""
+        return self._pool.find(spec, self._max_calls)
 
-    def is_circuit_closed(self, model: str) -> bool:
-        """Return whether Triton runs a model, as far as is known."""
-        breaker = self._breakers.get(model)
-        return breaker is None or breaker.state == "closed"
-
-    async def infer(self, batch: Batch) -> InferResult:
+    async def infer(self, batch: Batch, place: Place) -> InferResult:
         """Make a call for a batch, and a second one if Triton has not seen the first or has lost it.
+
+        Args:
+            batch: The images.
+            place: Where it is under way; it may be moved.
 
         Raises:
             DeadlinePassed: Triton dropped it, or there is no time for the second call.
             ModelNotReady: Triton does not have the model any more.
             GatewayError: As `TritonClient.infer` says.
         """
-        model, images = batch.spec.name, len(batch.images)
         for _ in batch.images:
             self._retries.note_request()
-        self._metrics.inferences.add(images, "inline" if batch.slot is None else "shm")
-        self._metrics.batch_images.observe(images, model)
+        self._metrics.batch_images.observe(len(batch.images), batch.spec.name)
         try:
-            result = await self._try(batch)
+            result = await self._try(batch, place)
         except GatewayError as error:
-            self._note_end(batch, error)
-            if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
-                self._specs.forget(model)
+            self._note_end(batch, place, error)
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
             raise
-        self._note_end(batch, None)
+        self._note_end(batch, place, None)
         return result
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
@@ -92,8 +85,8 @@ class TritonCalls:
             call: The call that it is in; it goes on, unless it reads no slot and Triton survives a cancel. None if it still waited.
         """
         waited = monotonic() - image.ready_at
-        note_hang = partial(self._note_hang, image)
-        if call is not None and not (self._client.survives_cancel and call.batch.slot is None):
+        note_hang = partial(self._note_hang, image, call)
+        if call is not None and (call.place.reads_slot or not call.place.served.server.client.survives_cancel):
             timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, note_hang)
             call.task.add_done_callback(lambda _: timer.cancel())
             return
@@ -104,58 +97,107 @@ class TritonCalls:
 
     async def close(self) -> None:
         """Stop probing."""
-        for breaker in self._breakers.values():
-            await breaker.close()
+        await self._pool.stop_probing()
 
-    async def _try(self, batch: Batch) -> InferResult:
-        tensors, slot = batch.tensors, batch.slot
-        infer = partial(self._client.infer, batch.spec, tensors, request_id=batch.request_id, trace=batch.trace)
+    async def _try(self, batch: Batch, place: Place) -> InferResult:
+        slot = self._readable_slot(batch, place)
         try:
-            return await infer(timeout_seconds=batch.remaining_seconds, slot=slot)
+            return await self._call(batch, place, slot)
         except UnknownRegion:  # it was restarted; it rejects such a request at once, so that another try costs it nothing
             reason = "unknown_region"
             has_time = slot is not None and batch.remaining_seconds > 0
-            is_registered = has_time and slot is not None and await self._transport.register_again(slot.arena)
-        except Unanswered:
-            if slot is not None:
-                self._transport.abandon(slot.arena)
-            raise
-        except (Unreachable, Disconnected, Draining) as error:
-            if slot is not None and isinstance(error, Disconnected):
-                self._transport.abandon(slot.arena)
-            delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
-            is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
-            if is_given_up or not self._retries.take():
-                raise
-            reason = type(error).__name__.lower()
-            await asyncio.sleep(delay)
-            is_registered = False
+            if not (has_time and slot is not None and await place.served.server.regions.add_again(slot.arena)):
+                slot = None
+        except (*_LOST, ModelNotReady, UnknownModel) as error:
+            other = None if batch.is_abandoned else self._pool.find(batch.spec, _no_limit, besides=place.served)
+            if other is not None:  # it gets no more than the calls that the first one had
+                self._note_end(batch, place, error)
+                place.move(other)
+                slot = self._readable_slot(batch, place)
+            else:
+                await self._wait_for_retry(batch, error)
+                slot = None
+            reason = type(error).__name__.lower() if isinstance(error, _LOST) else "not_ready"
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self._metrics.retries.add(1, reason)
-        return await infer(timeout_seconds=batch.remaining_seconds, slot=slot if is_registered else None)
+        return await self._call(batch, place, slot)
 
-    def _note_end(self, batch: Batch, error: GatewayError | None) -> None:
+    async def _wait_for_retry(self, batch: Batch, error: GatewayError) -> None:
+        """Wait for a moment before the same Triton is called again; raise the error if it is not to be."""
+        delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
+        is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
+        if is_given_up or not isinstance(error, _LOST) or not self._retries.take():
+            raise error
+        await asyncio.sleep(delay)
+
+    def _readable_slot(self, batch: Batch, place: Place) -> Slot | None:
+        return self._pool.transport.find(place.served.server.regions, batch.slot)
+
+    async def _call(self, batch: Batch, place: Place, slot: Slot | None) -> InferResult:
+        server = place.served.server
+        place.reads_slot = slot is not None
+        images = len(batch.images)
+        server.images += images
+        self._metrics.inferences.add(images, "inline" if slot is None else "shm")
+        self._metrics.triton_images.add(images, server.address)
+        try:
+            return await server.client.infer(
+                batch.spec,
+                batch.tensors,
+                timeout_seconds=batch.remaining_seconds,
+                request_id=batch.request_id,
+                trace=batch.trace,
+                slot=slot,
+            )
+        except (Disconnected, Unanswered):
+            if slot is not None:
+                self._pool.transport.abandon(slot.arena)
+            raise
+
+    def _note_end(self, batch: Batch, place: Place, error: GatewayError | None) -> None:
         """Tell how long a call took, also one that came too late or that Triton dropped; and whether Triton works."""
+        served, spec = place.served, batch.spec
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
-            self._note_failure(batch.spec)
+            self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
         if isinstance(error, DeadlinePassed | None):
             for image in batch.images:
                 image.permit.measure()
-        model = batch.spec.name
-        self._answered_at[model] = monotonic()
-        breaker = self._breakers.get(model)
-        if breaker is not None:
-            breaker.note_success()
+        served.note_answer(len(batch.images) if error is None else 0, place.began_at)
+        if served.circuit is not None:
+            served.circuit.note_success()
+        for silent in self._pool.find_silent(served, spec.name, self._hang_seconds):
+            self._circuit(silent, spec).open()
+        if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
+            self._pool.forget(served, spec.name)
 
-    def _note_hang(self, image: PendingImage) -> None:
+    def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
-        if self._answered_at.get(image.spec.name, 0.0) < image.ready_at:
-            self._note_failure(image.spec)
+        model = image.spec.name
+        waited_for = [call.place.served] if call is not None else [server.model(model) for server in self._pool.servers]
+        for served in waited_for:
+            if served.images and served.answered_at < image.ready_at:
+                self._note_failure(served, image.spec)
 
-    def _note_failure(self, spec: ModelSpec) -> None:
-        model = spec.name
-        if model not in self._breakers:
-            self._breakers[model] = CircuitBreaker(model, partial(run_probe, self._client, spec))
-        self._breakers[model].note_failure()
+    def _note_failure(self, served: ServedModel, spec: ModelSpec, *, is_lost: bool = False) -> None:
+        """Count a failure; a Triton that has lost a call is left out at once if another one works."""
+        self._metrics.triton_failures.add(1, served.server.address)
+        circuit = self._circuit(served, spec)
+        circuit.note_failure()
+        if is_lost and self._pool.find(spec, _no_limit, besides=served) is not None:
+            circuit.open()
+
+    def _circuit(self, served: ServedModel, spec: ModelSpec) -> CircuitBreaker:
+        if served.circuit is None:
+            served.circuit = CircuitBreaker(spec.name, partial(_probe, served, spec), triton=served.server.address)
+        return served.circuit
+
+
+async def _probe(served: ServedModel, spec: ModelSpec) -> None:
+    await run_probe(served.server.client, spec)
+    served.forget_speed()
+
+
+def _no_limit(_: ModelSpec) -> float:
+    return math.inf

@@ -28,15 +28,16 @@ class CircuitBreaker:
     succeeds.
     """
 
-    def __init__(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, name: str, probe: Callable[[], Awaitable[object]], **context: str) -> None:
         """Start closed.
 
         Args:
             name: For the log.
             probe: Tries what the requests need; raises a `GatewayError` while it fails. It may take long.
+            context: More for the log.
         """
         self.state: State = "closed"
-        self._name = name
+        self._context = {"model": name, **context}
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._restart()
@@ -50,8 +51,13 @@ class CircuitBreaker:
         """Count a call that failed; open the circuit if it was one too many."""
         self._consecutive += 1
         self._bucket()[1] += 1
-        if self.state == "closed" and (self._consecutive >= _CONSECUTIVE_FAILURES or self._fails_often()):
-            LOG.warning("circuit opened", model=self._name)
+        if self._consecutive >= _CONSECUTIVE_FAILURES or self._fails_often():
+            self.open()
+
+    def open(self) -> None:
+        """Open it, and close it as soon as a probe succeeds."""
+        if self.state == "closed":
+            LOG.warning("circuit opened", **self._context)
             self.state = "open"
             self._probing = asyncio.create_task(self._recover())
 
@@ -75,9 +81,9 @@ class CircuitBreaker:
                 self.state = "open"
             except Exception:
                 self.state = "open"
-                LOG.exception("probe failed unexpectedly", model=self._name)
+                LOG.exception("probe failed unexpectedly", **self._context)
         self._restart()
-        LOG.warning("circuit closed", model=self._name, open_seconds=round(monotonic() - opened_at, 2))
+        LOG.warning("circuit closed", **self._context, open_seconds=round(monotonic() - opened_at, 2))
 
     def _fails_often(self) -> bool:
         now = int(monotonic())

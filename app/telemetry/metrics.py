@@ -14,7 +14,7 @@ from app.telemetry.timing import STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for which a request is rejected while the gateway is full."""
-RETRIES = ("unreachable", "disconnected", "draining", "unknown_region")
+RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready")
 """Reasons for which an inference is tried again."""
 
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
@@ -54,13 +54,23 @@ class Metrics:
         )
         self.batch_waiting = Gauge(table, "api_inference_waiting_images", "Images that wait for a call to Triton.", ["model"])
         self.calls = Gauge(table, "api_inference_calls", "Calls to Triton that are under way.", ["model"])
+        self.triton_images = Counter(table, "api_triton_images", "Images that were sent to each Triton.", ["triton"])
+        self.triton_failures = Counter(
+            table, "api_triton_failures", "Calls that a Triton has lost or has not answered.", ["triton"]
+        )
+        self.triton_calls = Gauge(table, "api_triton_calls", "Calls to each Triton that are under way.", ["triton"])
+        self.triton_left_out = Gauge(
+            table, "api_triton_left_out", "Workers that do not use a Triton for a model, because it fails.", ["triton", "model"]
+        )
         self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
         self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
         self.model_waiting = Gauge(table, "api_model_waiting_requests", "Requests that wait to be admitted to a model.", ["model"])
         self.model_limit = CommonGauge(
             table, "api_model_request_limit", "Requests that may be admitted to a model at a time.", ["model"]
         )
-        self.circuit_open = Gauge(table, "api_circuit_open", "Workers whose circuit of a model is open.", ["model"])
+        self.circuit_open = Gauge(
+            table, "api_circuit_open", "Workers that reject requests for a model: the circuits of all Tritons are open.", ["model"]
+        )
         self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
         self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")
         self.decode_queue = Gauge(table, "api_decode_queue_length", "Jobs that wait for a decoding thread.")

@@ -1,10 +1,10 @@
-"""How the connection to a Triton is opened: sizes, reconnection, keep-alive, TLS."""
+"""How connections to a Triton are opened: sizes, reconnection, keep-alive, TLS."""
 
 import grpc
 
 from app.triton.credentials import Credentials
 
-_OPTIONS = [
+_OPTIONS: list[tuple[str, int | str]] = [
     # gRPC's default limit is 4 MiB, less than one FP32 image.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -21,14 +21,21 @@ _OPTIONS = [
 ]
 
 
-def open_channel(url: str, credentials: Credentials | None) -> grpc.aio.Channel:
-    """Open a channel; it connects when it is used.
+def open_channels(address: str, credentials: Credentials | None, host: str, connections: int) -> list[grpc.aio.Channel]:
+    """Open channels to one Triton, each with a connection of its own; they connect when they are used.
 
     Args:
-        url: `host:port` of Triton's gRPC endpoint.
+        address: `host:port` of its gRPC endpoint.
         credentials: For TLS; None sends everything unencrypted.
+        host: The host that its certificate must name; empty: that in the address.
+        connections: How many channels.
     """
+    options = list(_OPTIONS)
+    if connections > 1:  # channels to one address would share a connection
+        options.append(("grpc.use_local_subchannel_pool", 1))
     if credentials is None:
-        return grpc.aio.insecure_channel(url, options=_OPTIONS)
+        return [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
+    if host:
+        options.append(("grpc.ssl_target_name_override", host))
     tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
-    return grpc.aio.secure_channel(url, tls, options=_OPTIONS)
+    return [grpc.aio.secure_channel(address, tls, options=options) for _ in range(connections)]

@@ -1,8 +1,9 @@
-"""One gRPC channel to one Triton, and the calls the gateway makes over it."""
+"""The gRPC channels to one Triton, and the calls the gateway makes over them."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
 from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
-from app.triton.channel import open_channel
+from app.triton.channel import open_channels
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ModelState, ServerInfo
@@ -32,23 +33,40 @@ _UNREGISTER_ATTEMPTS = 20
 class TritonClient:
     """Calls one Triton. Belongs to the event loop it was created in."""
 
-    def __init__(self, url: str, control_key_path: Path | None = None, *, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        control_key_path: Path | None = None,
+        *,
+        credentials: Credentials | None = None,
+        host: str = "",
+        connections: int = 1,
+    ) -> None:
         """Connect to a Triton.
 
         Args:
-            url: `host:port` of its gRPC endpoint.
+            address: `host:port` of its gRPC endpoint.
             control_key_path: The file with the key of its restricted protocols, if they are.
             credentials: For TLS; None sends everything unencrypted.
+            host: The host that its certificate must name; empty: that in the address.
+            connections: Over how many connections inferences are spread.
         """
+        self.address = address
         self._control_key_path = control_key_path
-        self._channel = open_channel(url, credentials)
-        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._channels = open_channels(address, credentials, host, connections)
+        self._stub = GRPCInferenceServiceStub(self._channels[0])
         # Not part of the stub, because its requests are serialized already.
-        self._model_infer = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer", response_deserializer=service_pb2.ModelInferResponse.FromString
+        self._model_infer = cycle(
+            [
+                channel.unary_unary(
+                    "/inference.GRPCInferenceService/ModelInfer",
+                    response_deserializer=service_pb2.ModelInferResponse.FromString,
+                )
+                for channel in self._channels
+            ]
         )
         self.server: ServerInfo | None = None
-        """As read when the channel connected; None while it is not connected."""
+        """As read when the first channel connected; None while it is not connected."""
         self._watching = asyncio.create_task(self._watch())
 
     @property
@@ -57,10 +75,10 @@ class TritonClient:
         return self.server is not None and self.server.survives_cancel
 
     async def close(self) -> None:
-        """Close the channel."""
+        """Close the channels."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-        await self._channel.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def read_server(self) -> ServerInfo:
         """Ask for Triton's version and extensions.
@@ -194,7 +212,7 @@ class TritonClient:
         metadata = None if trace is None else trace.headers
         timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
         try:
-            answer = await self._model_infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
+            answer = await next(self._model_infer)(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)
@@ -204,9 +222,10 @@ class TritonClient:
         return control_key.metadata(self._control_key_path)
 
     async def _watch(self) -> None:
-        """Read the server's version whenever the channel has connected."""
+        """Read the server's version whenever the first channel has connected."""
+        channel = self._channels[0]
         while True:
-            state = self._channel.get_state(try_to_connect=True)
+            state = channel.get_state(try_to_connect=True)
             self.server = None
             if state is grpc.ChannelConnectivity.READY:
                 try:
@@ -214,7 +233,7 @@ class TritonClient:
                 except GatewayError:
                     await asyncio.sleep(_QUERY_SECONDS)
                     continue
-            await self._channel.wait_for_state_change(state)
+            await channel.wait_for_state_change(state)
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import httpx
@@ -28,17 +29,20 @@ _FIELDS = {
 }
 
 
-async def read_gpus(metrics_url: str) -> list[Gpu]:
-    """Read what Triton tells of its GPUs.
+async def read_gpus(metrics_urls: Iterable[str]) -> list[Gpu]:
+    """Read what Tritons tell of their GPUs.
 
     Args:
-        metrics_url: Of Triton's metrics endpoint, such as `http://127.0.0.1:4602/metrics`; empty if it is not known.
+        metrics_urls: Of their metrics endpoints, such as `http://127.0.0.1:4602/metrics`.
 
     Returns:
-        None of them if Triton does not answer, or has none.
+        Those of the Tritons that answer.
     """
-    if not metrics_url:
-        return []
+    found = await asyncio.gather(*map(_read_gpus, metrics_urls))
+    return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share one
+
+
+async def _read_gpus(metrics_url: str) -> list[Gpu]:
     needs_tls = metrics_url.startswith("https:")  # to load the certificates takes longer than to ask
     try:
         async with asyncio.timeout(_SECONDS), httpx.AsyncClient(trust_env=False, verify=needs_tls) as client:

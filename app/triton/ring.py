@@ -37,8 +37,12 @@ class Ring:
         return offset
 
     def give_back(self, offset: int) -> None:
-        """Give back the part at an offset."""
-        index = bisect_left(self._starts, offset)
+        """Give back the part at an offset.
+
+        Raises:
+            ValueError: None is lent there.
+        """
+        index = self._starts.index(offset)
         self.lent_bytes -= self._ends.pop(index) - self._starts.pop(index)
 
     def _find_room(self, nbytes: int, offset: int) -> int | None:

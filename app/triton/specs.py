@@ -1,6 +1,7 @@
 """Read the specs of a Triton's models, and keep them."""
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
 from time import monotonic
 
@@ -46,6 +47,19 @@ class SpecCache:
             UnsupportedModel: No adapter fits the model.
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
+
+    @property
+    def models(self) -> Collection[str]:
+        """Models whose spec is known."""
+        return self._specs.keys()
+
+    def has(self, model: str) -> bool:
+        """Return whether the spec of a model is known."""
+        return model in self._specs
+
+    def known(self, spec: ModelSpec) -> ModelSpec:
+        """Return this Triton's own spec of a model; the given one if it is not known."""
+        return self._specs.get(spec.name, (spec, 0.0))[0]
 
     def has_had(self, model: str) -> bool:
         """Return whether Triton has, or had, a model."""

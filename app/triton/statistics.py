@@ -1,5 +1,6 @@
 """What Triton's models have done since they were loaded, from its own counters."""
 
+from operator import add
 from typing import NamedTuple
 
 from tritonclient.grpc import service_pb2
@@ -40,6 +41,10 @@ class ModelStatistics(NamedTuple):
         """Time that a request's batch took on average, milliseconds; 0 without any."""
         return self.compute_infer_ns / self.compute_infer_count / 1e6 if self.compute_infer_count else 0.0
 
+    def plus(self, other: "ModelStatistics") -> "ModelStatistics":
+        """Return the counters of both."""
+        return ModelStatistics(*map(add, self, other))
+
     def since(self, before: "ModelStatistics") -> "ModelStatistics":
         """Return what the model has done after `before`; all that it has done if it was loaded again in between."""
         differences = ModelStatistics(*(now - then for now, then in zip(self, before, strict=True)))
@@ -69,6 +74,5 @@ async def read_statistics(client: TritonClient, seconds: float) -> dict[str, Mod
             stats.compute_infer.count,
             stats.compute_infer.ns,
         )
-        known = models.get(version.name, ModelStatistics())
-        models[version.name] = ModelStatistics(*(a + b for a, b in zip(known, counters, strict=True)))
+        models[version.name] = models.get(version.name, ModelStatistics()).plus(counters)
     return models

@@ -1,16 +1,16 @@
 """Choose how tensors reach Triton: through shared memory if available, else inline in the request."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Coroutine
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
-from app.errors import GatewayError, TritonUnavailable
+from app.errors import TritonUnavailable
 from app.resilience.single_flight import SingleFlight
 from app.triton import shared_memory
-from app.triton.client import TritonClient
+from app.triton.regions import Regions
 from app.triton.shared_memory import Arena, Slot
 
 SLOTS = 32
@@ -22,6 +22,7 @@ _RETRY_SECONDS = 30.0
 _IDLE_SECONDS = 60.0
 # An arena makes room for another one sooner, but not so soon that sizes in turn would create one for each request.
 _MIN_IDLE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 
 LOG = structlog.get_logger()
 
@@ -29,29 +30,39 @@ Mode = Literal["auto", "shm", "inline"]
 
 
 class Transport:
-    """The arenas of one worker, one per size of input tensor in use, and which of them its Triton has mapped."""
+    """The arenas of one worker, one per size of input tensor in use.
 
-    def __init__(self, client: TritonClient, mode: Mode) -> None:
-        self._client = client
+    Each Triton on this host maps all of them. Tensors for the others lie there, too, and are sent inline.
+    """
+
+    def __init__(self, mode: Mode, *regions: Regions) -> None:
+        """Start without arenas.
+
+        Args:
+            mode: What the settings say.
+            regions: Those of the Tritons that there are now; others may be attached.
+        """
         self._mode = mode
+        self._regions = list(regions)
         self._arenas: dict[int, Arena] = {}
         """Arenas by the size of their slots, bytes."""
-        self._registered: set[str] = set()
-        """Names of the arenas that this Triton has mapped."""
         self._nbytes = 0
         """Of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
-        self._removing: set[asyncio.Task[None]] = set()
-        self._unavailable_until = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Arenas that are being removed or registered."""
+        self._is_closing = False
         self._no_room_until: dict[int, float] = {}
         """By size of slots: until when there is known to be no room for an arena of this size."""
-        self._is_swept = False
-        """Whether Triton has been told to unmap what killed workers have left."""
 
     @property
     def active_mode(self) -> Literal["shm", "inline"]:
-        """How tensors reach Triton now."""
-        return "shm" if self._registered else "inline"
+        """How tensors reach Triton now; `shm` if any Triton gets them so."""
+        return "shm" if any(map(self.maps_memory, self._regions)) else "inline"
+
+    def maps_memory(self, regions: Regions) -> bool:
+        """Return whether a Triton reads tensors in shared memory."""
+        return any(arena in regions for arena in self._arenas.values())
 
     def count_slots(self) -> tuple[int, int]:
         """Return how many slots of full size there are, and how many of them are in use; several small files use one."""
@@ -60,26 +71,38 @@ class Transport:
         return sum(arena.nbytes // slot_bytes for slot_bytes, arena in arenas), in_use
 
     async def sweep(self) -> None:
-        """Remove what killed workers have left on this host; Triton is told once it has mapped an arena of this worker."""
+        """Remove what killed workers have left on this host; a Triton is told once it has mapped an arena of this worker."""
         swept = await asyncio.to_thread(shared_memory.sweep)
         if swept:
             LOG.info("removed arenas of killed workers", arenas=swept)
+
+    def attach(self, regions: Regions) -> None:
+        """Let one more Triton map the arenas, now and later."""
+        self._regions.append(regions)
+        self._map_everywhere()
+
+    async def detach(self, regions: Regions) -> None:
+        """Let a Triton unmap the arenas: it is not used any more."""
+        self._regions.remove(regions)
+        await asyncio.gather(*map(regions.remove, self._arenas.values()))
 
     def is_prepared(self, slot_bytes: int) -> bool:
         """Return whether `prepare` has nothing to do for this size."""
         arena = self._arenas.get(slot_bytes)
         if arena is not None:
-            return arena.region in self._registered
+            return self._is_mapped(arena)
         if self._mode == "inline" or not _count_slots(slot_bytes):
             return True
-        return monotonic() < max(self._unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
+        unavailable_until = min((regions.unavailable_until for regions in self._regions), default=0.0)
+        return monotonic() < max(unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
 
     async def prepare(self, slot_bytes: int) -> None:
         """Create slots for tensors of up to this size, if shared memory is available and within its budget."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and arena.region not in self._registered:
+        if arena is not None and not self._is_mapped(arena):
             del self._arenas[slot_bytes]
-            self._note_unavailable("Triton was restarted and rejected it then")
+            for regions in self._regions:
+                regions.note_unavailable("Triton was restarted and rejected it then")
             await self._remove(arena)
         if not self.is_prepared(slot_bytes):
             await self._creating.run(slot_bytes, lambda: self._create(slot_bytes))
@@ -95,49 +118,68 @@ class Transport:
             TritonUnavailable: The mode is `shm`, but no slot is available.
         """
         arena = self._arenas.get(slot_bytes)
-        slot = arena.take(nbytes) if arena is not None and arena.region in self._registered else None
-        if slot is None and self._mode == "shm":
-            raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
+        slot = arena.take(nbytes) if arena is not None and self._is_mapped(arena) else None
+        if slot is None:
+            self._require_inline()
         return slot
 
-    async def register_again(self, arena: Arena) -> bool:
-        """Let Triton map an arena that it has forgotten.
-
-        Returns:
-            Whether it did. If not, the arena is not used any more.
+    def find(self, regions: Regions, slot: Slot | None) -> Slot | None:
+        """Return a slot if a Triton can read it. None: the tensor has to be sent inline to that one.
 
         Raises:
-            TritonUnavailable: Triton does not answer.
+            TritonUnavailable: The mode is `shm`, and it cannot.
         """
-        try:
-            await self._client.register(arena)
-        except TritonUnavailable:
-            raise
-        except GatewayError:
-            self._registered.discard(arena.region)
-            return False
-        return True
+        if slot is not None and slot.arena in regions:
+            return slot
+        self._require_inline()
+        return None
 
     def abandon(self, arena: Arena) -> None:
-        """Lend no more slots of an arena: a connection broke, and Triton may still read those that were in use."""
+        """Lend no more slots of an arena: a connection broke, and Triton may still read those that were in use.
+
+        Those that are lent stay where they are until they are given back: other Tritons may read them.
+        """
         for slot_bytes, known in self._arenas.items():
             if known is arena:
                 del self._arenas[slot_bytes]
-                task = asyncio.create_task(self._remove(arena))
-                self._removing.add(task)
-                task.add_done_callback(self._removing.discard)
+                _ = self._start(self._remove_unused(arena))
                 return
 
-    async def retire_idle(self) -> None:
-        """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly."""
+    async def refresh(self) -> None:
+        """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly.
+
+        The others are registered with the Tritons that have not mapped them yet.
+        """
         for slot_bytes in self._by_last_use()[:-1]:
             await self._retire(slot_bytes, _IDLE_SECONDS)
+        self._map_everywhere()
 
     async def close(self) -> None:
         """Remove the arenas, here and in Triton."""
+        self._is_closing = True
         await self._creating.wait()
-        await asyncio.gather(*self._removing, *map(self._remove, self._arenas.values()))
+        await asyncio.gather(*self._tasks)
+        await asyncio.gather(*map(self._remove, self._arenas.values()))
         self._arenas.clear()
+
+    def _is_mapped(self, arena: Arena) -> bool:
+        """Return whether any Triton reads it."""
+        return any(arena in regions for regions in self._regions)
+
+    def _require_inline(self) -> None:
+        if self._mode == "shm":
+            raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
+
+    def _map_everywhere(self) -> None:
+        """Register the arenas with the Tritons that have not mapped them, if they may."""
+        for regions in self._regions:
+            for arena in self._arenas.values():
+                if arena not in regions and regions.is_available and not self._is_closing:
+                    _ = self._start(self._map(regions, arena))
+
+    async def _map(self, regions: Regions, arena: Arena) -> None:
+        if arena in self._arenas.values():  # still
+            await regions.add(arena)
 
     async def _create(self, slot_bytes: int) -> None:
         """Create and register an arena; it may take the place of others that are idle."""
@@ -156,30 +198,14 @@ class Transport:
             LOG.warning("no shared memory for tensors of this size; sending them inline", nbytes=slot_bytes, reason=str(error))
             self._no_room_until[slot_bytes] = monotonic() + _RETRY_SECONDS
             return
-        try:
-            await self._client.register(arena)
-        except GatewayError as error:
-            await self._remove(arena)
-            if not isinstance(error, TritonUnavailable):  # a Triton that does not answer has not rejected it
-                self._note_unavailable(str(error.__cause__ or error))
-        else:
+        adding = [self._start(regions.add(arena)) for regions in self._regions if regions.is_available]
+        while adding and not self._is_mapped(arena):  # one is enough to begin with
+            _, left = await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
+            adding = list(left)
+        if self._is_mapped(arena):
             self._arenas[slot_bytes] = arena
-            self._registered.add(arena.region)
-            if not self._is_swept:
-                self._is_swept = True
-                await self._unregister_leftovers()
-
-    async def _unregister_leftovers(self) -> None:
-        """Let Triton unmap arenas whose files are gone: their workers were killed, or could not reach Triton when they ended.
-
-        Only after it has mapped one of ours: it has this host's /dev/shm then, and not that of another gateway's host.
-        """
-        with suppress(GatewayError):
-            regions = await self._client.list_regions()
-            left = [region for region, file in regions.items() if shared_memory.is_removed(file)]
-            if left:
-                LOG.info("let Triton unmap arenas of killed workers", arenas=len(left))
-            await asyncio.gather(*map(self._client.unregister, left))
+        else:
+            await self._remove(arena)
 
     def _by_last_use(self) -> list[int]:
         """Return the sizes of the arenas, that of the least recently used one first."""
@@ -192,19 +218,24 @@ class Transport:
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
+    async def _remove_unused(self, arena: Arena) -> None:
+        """Remove an arena once no slot of it is lent."""
+        while arena.lent_bytes and not self._is_closing:  # noqa: ASYNC110 - they are given back in threads, too
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._remove(arena)
+
     async def _remove(self, arena: Arena) -> None:
-        self._registered.discard(arena.region)
         try:
-            await self._client.unregister(arena.region)
+            await asyncio.gather(*(regions.remove(arena) for regions in self._regions))
         finally:  # last, so that after a crash in between a sweep still finds it
             arena.close()
             self._nbytes -= arena.nbytes
 
-    def _note_unavailable(self, reason: str) -> None:
-        """Do without shared memory for a while; warn only once, because a Triton on another host stays there."""
-        log = LOG.debug if self._unavailable_until else LOG.warning
-        log("shared memory is not available; sending tensors inline", reason=reason)
-        self._unavailable_until = monotonic() + _RETRY_SECONDS
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def arena_bytes(slot_bytes: int) -> int:

@@ -8,6 +8,7 @@ from app.pipeline.buffer import InputBuffer
 from app.resilience.lease import Lease
 from app.triton.client import TritonClient
 from app.triton.messages import bytes_element_size, write_bytes_element
+from app.triton.regions import Regions
 from app.triton.specs import SpecCache
 from app.triton.transport import Transport
 
@@ -22,7 +23,7 @@ class TritonForwarder:
         """Connect to the gRPC endpoint `host:port`; its controls have the key in the file."""
         self._client = TritonClient(address, control_key_path)
         self._specs = SpecCache(self._client)
-        self._transport = Transport(self._client, "shm")
+        self._transport = Transport("shm", Regions(self._client))
 
     async def forward(self, body: bytes) -> None:
         """Run one inference."""

@@ -13,7 +13,7 @@ from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, started
+from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, started
 
 
 class Worker:
@@ -31,7 +31,7 @@ class Worker:
             raise OSError
         client = TritonClient(self.url)
         with open_admission() as admission:
-            detector = Detector(client, Transport(client, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS)
+            detector = Detector(client, Transport(client, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
             self.events.append("opened")
             yield client, detector, METRICS
             self.events.append("closed")

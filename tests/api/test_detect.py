@@ -270,7 +270,7 @@ async def test_every_stage_is_timed(client: httpx.AsyncClient) -> None:
     response = await client.post("/detect", content=CAT)
 
     stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
-    assert stages == ["read", "model", "queue", "decode", "infer", "post", "total"]
+    assert stages == ["read", "model", "queue", "decode", "batch", "infer", "post", "total"]
 
 
 @pytest.mark.parametrize(("given", "is_echoed"), [("abc-1.2_Z", True), ("a b", False), ("x" * 65, False)])
@@ -390,7 +390,7 @@ async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, 
     assert (fields["image_bytes"], fields["detections"]) == (len(SCENE), 1)
     assert fields["request_bytes"] == int(response.request.headers["content-length"]) > len(SCENE)
     assert fields["response_bytes"] == len(response.content)
-    assert list(fields["stages"]) == ["read", "model", "queue", "decode", "infer", "post"]
+    assert list(fields["stages"]) == ["read", "model", "queue", "decode", "batch", "infer", "post"]
     assert sum(fields["stages"].values()) <= fields["duration_ms"] + 0.06  # they are rounded
 
 

@@ -24,7 +24,7 @@ from app.triton.transport import Transport
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, started
+from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -235,7 +235,7 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
     async with serving(fake):
         triton = TritonClient(fake.url)
         with open_admission() as admission:
-            detector = Detector(triton, Transport(triton, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS)
+            detector = Detector(triton, Transport(triton, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
             @asynccontextmanager
             async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:

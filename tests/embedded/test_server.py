@@ -610,7 +610,7 @@ async def test_nobody_without_the_key_controls_the_server(
     assert triton.poll() is None
     assert await finds(client)
     owner = TritonClient(settings.triton_url, settings.control_key_path)
-    arena = Arena(4096, 1)
+    arena = Arena(4096)
     await owner.register(arena)
     states, regions = await owner.list_models(), await owner.list_regions()
     answer = await asyncio.to_thread(try_attack, settings, tmp_path / "marker", region=arena.region)

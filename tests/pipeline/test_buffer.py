@@ -36,11 +36,6 @@ def allocated(buffer: InputBuffer) -> Slot:
     return buffer.slot
 
 
-def times_free(slot: Slot) -> int:
-    """Count how often a slot is among the free ones of its arena."""
-    return slot.arena.free_offsets.count(slot.offset)
-
-
 async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
     """Data written to the tensor is in the slot, which is free again after the block."""
     with open_buffer(transport) as buffer:
@@ -50,10 +45,9 @@ async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
         assert buffer.tensor is tensor
         tensor[:] = 7
         assert slot.array((NBYTES,), np.uint8).tolist() == [7] * NBYTES
-        assert times_free(slot) == 0
+        assert slot.arena.lent_bytes == NBYTES
 
-    assert times_free(slot) == 1
-    assert len(slot.arena.free_offsets) == SLOTS
+    assert slot.arena.lent_bytes == 0
 
 
 async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
@@ -74,9 +68,9 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
 
         assert buffer.slot is None
         assert tensor.shape == (NBYTES // 4 + 1,)
-        slot = transport.take(NBYTES)
+        slot = transport.take(NBYTES, NBYTES)
         assert slot
-        assert len(slot.arena.free_offsets) == SLOTS - 1
+        assert slot.arena.lent_bytes == NBYTES
 
 
 async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
@@ -92,7 +86,7 @@ async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton:
 
 async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
     """More requests than slots are no failure."""
-    slots = [transport.take(NBYTES) for _ in range(SLOTS)]
+    slots = [transport.take(NBYTES, NBYTES) for _ in range(SLOTS)]
     with open_buffer(transport) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
 
@@ -106,9 +100,9 @@ async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transpor
         assert buffer.slot is None
         assert buffer.tensor.nbytes == 0
 
-    slot = transport.take(NBYTES)
+    slot = transport.take(NBYTES, NBYTES)
     assert slot
-    assert len(slot.arena.free_offsets) == SLOTS - 1
+    assert slot.arena.lent_bytes == NBYTES
 
 
 async def test_a_missing_slot_is_an_error_where_shared_memory_is_required(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
@@ -124,7 +118,7 @@ async def test_a_failure_in_the_block_frees_the_slot(transport: Transport) -> No
         slot = allocated(buffer)
         raise ValueError("broken")
 
-    assert times_free(slot) == 1
+    assert slot.arena.lent_bytes == 0
 
 
 async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
@@ -133,11 +127,11 @@ async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
     with Lease() as lease:
         slot = allocated(InputBuffer(transport, lease))
         lease.keep_for(work)
-    assert times_free(slot) == 0
+    assert slot.arena.lent_bytes == NBYTES
     work.set_result(None)
     await asyncio.sleep(0)
 
-    assert times_free(slot) == 1
+    assert slot.arena.lent_bytes == 0
 
 
 async def test_a_thread_may_allocate_after_the_request_has_ended(transport: Transport) -> None:
@@ -146,8 +140,8 @@ async def test_a_thread_may_allocate_after_the_request_has_ended(transport: Tran
     with Lease() as lease:
         lease.keep_for(work)
     slot = await asyncio.to_thread(allocated, InputBuffer(transport, lease))
-    assert times_free(slot) == 0
+    assert slot.arena.lent_bytes == NBYTES
     work.set_result(None)
     await asyncio.sleep(0)
 
-    assert times_free(slot) == 1
+    assert slot.arena.lent_bytes == 0

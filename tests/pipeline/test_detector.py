@@ -39,7 +39,7 @@ from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
-from tests.support import LIMITS, METRICS, SCENE, eventually, finds, json, open_admission, started
+from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, finds, json, open_admission, started
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -96,7 +96,7 @@ async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Det
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        made = Detector(client, transport, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS)
+        made = Detector(client, transport, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -116,10 +116,10 @@ async def detect(
 
 def free_slots(transport: Transport, nbytes: int = SPEC.image_bytes) -> int:
     """Count the free slots of a size."""
-    slot = transport.take(nbytes)
+    slot = transport.take(nbytes, nbytes)
     assert slot
     slot.free()
-    return len(slot.arena.free_offsets)
+    return (slot.arena.nbytes - slot.arena.lent_bytes) // nbytes
 
 
 async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector) -> None:
@@ -218,7 +218,7 @@ async def test_every_step_is_timed(detector: Detector) -> None:
     timing = Timing()
     await detect(detector, timing=timing)
 
-    assert list(timing.stages) == ["model", "queue", "decode", "infer", "post"]
+    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
 
 
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
@@ -248,7 +248,7 @@ async def test_a_quick_header_is_read_without_a_thread(
 
     assert found.scores.tolist() == [0.75, 0.5]
     assert [name.startswith("decode") for name in threads] == [is_threaded]
-    assert list(timing.stages) == ["model", "queue", "decode", "infer", "post"]
+    assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ async def test_closing_waits_for_images_and_inferences(
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         await detect(detector)
         fake.may_answer.clear()
         with pytest.raises(DeadlinePassed):
@@ -414,7 +414,7 @@ async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detec
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1) as admission:
-        made = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        made = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -503,7 +503,7 @@ async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) ->
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(memory_bytes=2**20) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
             await detect(detector, png(1000, 1000, 8, GREY))
         assert admission.memory.used_bytes == 0
@@ -519,7 +519,7 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fak
     fake, client = fake_triton
     body = bytes(1000)
     with open_admission(memory_bytes=2 * len(body)) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         fake.may_tell.clear()
         waiting = [asyncio.ensure_future(detect(detector, body)) for _ in range(2)]
         assert await eventually(lambda: admission.memory.used_bytes == 2 * len(body))
@@ -541,7 +541,7 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_tr
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
     with open_admission(memory_bytes=2**21) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
         assert (await detect(detector, png(1000, 1000, 8, GREY))).width == 1000
         await detector.close()
@@ -593,7 +593,9 @@ async def test_the_caller_may_choose_the_time_of_a_request(detector: Detector) -
 async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
     """The maximum is for callers."""
     with open_admission() as admission:
-        detector = Detector(fake_triton[1], transport, admission, METRICS, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60))
+        detector = Detector(
+            fake_triton[1], transport, admission, METRICS, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60), AGGREGATION
+        )
 
         assert detector.timeout_seconds(None) == 60
         await detector.close()
@@ -604,7 +606,7 @@ async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Trans
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1000) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         await detector.warm_up()
         fake.may_answer.clear()
         asking = [asyncio.ensure_future(detect(detector)) for _ in range(20)]
@@ -633,7 +635,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport(client, "auto")
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, METRICS, "six_columns", frozenset(), LIMITS)
+        detector = Detector(client, transport, admission, METRICS, "six_columns", frozenset(), LIMITS, AGGREGATION)
         spec = await detector.prepare("six_columns", Deadline.after(30))
         assert free_slots(transport, spec.image_bytes) == SLOTS
         gate.block(monkeypatch, canvas, "decode")

@@ -26,10 +26,11 @@ from app.errors import (
 )
 from app.main import create_app
 from app.model.spec import ModelSpec
-from app.pipeline import inference
+from app.pipeline import triton_calls
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.pipeline.inference import InferenceRunner
+from app.pipeline.triton_calls import TritonCalls
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
@@ -44,7 +45,7 @@ from app.triton.specs import SpecCache
 from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import METRICS, SCENE, eventually, finds, json, started
+from tests.support import AGGREGATION, METRICS, SCENE, eventually, finds, json, started
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
@@ -59,7 +60,8 @@ class Setup:
         self.specs = SpecCache(client)
         self.shared = Transport(client, "auto")
         self.inline = Transport(client, "inline")
-        self.inferences = InferenceRunner(client, self.shared, self.specs, METRICS, hang_seconds=0.4)
+        self.calls = TritonCalls(client, self.shared, self.specs, METRICS, hang_seconds=0.4)
+        self.inferences = InferenceRunner(self.calls, AGGREGATION)
         self.table = WorkerTable()
         self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
@@ -90,7 +92,7 @@ class Setup:
     def is_slot_free(self) -> bool:
         """Return whether the slot of the last inference has been given back."""
         assert self.slot is not None
-        return self.slot.offset in self.slot.arena.free_offsets
+        return not self.slot.arena.lent_bytes
 
 
 @asynccontextmanager
@@ -236,7 +238,7 @@ async def test_a_slot_stays_with_its_rpc(setup: Setup, how: str) -> None:
 
     assert await eventually(setup.is_slot_free)
     assert setup.slot is not None
-    assert setup.slot.arena.free_offsets.count(setup.slot.offset) == 1
+    assert setup.is_slot_free()
 
 
 async def test_draining_waits_for_abandoned_inferences(setup: Setup) -> None:
@@ -502,7 +504,7 @@ def has_slot(request: Any) -> bool:  # noqa: ANN401
 
 def delaying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a request wait so long before it is tried again."""
-    monkeypatch.setattr(inference, "random", SimpleNamespace(uniform=lambda *_: seconds))
+    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=lambda *_: seconds))
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -629,7 +631,7 @@ async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.Monk
         async with serving(fake, port):
             assert (await asking).version == (await late).version == "1"
             assert [has_slot(request) for request in fake.requests] == [is_shared, False, False]
-            assert setup.inferences.is_circuit_closed("tiny")
+            assert setup.calls.is_circuit_closed("tiny")
             await stack.aclose()
 
 
@@ -645,7 +647,7 @@ async def test_slots_of_a_broken_connection_are_not_used_again(setup: Setup) -> 
     await asyncio.gather(*asking)
 
     assert len(setup.fake.requests) == 9
-    assert setup.shared.take(SPEC.image_bytes) is None
+    assert setup.shared.take(SPEC.image_bytes, SPEC.image_bytes) is None
     assert await eventually(lambda: arena.region not in setup.fake.regions and not (SHM / arena.name).exists())
     await setup.shared.prepare(SPEC.image_bytes)
     await setup.infer(is_shared=True)
@@ -676,7 +678,7 @@ async def fail(setup: Setup, times: int, refusal: tuple[grpc.StatusCode, str] = 
 
 
 def is_closed(setup: Setup, model: str = "tiny") -> bool:
-    return setup.inferences.is_circuit_closed(model)
+    return setup.calls.is_circuit_closed(model)
 
 
 @pytest.mark.parametrize(
@@ -957,13 +959,12 @@ async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(
     async with started(create_app(hasty)) as client:
         assert await finds(client)
         (arena,) = arenas
-        slots = len(arena.free_offsets)
         process.send_signal(signal.SIGSTOP)
         try:
             assert await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
             assert json(await client.post("/predict/six_columns", content=SCENE), 504)["code"] == "deadline_passed"
-            assert len(arena.free_offsets) == slots - 1
+            assert arena.lent_bytes
         finally:
             process.send_signal(signal.SIGCONT)
 
-        assert await eventually(lambda: len(arena.free_offsets) == slots)
+        assert await eventually(lambda: not arena.lent_bytes)

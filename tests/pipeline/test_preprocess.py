@@ -69,10 +69,10 @@ def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
 
 def free_slots(transport: Transport, model: ModelSpec) -> int:
     """Count the slots of a model's size that are free."""
-    slot = transport.take(model.image_bytes)
+    slot = transport.take(model.image_bytes, model.image_bytes)
     assert slot
     slot.free()
-    return len(slot.arena.free_offsets)
+    return (slot.arena.nbytes - slot.arena.lent_bytes) // model.image_bytes
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -120,7 +120,7 @@ async def test_the_tensor_is_the_same_in_shared_memory(
     """A slot gets the same tensor, and nothing of its previous content remains."""
     model = spec(data_type, dims, channels=channels)
     await shared.prepare(model.image_bytes)
-    slot = shared.take(model.image_bytes)
+    slot = shared.take(model.image_bytes, model.image_bytes)
     assert slot
     slot.array((model.image_bytes,), np.uint8)[:] = 77
     slot.free()

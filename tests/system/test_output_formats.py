@@ -77,12 +77,12 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
                 transforms.append(fill_input(file, spec, PixelLimits(10**6, 10**6), lambda _: None, single))
                 batch[index] = single.tensor
         assert (buffer.slot is not None) is (mode == "shm")
-        answer = await triton_client.infer(spec, batch, images=3, timeout_seconds=30, slot=buffer.slot)
+        answer = await triton_client.infer(spec, list(batch), timeout_seconds=30, slot=buffer.slot)
     await transport.close()
 
-    candidates = decode_outputs(spec, answer.outputs, images=3)
-    for all_found, transform, expected in zip(candidates, transforms, (upright, upside_down, upright), strict=True):
-        found = select(all_found, confidence=0.25, class_ids=None, max_detections=10)
+    parts = answer.split(spec, 3)
+    for part, transform, expected in zip(parts, transforms, (upright, upside_down, upright), strict=True):
+        found = select(decode_outputs(spec, part.outputs), confidence=0.25, class_ids=None, max_detections=10)
         assert found.class_ids.tolist() == [0, 1]
         np.testing.assert_allclose(transform.to_image(found.boxes), expected, atol=NEAR)
 

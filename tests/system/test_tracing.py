@@ -40,7 +40,7 @@ async def test_a_request_is_traced_from_its_caller_to_triton(tmp_path: Path, mon
 
     assert [response.status_code for response in (traced, untraced)] == [200, 200]
     assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, SPAN)
-    assert [stage.name for stage in stages] == ["read", "model", "queue", "decode", "infer", "post"]
+    assert [stage.name for stage in stages] == ["read", "model", "queue", "decode", "batch", "infer", "post"]
     assert attributes_of(request)["nereid.model"] == "tiny"
     assert set(receiver.services) == {"the-gateway"}
     assert traced.headers["traceparent"] == fake.metadata[-2]["traceparent"] == f"00-{TRACE}-{request.span_id.hex()}-01"

@@ -29,7 +29,7 @@ Fake = tuple[FakeTriton, TritonClient]
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    made = Arena(IMAGE.nbytes, 2)
+    made = Arena(2 * IMAGE.nbytes)
     yield made
     made.close()
 
@@ -144,7 +144,7 @@ async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, ar
             await question
     for _ in range(3):  # the first one before a connection is attempted, later ones maybe after that
         with pytest.raises(Unreachable):
-            await alone.infer(SPEC, IMAGE, timeout_seconds=5)
+            await alone.infer(SPEC, [IMAGE], timeout_seconds=5)
     assert not await alone.is_ready("tiny")
     await alone.unregister(arena.region)
 
@@ -264,7 +264,7 @@ async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
 async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None:
     """The time in microseconds, for Triton's queue."""
     fake, client = fake_triton
-    await client.infer(SPEC, IMAGE, timeout_seconds=1.5, request_id="abc")
+    await client.infer(SPEC, [IMAGE], timeout_seconds=1.5, request_id="abc")
     (request,) = fake.requests
 
     assert request.id == "abc"
@@ -276,8 +276,8 @@ async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -
     """As metadata, where Triton's tracing looks for it; nothing without a trace."""
     fake, client = fake_triton
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
-    await client.infer(SPEC, IMAGE, timeout_seconds=5, trace=trace)
-    await client.infer(SPEC, IMAGE, timeout_seconds=5)
+    await client.infer(SPEC, [IMAGE], timeout_seconds=5, trace=trace)
+    await client.infer(SPEC, [IMAGE], timeout_seconds=5)
 
     assert [metadata.get("traceparent") for metadata in fake.metadata] == [trace.traceparent, None]
     assert [metadata.get("tracestate") for metadata in fake.metadata] == ["a=1,b=2", None]
@@ -287,7 +287,7 @@ async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
     """They are one tensor with the batch in front."""
     fake, client = fake_triton
     batched = msgspec.structs.replace(SPEC, has_batch_dimension=True)
-    await client.infer(batched, np.zeros((3, 32, 32, 3), np.uint8), images=3, timeout_seconds=5)
+    await client.infer(batched, list(np.zeros((3, 32, 32, 3), np.uint8)), timeout_seconds=5)
 
     assert list(fake.requests[0].inputs[0].shape) == [3, 32, 32, 3]
 
@@ -296,22 +296,22 @@ async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) 
     """The request contains no pixels; the caller frees the slot."""
     fake, client = fake_triton
     await client.register(arena)
-    slot = arena.take()
+    slot = arena.take(IMAGE.nbytes)
     assert slot
-    await client.infer(SPEC, slot.array(SPEC.image_shape, np.uint8), timeout_seconds=5, slot=slot)
+    await client.infer(SPEC, [slot.array(SPEC.image_shape, np.uint8)], timeout_seconds=5, slot=slot)
     (request,) = fake.requests
 
     assert request.inputs[0].parameters["shared_memory_region"].string_param == arena.region
     assert not request.raw_input_contents
-    assert slot.offset not in arena.free_offsets
+    assert arena.lent_bytes == IMAGE.nbytes
 
 
 async def test_the_outputs_are_those_that_were_returned(fake_triton: Fake) -> None:
     """`infer` does not check whether an output is missing; `decode_outputs` does."""
     fake, client = fake_triton
-    assert (await client.infer(SPEC, IMAGE, timeout_seconds=5)).outputs == {}
+    assert (await client.infer(SPEC, [IMAGE], timeout_seconds=5)).outputs == {}
     fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
-    answer = await client.infer(SPEC, IMAGE, timeout_seconds=5)
+    answer = await client.infer(SPEC, [IMAGE], timeout_seconds=5)
 
     assert answer.version == "1"
     assert answer.outputs["output0"].tolist() == np.ones((2, 6)).tolist()
@@ -325,14 +325,14 @@ async def test_an_inconsistent_answer_is_an_invalid_output(fake_triton: Fake) ->
     fake.answer.raw_output_contents.append(b"1234")
 
     with pytest.raises(InvalidModelOutput, match="output0"):
-        await client.infer(SPEC, IMAGE, timeout_seconds=5)
+        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
 
 
 async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) -> None:
     """One FP32 image is larger than four megabytes already, and so is a raw head for a large input."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=np.zeros((1, 84, 16_800), np.float32))
-    answer = await client.infer(SPEC, np.zeros(5_000_000, np.uint8), timeout_seconds=5)
+    answer = await client.infer(SPEC, [np.zeros(5_000_000, np.uint8)], timeout_seconds=5)
 
     assert answer.outputs["output0"].nbytes > 5_000_000
 
@@ -341,7 +341,7 @@ async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> 
     """The time is for Triton's queue; the RPC itself is not cut off, because that can crash Triton."""
     fake, client = fake_triton
     fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=0.05))
+    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.05))
     await asyncio.sleep(0.5)
     assert not asking.done()
     fake.may_answer.set()
@@ -354,7 +354,7 @@ async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> 
 async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, seconds: float) -> None:
     """Triton drops it from its queue after a microsecond; who waits for it is not decided here."""
     fake, client = fake_triton
-    await client.infer(SPEC, IMAGE, timeout_seconds=seconds)
+    await client.infer(SPEC, [IMAGE], timeout_seconds=seconds)
 
     assert fake.requests[0].parameters["timeout"].int64_param == 1
 
@@ -365,14 +365,14 @@ async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
 
     with pytest.raises(DeadlinePassed):
-        await client.infer(SPEC, IMAGE, timeout_seconds=5)
+        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
 
 
 async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
     """The caller must know whether Triton survives that."""
     fake, client = fake_triton
     fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=30))
+    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=30))
     assert await eventually(lambda: bool(fake.requests))
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -387,7 +387,7 @@ async def test_a_lost_connection_ends_inferences() -> None:
     fake.may_answer.clear()
     async with serving(fake) as port:
         client = TritonClient(f"127.0.0.1:{port}")
-        asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=600))
+        asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=600))
         assert await eventually(lambda: bool(fake.requests))
     with pytest.raises(Disconnected):
         await asyncio.wait_for(asking, 60)
@@ -398,7 +398,7 @@ async def test_an_inference_may_wait_for_a_connection() -> None:
     """If it is told to; it is then sent as soon as there is one."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
-    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=5, waits_for_connection=True))
+    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=5, waits_for_connection=True))
     await asyncio.sleep(0.3)
     assert not asking.done()
     async with serving(fake, port):
@@ -419,7 +419,7 @@ async def test_an_inference_ends_sometime_if_triton_survives_that(
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
     assert await eventually(lambda: client.server == ServerInfo(version))
     fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, IMAGE, timeout_seconds=0.1))
+    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.1))
     await asyncio.sleep(0.6)
     assert asking.done() is ends
     assert fake.cancelled == ends
@@ -437,7 +437,7 @@ async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
     async with serving_bytes(b"\xff\xff\xff") as url:
         client = TritonClient(url)
         for question in (
-            client.infer(SPEC, IMAGE, timeout_seconds=5),
+            client.infer(SPEC, [IMAGE], timeout_seconds=5),
             client.read_server(),
             client.list_models(),
             client.list_regions(),

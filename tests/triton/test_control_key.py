@@ -74,11 +74,11 @@ def write(path: Path, key: str | None) -> None:
 
 async def call_everything(url: str, key_path: Path | None) -> None:
     """Call every RPC that the client knows."""
-    client, arena = TritonClient(url, key_path), Arena(4096, 1)
+    client, arena = TritonClient(url, key_path), Arena(4096)
     await client.read_server()
     await client.is_ready("tiny")
     await client.read_config("tiny")
-    await client.infer(SPEC, np.zeros(SPEC.image_shape, np.uint8), timeout_seconds=5)
+    await client.infer(SPEC, [np.zeros(SPEC.image_shape, np.uint8)], timeout_seconds=5)
     await client.list_models()
     await client.register(arena)
     await client.list_regions()
@@ -147,7 +147,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
     path = tmp_path / "control.key"
     write(path, key)
     client, owner = TritonClient(settings.triton_url, path), TritonClient(settings.triton_url, settings.control_key_path)
-    arena = Arena(4096, 1)
+    arena = Arena(4096)
     for control in (client.register(arena), client.list_regions(), client.list_models()):
         with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
             await control
@@ -168,7 +168,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
 async def test_a_triton_whose_key_is_not_known_yet_has_not_rejected(settings: Settings, tmp_path: Path) -> None:
     """It was just started; the next request will find the key."""
     client = TritonClient(settings.triton_url, tmp_path / "missing")
-    arena = Arena(4096, 1)
+    arena = Arena(4096)
     with pytest.raises(TritonUnavailable, match="not known yet"):
         await client.register(arena)
 

@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2 as messages
 
 from app.errors import InvalidModelOutput
 from app.model.spec import ModelSpec, from_triton_config
-from app.triton.messages import bytes_element_size, infer_request, read_response, write_bytes_element
+from app.triton.messages import InferResult, bytes_element_size, infer_request, read_response, write_bytes_element
 from app.triton.shared_memory import Arena, Slot
 from tests.fakes.triton import CONFIG, SPEC, infer_response
 
@@ -16,10 +16,10 @@ IMAGE = np.arange(32 * 32 * 3, dtype=np.uint32).astype(np.uint8).reshape(SPEC.im
 
 
 def parsed(
-    spec: ModelSpec, tensor: np.ndarray, *, images: int = 1, timeout_seconds: float = 1.5, slot: Slot | None = None
+    spec: ModelSpec, *tensors: np.ndarray, timeout_seconds: float = 1.5, slot: Slot | None = None
 ) -> messages.ModelInferRequest:
     """Serialize a request, and parse it as Triton does."""
-    data = infer_request(spec, tensor, images=images, timeout_seconds=timeout_seconds, request_id="abc", slot=slot)
+    data = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id="abc", slot=slot)
     return messages.ModelInferRequest.FromString(data)
 
 
@@ -51,7 +51,7 @@ def test_an_inline_tensor_is_part_of_the_request() -> None:
 def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
     """Their length is written as protobuf does, in one byte or more."""
     tensor = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
-    data = infer_request(SPEC, tensor, images=1, timeout_seconds=1, request_id="abc", slot=None)
+    data = infer_request(SPEC, [tensor], timeout_seconds=1, request_id="abc", slot=None)
     request = messages.ModelInferRequest.FromString(data)
 
     assert list(request.raw_input_contents) == [tensor.tobytes()]
@@ -60,8 +60,8 @@ def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
 
 def test_a_tensor_in_shared_memory_is_referred_to() -> None:
     """The request names region, offset and size; the bytes stay where they are."""
-    arena = Arena(5000, 2)
-    first, second = arena.take(), arena.take()
+    arena = Arena(10_000)
+    first, second = arena.take(5000), arena.take(5000)
     assert first
     assert second
     tensor = second.array((32, 32, 3), np.uint8)
@@ -78,23 +78,25 @@ def test_a_tensor_in_shared_memory_is_referred_to() -> None:
 @pytest.mark.parametrize("images", [1, 3])
 def test_a_batch_is_the_first_dimension(images: int) -> None:
     """Several images are one tensor, one after the other."""
-    tensor = np.stack([IMAGE + index for index in range(images)])
-    request = parsed(BATCHED, tensor, images=images)
+    tensors = [IMAGE + index for index in range(images)]
+    request = parsed(BATCHED, *tensors)
 
     assert list(request.inputs[0].shape) == [images, 32, 32, 3]
-    assert request.raw_input_contents[0] == tensor.tobytes()
+    assert request.raw_input_contents[0] == np.stack(tensors).tobytes()
 
 
-def test_a_batch_in_shared_memory_has_the_size_of_all_its_images() -> None:
-    """A slot may be larger than the tensor in it."""
-    arena = Arena(4 * IMAGE.nbytes, 1)
-    slot = arena.take()
-    assert slot
-    request = parsed(BATCHED, slot.array((3, 32, 32, 3), np.uint8), images=3, slot=slot)
+def test_a_batch_in_shared_memory_is_one_piece() -> None:
+    """It begins with the first slot, and is as long as all its images."""
+    arena = Arena(4 * IMAGE.nbytes)
+    slots = [slot for _ in range(4) if (slot := arena.take(IMAGE.nbytes))]
+    tensors = [slot.array(SPEC.image_shape, np.uint8) for slot in slots[1:]]
+    request = parsed(BATCHED, *tensors, slot=slots[1])
     arena.close()
 
     assert list(request.inputs[0].shape) == [3, 32, 32, 3]
-    assert request.inputs[0].parameters["shared_memory_byte_size"].int64_param == 3 * IMAGE.nbytes
+    parameters = request.inputs[0].parameters
+    assert parameters["shared_memory_offset"].int64_param == IMAGE.nbytes
+    assert parameters["shared_memory_byte_size"].int64_param == 3 * IMAGE.nbytes
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,28 @@ def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[
 
     with pytest.raises(InvalidModelOutput, match="output0"):
         read_response(answer)
+
+
+def test_the_result_of_a_batch_is_split_by_image() -> None:
+    """Each image gets its row of every tensor, as if it had been alone."""
+    boxes, counts = np.arange(24, dtype=np.float32).reshape(3, 2, 4), np.array([[2], [0], [1]], np.int32)
+    parts = InferResult({"boxes": boxes, "count": counts}, "7").split(BATCHED, 3)
+
+    assert [part.version for part in parts] == ["7"] * 3
+    for index, part in enumerate(parts):
+        np.testing.assert_array_equal(part.outputs["boxes"], boxes[index : index + 1])
+        np.testing.assert_array_equal(part.outputs["count"], counts[index : index + 1])
+
+
+def test_the_result_of_one_image_is_not_split() -> None:
+    """Its model may have no batch dimension."""
+    result = InferResult({"count": np.array(5)}, "1")
+
+    assert result.split(SPEC, 1) == [result]
+
+
+@pytest.mark.parametrize("shape", [(), (1, 4), (2, 4), (4, 4)])
+def test_a_result_for_another_number_of_images_is_rejected(shape: tuple[int, ...]) -> None:
+    """It belongs to none of them."""
+    with pytest.raises(InvalidModelOutput, match=r"tiny returned boxes of shape .* for a batch of 3"):
+        InferResult({"boxes": np.zeros(shape)}, "1").split(BATCHED, 3)

@@ -19,8 +19,8 @@ from tests.support import ROOT
 @pytest.mark.parametrize("slot_bytes", [1, 5000, 4096])
 def test_slots_are_contiguous_and_do_not_overlap(slot_bytes: int) -> None:
     """One begins where the one before it ends, so that slots in a row are a batch; each byte belongs to one slot."""
-    made = Arena(slot_bytes, 3)
-    slots = [made.take() for _ in range(3)]
+    made = Arena(3 * slot_bytes)
+    slots = [made.take(slot_bytes) for _ in range(3)]
     arrays = [slot.array((slot_bytes,), np.uint8) for slot in slots if slot]
     for value, array in enumerate(arrays):
         array[:] = value
@@ -33,7 +33,7 @@ def test_slots_are_contiguous_and_do_not_overlap(slot_bytes: int) -> None:
 
 def test_the_name_of_a_region_is_a_secret() -> None:
     """It cannot be guessed from the file, which every user of the host sees, nor from another region."""
-    arenas = [Arena(10, 1) for _ in range(3)]
+    arenas = [Arena(10) for _ in range(3)]
     suffixes = {arena.region.removeprefix(f"{arena.name}-") for arena in arenas}
     files = " ".join(path.name for path in SHM.iterdir())
     for arena in arenas:
@@ -64,58 +64,45 @@ def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
 
 def test_a_slot_is_lent_to_one_request_at_a_time() -> None:
     """When all are taken there is none, until one is given back."""
-    made = Arena(10, 1)
-    slot = made.take()
+    made = Arena(10)
+    slot = made.take(10)
     assert slot
-    assert made.take() is None
+    assert made.take(10) is None
     slot.free()
 
-    assert made.take() == slot
-    made.close()
-
-
-def test_the_slot_given_back_last_is_taken_first() -> None:
-    """Few clients then touch few pages."""
-    made = Arena(10, 3)
-    first, second = made.take(), made.take()
-    assert first
-    assert second
-    second.free()
-    first.free()
-
-    assert made.take() == first
+    assert made.take(10) == slot
     made.close()
 
 
 def test_an_arena_retires_only_if_no_slot_is_lent() -> None:
     """Until then all slots stay in use; afterwards none is lent any more."""
-    made = Arena(10, 3)
-    slots = [made.take() for _ in range(2)]
+    made = Arena(30)
+    slots = [made.take(10) for _ in range(2)]
     assert not made.retire()
     for slot in slots:
         assert slot
         slot.free()
 
-    assert sorted(slot.offset for slot in iter(made.take, None)) == [0, 10, 20]
+    assert sorted(slot.offset for slot in iter(lambda: made.take(10), None)) == [0, 10, 20]
     assert not made.retire()
     made.close()
 
 
 def test_a_retired_arena_lends_no_slot() -> None:
     """Nobody can write to it any more."""
-    made = Arena(10, 3)
+    made = Arena(30)
 
     assert made.retire()
-    assert made.take() is None
+    assert made.take(10) is None
     made.close()
 
 
 def test_an_arena_retires_while_threads_take_slots() -> None:
     """Either no slot is lent any more, or it has not retired and no slot is lost."""
     for _ in range(200):
-        made = Arena(10, 2)
+        made = Arena(20)
         with ThreadPoolExecutor(2) as threads:
-            lent = [threads.submit(made.take) for _ in range(2)]
+            lent = [threads.submit(made.take, 10) for _ in range(2)]
             is_retired = made.retire()
         slots = [slot for job in lent if (slot := job.result())]
 
@@ -125,8 +112,8 @@ def test_an_arena_retires_while_threads_take_slots() -> None:
 
 def test_the_file_contains_what_is_written_to_the_slots() -> None:
     """A process that maps the file of that name reads it; other users may not."""
-    made = Arena(4096, 2)
-    slot = made.take()
+    made = Arena(8192)
+    slot = made.take(4096)
     assert slot
     slot.array((4,), np.float32)[:] = [1, 2, 3, 4]
 
@@ -141,8 +128,8 @@ def test_the_file_contains_what_is_written_to_the_slots() -> None:
 
 def test_memory_outlives_the_file() -> None:
     """A thread that is still writing when the worker ends writes into memory that exists."""
-    made = Arena(4096, 1)
-    slot = made.take()
+    made = Arena(4096)
+    slot = made.take(4096)
     assert slot
     made.close()
     array = slot.array((4096,), np.uint8)
@@ -156,9 +143,9 @@ def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
     """The memory is reserved before the first write; nothing is left of the attempt."""
     script = (
         "from app.triton.shared_memory import *\n"
-        "try: Arena(1 << 20, 32)\n"
+        "try: Arena(32 << 20)\n"
         "except OSError as error: print(error.errno, list(SHM.iterdir()))\n"
-        "made = Arena(4096, 8); made.take().array((4096,), np.uint8)[:] = 1; made.close(); print('ok')"
+        "made = Arena(8 * 4096); made.take(4096).array((4096,), np.uint8)[:] = 1; made.close(); print('ok')"
     )
     command = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
     result = subprocess.run(
@@ -174,7 +161,7 @@ def test_room_is_what_arenas_have_and_can_get() -> None:
     script = (
         "from app.triton.shared_memory import *\n"
         "(SHM / 'theirs').write_bytes(bytes(1 << 20)); before = room()\n"
-        "made = Arena(1 << 20, 2); print(before >> 20, room() >> 20); made.close()"
+        "made = Arena(2 << 20); print(before >> 20, room() >> 20); made.close()"
     )
     command = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" -c "$1"'
     result = subprocess.run(
@@ -193,11 +180,9 @@ def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_the_arenas_of_killed_workers_are_swept() -> None:
     """The arena of a process that has ended is removed, whatever its process id; those of living processes are not."""
-    script = (
-        "import os; from app.triton.shared_memory import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
-    )
+    script = "import os; from app.triton.shared_memory import Arena; print(Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
     dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    alive = Arena(4096, 1)
+    alive = Arena(4096)
     reused = SHM / f"nereid-{os.getpid()}-00000000"  # the process id was given to this process since
     (SHM / dead).rename(reused)
     swept = shared_memory.sweep()
@@ -241,7 +226,7 @@ def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch
         lock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    made = Arena(4096, 1)
+    made = Arena(4096)
 
     assert swept
     assert made.name not in swept
@@ -251,9 +236,7 @@ def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch
 
 def test_the_arena_of_a_zombie_is_swept() -> None:
     """In a container without an init process, a killed worker may remain a zombie."""
-    script = (
-        "import os; from app.triton.shared_memory import Arena; print(Arena(4096, 1).name, flush=True); os.kill(os.getpid(), 9)"
-    )
+    script = "import os; from app.triton.shared_memory import Arena; print(Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends

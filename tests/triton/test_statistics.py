@@ -92,7 +92,7 @@ async def test_a_real_triton_counts_images_and_batches(settings: Settings, trito
     spec = from_triton_config(*await client.read_config("six_columns"))
     before = await read_statistics(client, SECONDS)
     for images in (3, 1, 1):
-        await client.infer(spec, np.zeros(spec.batch_shape(images), np.float32), timeout_seconds=30, images=images)
+        await client.infer(spec, list(np.zeros((images, *spec.image_shape), np.float32)), timeout_seconds=30)
     after = await read_statistics(client, SECONDS)
     while after["six_columns"].inferences < before["six_columns"].inferences + 5:  # Triton counts after it has answered
         after = await read_statistics(client, SECONDS)

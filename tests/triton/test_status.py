@@ -61,7 +61,7 @@ async def test_status_and_message_of_a_refusal_determine_the_error(
     fake.refusal = status, text
 
     with pytest.raises(GatewayError) as caught:
-        await client.infer(SPEC, IMAGE, timeout_seconds=5, request_id="id")
+        await client.infer(SPEC, [IMAGE], timeout_seconds=5, request_id="id")
     assert type(caught.value) is expected
     assert not text or text not in caught.value.detail
     assert isinstance(caught.value.__cause__, grpc.RpcError)

@@ -50,7 +50,7 @@ OUT_OF_SPACE = OSError(28, "No space left on device")
 async def taken(transport: Transport) -> Slot | None:
     """Take a slot as a request does."""
     await transport.prepare(NBYTES)
-    return transport.take(NBYTES)
+    return transport.take(NBYTES, NBYTES)
 
 
 def raise_out_of_space(*_: object) -> None:
@@ -81,7 +81,7 @@ async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> No
     """An arena is created for the first tensor of its size."""
     assert not transport.is_prepared(NBYTES)
     assert transport.active_mode == "inline"
-    assert transport.take(NBYTES) is None
+    assert transport.take(NBYTES, NBYTES) is None
 
 
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
@@ -117,7 +117,7 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
     """A slot is as large as the tensors of its model."""
     fake, _ = fake_triton
     await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
-    small, large = transport.take(NBYTES), transport.take(2 * NBYTES)
+    small, large = transport.take(NBYTES, NBYTES), transport.take(2 * NBYTES, 2 * NBYTES)
 
     assert small
     assert large
@@ -140,14 +140,14 @@ async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Trans
     """An arena has a size that it never exceeds; a tensor that is larger travels inline, and nothing is created for it."""
     fake, _ = fake_triton
     await transport.prepare(MAX_ARENA_BYTES // 2 - 1)
-    slot = transport.take(MAX_ARENA_BYTES // 2 - 1)
+    slot = transport.take(MAX_ARENA_BYTES // 2 - 1, MAX_ARENA_BYTES // 2 - 1)
 
     assert slot
     assert slot.arena.nbytes == MAX_ARENA_BYTES - 2
     assert not transport.is_prepared(MAX_ARENA_BYTES)
     assert transport.is_prepared(MAX_ARENA_BYTES + 1)
     await transport.prepare(MAX_ARENA_BYTES + 1)
-    assert transport.take(MAX_ARENA_BYTES + 1) is None
+    assert transport.take(MAX_ARENA_BYTES + 1, MAX_ARENA_BYTES + 1) is None
     assert fake.regions == {slot.arena.region}
 
 
@@ -160,7 +160,7 @@ def _room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
 async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -> Arena:
     """Have an arena that was last used so long ago."""
     await transport.prepare(nbytes)
-    slot = transport.take(nbytes)
+    slot = transport.take(nbytes, nbytes)
     assert slot
     slot.free()
     slot.arena.used_at -= idle_seconds
@@ -197,19 +197,19 @@ async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, trans
 async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     """An arena that is in use, or was a moment ago, stays, even if the other one is not needed."""
     lent, used = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2)
-    slot = transport.take(NBYTES - 1)
+    slot = transport.take(NBYTES - 1, NBYTES - 1)
     assert slot
     lent.used_at -= 10
     await transport.prepare(NBYTES - 3)
 
     assert transport.is_prepared(NBYTES - 3)
-    assert transport.take(NBYTES - 3) is None
+    assert transport.take(NBYTES - 3, NBYTES - 3) is None
     assert all(map(transport.is_prepared, (NBYTES - 1, NBYTES - 2)))
     now = monotonic() + 6
     monkeypatch.setattr(transport_module, "monotonic", lambda: now)
     assert not transport.is_prepared(NBYTES - 3)
     await transport.prepare(NBYTES - 3)
-    assert transport.take(NBYTES - 3)
+    assert transport.take(NBYTES - 3, NBYTES - 3)
     assert (SHM / lent.name).exists()
     assert not (SHM / used.name).exists()
 
@@ -248,30 +248,30 @@ async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatc
     now = monotonic()
     monkeypatch.setattr(transport_module, "monotonic", lambda: now)
 
-    def create(slot_bytes: int, slots: int) -> Arena:
-        if slot_bytes > NBYTES:
+    def create(nbytes: int) -> Arena:
+        if nbytes > SLOTS * NBYTES:
             raise OUT_OF_SPACE
-        return Arena(slot_bytes, slots)
+        return Arena(nbytes)
 
     with monkeypatch.context() as patch:
         patch.setattr(transport_module, "Arena", create)
         await transport.prepare(2 * NBYTES)
         assert transport.is_prepared(2 * NBYTES)
-        assert transport.take(2 * NBYTES) is None
+        assert transport.take(2 * NBYTES, 2 * NBYTES) is None
         assert not transport.is_prepared(NBYTES)
         assert await taken(transport)
     now += 30
     assert not transport.is_prepared(2 * NBYTES)
     await transport.prepare(2 * NBYTES)
 
-    assert transport.take(2 * NBYTES)
+    assert transport.take(2 * NBYTES, 2 * NBYTES)
 
 
 async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport: Transport) -> None:
     """After a minute; the one used last is kept, and one of which a slot is lent."""
     fake, _ = fake_triton
     lent = await prepared(transport, NBYTES - 1)
-    slot = transport.take(NBYTES - 1)
+    slot = transport.take(NBYTES - 1, NBYTES - 1)
     assert slot
     lent.used_at -= 300
     old, recent, last = [await prepared(transport, NBYTES - 2 - at, idle) for at, idle in enumerate((70, 50, 40))]
@@ -391,12 +391,12 @@ async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_
     assert not await transport.register_again(slot.arena)
     assert transport.active_mode == "inline"
     assert not transport.is_prepared(NBYTES)
-    assert transport.take(NBYTES) is None
+    assert transport.take(NBYTES, NBYTES) is None
     assert (SHM / slot.arena.name).exists()
     await transport.prepare(NBYTES)
     assert not (SHM / slot.arena.name).exists()
     assert transport.is_prepared(NBYTES)
-    assert transport.take(NBYTES) is None
+    assert transport.take(NBYTES, NBYTES) is None
 
 
 async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake, transport: Transport) -> None:
@@ -471,7 +471,7 @@ async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fa
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     await transport.prepare(2 * NBYTES)
     with pytest.raises(TritonUnavailable, match="required by the settings"):
-        transport.take(2 * NBYTES)
+        transport.take(2 * NBYTES, 2 * NBYTES)
     await transport.close()
 
 
@@ -520,7 +520,7 @@ async def test_the_slots_of_an_abandoned_arena_are_not_used_again(fake_triton: F
     transport.abandon(slot.arena)
     transport.abandon(slot.arena)
     slot.free()
-    assert transport.take(NBYTES) is None
+    assert transport.take(NBYTES, NBYTES) is None
     other = await taken(transport)
 
     assert other is not None
@@ -724,7 +724,7 @@ from app.triton.transport import Transport
 async def main():
     transport = Transport(TritonClient(sys.argv[1], Path(sys.argv[2])), "shm")
     await transport.prepare(4096)
-    slot = transport.take(4096)
+    slot = transport.take(4096, 4096)
     print(slot.arena.name, flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())

@@ -24,6 +24,7 @@ from app.resilience.deadline import Deadline
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 from app.triton.transport import Transport
 from bench.experiments.candidates.asgi import AsgiRunner
 from bench.experiments.candidates.registry import Step
@@ -76,14 +77,11 @@ def _serving(transport: str) -> dict[str, Step]:
     opened: list[tuple[TritonClient, Detector, Transport, ModelSpec]] = []
 
     @asynccontextmanager
-    async def open_and_keep() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
-        async with open_resources(settings) as (client, detector, metrics):
+    async def open_and_keep() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
+        async with open_resources(settings) as (pool, detector, metrics):
             spec = await detector.prepare(_MODEL, Deadline.after(_SECONDS))
-            slots = Transport(client, settings.transport)
-            await slots.prepare(spec.image_bytes)
-            opened.append((client, detector, slots, spec))
-            yield client, detector, metrics
-            await slots.close()
+            opened.append((pool.servers[0].client, detector, pool.transport, spec))
+            yield pool, detector, metrics
 
     runner = AsgiRunner(build(open_and_keep, describe(settings)))
     ((client, detector, slots, spec),) = opened

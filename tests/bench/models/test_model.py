@@ -49,7 +49,7 @@ async def use_since(before: Counters, triton: Triton, name: str, inferences: int
 async def test_a_fixture_is_understood_and_finds_nothing(fixture_client: TritonClient, name: str) -> None:
     """Nereid reads the config of every fixture, and its answer has no rows."""
     spec = await read_spec(fixture_client, name)
-    answer = await fixture_client.infer(spec, blank(spec), timeout_seconds=10)
+    answer = await fixture_client.infer(spec, [blank(spec)], timeout_seconds=10)
 
     assert spec.input_size == ((320, 320) if name.startswith("wait") else (640, 640))
     assert answer.outputs[spec.output_names[0]].tolist() == [[0]]
@@ -62,7 +62,7 @@ async def test_the_simulated_gpu_answers_many_requests_in_one_batch(fixtures: Tr
     for name in ("sim_gpu_file", "sim_gpu_batch1_file"):
         spec = await read_spec(fixture_client, name)
         before = read_counters(fixtures.url, name)
-        await asyncio.gather(*(fixture_client.infer(spec, blank(spec), timeout_seconds=10) for _ in range(64)))
+        await asyncio.gather(*(fixture_client.infer(spec, [blank(spec)], timeout_seconds=10) for _ in range(64)))
         used[name] = await use_since(before, fixtures, name, 64)
 
     assert used["sim_gpu_batch1_file"].batches == {"1": 64}
@@ -80,6 +80,6 @@ async def test_nereid_serves_a_fixture(fixtures: Triton) -> None:
 async def test_a_fixture_writes_nothing_into_the_log_of_triton(fixtures: Triton, fixture_client: TritonClient) -> None:
     """Whatever its process wrote for each inference would be part of what is measured."""
     spec = await read_spec(fixture_client, "null")
-    await fixture_client.infer(spec, blank(spec), timeout_seconds=10)
+    await fixture_client.infer(spec, [blank(spec)], timeout_seconds=10)
 
     assert "Traceback" not in read_log(fixtures)

@@ -1,0 +1,190 @@
+"""The Tritons that the gateway uses: which models they have, and which of them gets the next call."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnsupportedModel
+from app.model.spec import ModelSpec
+from app.triton.choice import choose
+from app.triton.served_model import ServedModel
+from app.triton.server import TritonServer
+from app.triton.server_info import ModelState
+from app.triton.transport import Transport
+
+T = TypeVar("T")
+
+# What says most of a model that cannot be used.
+_BY_IMPORTANCE = (ModelNotReady, UnsupportedModel, TritonUnavailable, UnknownModel)
+
+
+class TritonPool:
+    """Any number of Tritons, of which some may come or go."""
+
+    def __init__(self, transport: Transport, servers: Iterable[TritonServer] = ()) -> None:
+        """Start with some Tritons.
+
+        Args:
+            transport: Has the arenas that those on this host map.
+            servers: The Tritons, closed with the pool.
+        """
+        self.transport = transport
+        self.servers: list[TritonServer] = []
+        self.leaving: list[TritonServer] = []
+        """Those that get no more calls, until theirs have ended."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        for server in servers:
+            self.add(server)
+
+    def add(self, server: TritonServer) -> None:
+        """Use one more Triton."""
+        self.servers.append(server)
+        self.transport.attach(server.regions)
+
+    def remove(self, server: TritonServer) -> None:
+        """Make no more calls to a Triton; it is closed when those that are under way have ended."""
+        self.servers.remove(server)
+        self.leaving.append(server)
+
+    def cached(self, model: str) -> ModelSpec | None:
+        """Return the spec of a model, if it is known: that of the first Triton that has it."""
+        for server in self.servers:
+            spec = server.specs.cached(model)
+            if spec is not None:
+                return spec
+        return None
+
+    async def spec(self, model: str) -> ModelSpec:
+        """Return the spec of a model; ask all Tritons if it is not known.
+
+        Raises:
+            GatewayError: None of them has it, as `SpecCache.get` says.
+        """
+        spec = self.cached(model)
+        if spec is not None:
+            return spec
+        failed: list[GatewayError] = []
+        for answer in asyncio.as_completed([self._start(server.specs.get(model)) for server in self.servers]):
+            try:
+                return await answer
+            except GatewayError as error:
+                failed.append(error)
+        raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
+
+    def has_had(self, model: str) -> bool:
+        """Return whether any Triton has, or had, a model."""
+        return any(server.specs.has_had(model) for server in self.servers)
+
+    def forget(self, served: ServedModel, model: str) -> None:
+        """Have a spec read again: an inference failed, so the model may have changed."""
+        served.server.forget(model)
+        if len(self.servers) > 1:  # the next request may go elsewhere
+            self._ask(served.server, model)
+
+    def is_usable(self, model: str) -> bool:
+        """Return whether any Triton runs a model, as far as is known."""
+        servers = self.servers
+        if len(servers) > 1:
+            servers = [server for server in servers if server.specs.has(model)] or servers
+        return not servers or any(server.is_usable(model) for server in servers)
+
+    def find(
+        self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ServedModel | None = None
+    ) -> ServedModel | None:
+        """Find the Triton for a call; None if those that could take it have as many as they may have.
+
+        Args:
+            spec: Spec of the model.
+            max_calls: How many calls one Triton may have.
+            besides: One that has just failed: only another one that works is of use.
+        """
+        if len(self.servers) == 1 and besides is None:
+            served = self.servers[0].model(spec.name)
+            return served if served.calls < max_calls(spec) else None
+        having = [server for server in self.servers if server.takes(spec)]
+        found = [served for server in having if (served := server.model(spec.name)).is_usable and served is not besides]
+        if not found and besides is None:  # its error is what the callers must be told
+            found = [server.model(spec.name) for server in having or self.servers]
+        free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec))]
+        return choose(free) if free else None
+
+    def find_silent(self, answered: ServedModel, model: str, hang_seconds: float) -> list[ServedModel]:
+        """Find the Tritons that should have answered for a model, too, as `ServedModel.is_silent` says."""
+        others = [server.model(model) for server in self.servers if server is not answered.server]
+        return [other for other in others if other.is_usable and other.is_silent(answered.speed, hang_seconds)]
+
+    def parallel_images(self, spec: ModelSpec) -> int:
+        """Return how many images all Tritons that have a model can process at a time."""
+        return sum(server.specs.known(spec).parallel_images for server in self.servers if server.specs.has(spec.name))
+
+    async def is_ready(self, model: str) -> bool:
+        """Return whether any Triton has a model ready, and runs it as far as is known."""
+        usable = [server for server in self.servers if server.is_usable(model)]
+        for answer in asyncio.as_completed([self._start(server.client.is_ready(model)) for server in usable]):
+            if await answer:
+                return True
+        return False
+
+    async def list_models(self) -> dict[str, ModelState]:
+        """List the models in the repositories of all Tritons that answer; one is ready if any of them has it ready.
+
+        Raises:
+            GatewayError: None of them answers, as `TritonClient.list_models` says.
+        """
+        answers = await asyncio.gather(*(server.client.list_models() for server in self.servers), return_exceptions=True)
+        states: dict[str, ModelState] = {}
+        for answer in answers:
+            if isinstance(answer, dict):
+                states |= {name: state for name, state in answer.items() if name not in states or state.is_ready}
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if len(failed) == len(answers):
+            raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
+        return states
+
+    async def refresh(self) -> None:
+        """Look for models that a Triton did not have, and close those that are not used any more; to be called regularly."""
+        models = {model for server in self.servers for model in server.specs.models}
+        for server in self.servers:
+            server.note_share()
+            for model in models:
+                self._ask(server, model)
+        for server in [server for server in self.leaving if not server.is_busy]:
+            self.leaving.remove(server)
+            await self._close(server)
+
+    async def stop_probing(self) -> None:
+        """Leave circuits as they are."""
+        await asyncio.gather(*(server.stop_probing() for server in [*self.servers, *self.leaving]))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*map(self._close, [*self.servers, *self.leaving]))
+
+    def _ask(self, server: TritonServer, model: str) -> None:
+        """Ask a Triton for a model, if it may have it by now."""
+        if server.is_due(model):
+            _ = self._start(server.look_for(model))
+
+    async def _close(self, server: TritonServer) -> None:
+        await self.transport.detach(server.regions)
+        await server.close()
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start something whose end nobody may wait for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return task
+
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else asyncio would report it
+
+
+def _rank(error: BaseException) -> int:
+    """Return where an error is in the order of importance."""
+    return next((rank for rank, kind in enumerate(_BY_IMPORTANCE) if isinstance(error, kind)), len(_BY_IMPORTANCE))

@@ -1,0 +1,104 @@
+"""Which arenas one Triton has mapped: those of a worker that it shares the host with, or none."""
+
+import asyncio
+from contextlib import suppress
+from time import monotonic
+
+import structlog
+
+from app.errors import GatewayError, TritonUnavailable
+from app.resilience.single_flight import SingleFlight
+from app.triton import shared_memory
+from app.triton.client import TritonClient
+from app.triton.shared_memory import Arena
+
+_RETRY_SECONDS = 30.0
+
+LOG = structlog.get_logger()
+
+
+class Regions:
+    """The arenas that are registered with one Triton."""
+
+    def __init__(self, client: TritonClient) -> None:
+        self._client = client
+        self._mapped: set[str] = set()
+        self._asked: set[str] = set()
+        """Those that Triton was asked to map and has not rejected."""
+        self._registering: SingleFlight[None] = SingleFlight()
+        self.unavailable_until = 0.0
+        """Until when Triton is known to map nothing, as `time.monotonic` counts."""
+        self._is_swept = False
+        """Whether Triton has been told to unmap what killed workers have left."""
+
+    def __contains__(self, arena: Arena) -> bool:
+        """Return whether Triton has mapped an arena, as far as is known."""
+        return arena.region in self._mapped
+
+    @property
+    def is_available(self) -> bool:
+        """Whether Triton may map an arena."""
+        return monotonic() >= self.unavailable_until
+
+    async def add(self, arena: Arena) -> None:
+        """Let Triton map an arena, if it does; concurrent calls for the same arena are one."""
+        await self._registering.run(arena.region, lambda: self._add(arena))
+
+    async def add_again(self, arena: Arena) -> bool:
+        """Let Triton map an arena that it has forgotten.
+
+        Returns:
+            Whether it did. If not, it counts as not mapped any more.
+
+        Raises:
+            TritonUnavailable: Triton does not answer.
+        """
+        try:
+            await self._client.register(arena)
+        except TritonUnavailable:
+            raise
+        except GatewayError:
+            self._mapped.discard(arena.region)
+            return False
+        return True
+
+    async def remove(self, arena: Arena) -> None:
+        """Let Triton unmap an arena, if it may have mapped it."""
+        await self._registering.wait()
+        self._mapped.discard(arena.region)
+        if arena.region in self._asked:
+            self._asked.discard(arena.region)
+            await self._client.unregister(arena.region)
+
+    def note_unavailable(self, reason: str) -> None:
+        """Do without shared memory for a while; warn only once, because a Triton on another host stays there."""
+        log = LOG.debug if self.unavailable_until else LOG.warning
+        log("shared memory is not available; sending tensors inline", triton=self._client.address, reason=reason)
+        self.unavailable_until = monotonic() + _RETRY_SECONDS
+
+    async def _add(self, arena: Arena) -> None:
+        self._asked.add(arena.region)
+        try:
+            await self._client.register(arena)
+        except TritonUnavailable:  # a Triton that does not answer has not rejected it
+            return
+        except GatewayError as error:
+            self._asked.discard(arena.region)
+            self.note_unavailable(str(error.__cause__ or error))
+            return
+        self._mapped.add(arena.region)
+        if not self._is_swept:
+            self._is_swept = True
+            await self._unregister_leftovers()
+
+    async def _unregister_leftovers(self) -> None:
+        """Let Triton unmap arenas whose files are gone: their workers were killed, or could not reach Triton when they ended.
+
+        Only after it has mapped one of ours: it has this host's /dev/shm then, and not that of another gateway's host.
+        """
+        with suppress(GatewayError):
+            regions = await self._client.list_regions()
+            left = [region for region, file in regions.items() if shared_memory.is_removed(file)]
+            if left:
+                LOG.info("let Triton unmap arenas of killed workers", arenas=len(left))
+            await asyncio.gather(*map(self._client.unregister, left))

@@ -1,0 +1,125 @@
+"""What one Triton has shown of one model: what is under way there, how fast it is, and whether it works."""
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from app.resilience.circuit_breaker import CircuitBreaker
+
+if TYPE_CHECKING:
+    from app.triton.server import TritonServer
+
+# Weight of what is known, relative to that of the newest answer.
+_MEMORY = 0.9
+# A Triton is not silent sooner, however fast it is: a pause of its process is no fault.
+_MIN_SILENCE_SECONDS = 0.5
+_LATE, _VERY_LATE = 1.5, 2.0
+
+
+class ServedModel:
+    """One model on one Triton, as one worker knows it."""
+
+    def __init__(self, server: "TritonServer") -> None:
+        """Start without calls to that Triton."""
+        self.server = server
+        self.calls = 0
+        """Calls that are under way, and that some request still waits for."""
+        self.images = 0
+        """Images in all calls that are under way."""
+        self.circuit: CircuitBreaker | None = None
+        """Open while Triton is known not to run the model; None if it has never failed."""
+        self.answered_at = 0.0
+        """When Triton last answered for the model, as `time.monotonic` counts."""
+        self._busy_since = 0.0
+        """When calls began to be under way."""
+        self.forget_speed()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether Triton runs the model, as far as is known."""
+        return self.circuit is None or self.circuit.state == "closed"
+
+    @property
+    def speed(self) -> float:
+        """Images per second while calls were under way; 0 if it is not known."""
+        return self._answered_images / self._busy_seconds if self._busy_seconds else 0.0
+
+    def forget_speed(self) -> None:
+        """Measure the speed anew: Triton may be another one now."""
+        self._measured_since = monotonic()
+        self._answered_images, self._busy_seconds = 0.0, 0.0
+        self._call_seconds = 0.0
+        """How long a call takes."""
+
+    def begin(self, images: int) -> None:
+        """Count a call that begins."""
+        if not self.images:
+            self._busy_since = monotonic()
+        self.calls += 1
+        self.images += images
+
+    def note_answer(self, images: int, began_at: float) -> None:
+        """Measure a call that was answered.
+
+        Args:
+            images: How many it had that were processed; none if it was answered with an error.
+            began_at: When it began.
+        """
+        now = monotonic()
+        if began_at >= self._measured_since:
+            self._answered_images = self._answered_images * _MEMORY + images
+            self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
+            self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
+        self.answered_at = now
+
+    def is_silent(self, usual_speed: float, hang_seconds: float) -> bool:
+        """Return whether Triton has answered nothing for much longer than it should take.
+
+        Args:
+            usual_speed: Images per second that another Triton answers, if the speed of this one is not known.
+            hang_seconds: A call that has no answer after this time has failed.
+        """
+        if not self.images:
+            return False
+        speed = self.speed or usual_speed
+        expected = self.images / speed if speed else hang_seconds
+        patience = max(_MIN_SILENCE_SECONDS, self._call_seconds * _LATE, min(expected * _VERY_LATE, hang_seconds / _VERY_LATE))
+        return monotonic() - max(self._busy_since, self.answered_at) > patience
+
+
+class Place:
+    """Where a call is under way: it counts there until it has ended."""
+
+    def __init__(self, served: ServedModel, images: int) -> None:
+        """Begin a call.
+
+        Args:
+            served: The model, on the Triton that is called.
+            images: How many it has.
+        """
+        self._images = images
+        self._is_awaited = False
+        self._enter(served)
+
+    def move(self, served: ServedModel) -> None:
+        """Call another Triton instead, for requests that still wait."""
+        self.end()
+        self._enter(served)
+
+    def leave(self) -> None:
+        """Note that no request waits for the call any more."""
+        if self._is_awaited:
+            self._is_awaited = False
+            self.served.calls -= 1
+
+    def end(self) -> None:
+        """Note that the call has ended."""
+        self.leave()
+        self.served.images -= self._images
+
+    def _enter(self, served: ServedModel) -> None:
+        self.served = served
+        self._is_awaited = True
+        self.reads_slot = False
+        """Whether Triton reads the shared memory of the images."""
+        self.began_at = monotonic()
+        served.begin(self._images)

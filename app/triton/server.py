@@ -1,0 +1,103 @@
+"""One Triton of those that the gateway uses, and what is known of it."""
+
+import asyncio
+from contextlib import suppress
+from time import monotonic
+
+import structlog
+
+from app.errors import GatewayError
+from app.model.spec import ModelSpec
+from app.triton.client import TritonClient
+from app.triton.regions import Regions
+from app.triton.served_model import ServedModel
+from app.triton.specs import SpecCache
+
+# It may have loaded a model that it did not have.
+_LOOK_AGAIN_SECONDS = 5.0
+_MEMORY = 0.5
+
+LOG = structlog.get_logger()
+
+
+class TritonServer:
+    """One Triton: its client, its models, and which arenas it has mapped."""
+
+    def __init__(self, client: TritonClient) -> None:
+        self.client = client
+        self.specs = SpecCache(client)
+        self.regions = Regions(client)
+        self.models: dict[str, ServedModel] = {}
+        """What it has shown of the models that it was called for."""
+        self.images = 0
+        """Images that were sent to it so far."""
+        self.recent_images = 0.0
+        """The same, of the last seconds."""
+        self._images_before = 0
+        self._look_at: dict[str, float] = {}
+        """When to look for a model again that it did not have, as `time.monotonic` counts."""
+        self._different: set[str] = set()
+        """Models that were reported to differ from those of other Tritons."""
+
+    @property
+    def address(self) -> str:
+        """`host:port` of its gRPC endpoint."""
+        return self.client.address
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call to it is under way."""
+        return any(served.images for served in self.models.values())
+
+    def model(self, name: str) -> ServedModel:
+        """Return what it has shown of a model."""
+        served = self.models.get(name)
+        if served is None:
+            served = self.models[name] = ServedModel(self)
+        return served
+
+    def is_usable(self, model: str) -> bool:
+        """Return whether it runs a model, as far as is known."""
+        return model not in self.models or self.models[model].is_usable
+
+    def takes(self, spec: ModelSpec) -> bool:
+        """Return whether it has a model with this input and these outputs, as far as is known."""
+        own = self.specs.cached(spec.name)
+        if own is None:
+            return False
+        if own.is_interchangeable(spec):
+            self._different.discard(spec.name)
+            return True
+        if spec.name not in self._different:
+            self._different.add(spec.name)
+            LOG.warning("a model has another input or other outputs here; not used", triton=self.address, model=spec.name)
+        return False
+
+    def forget(self, model: str) -> None:
+        """Have a spec read again: an inference failed, so the model may have changed."""
+        self.specs.forget(model)
+        self._look_at.pop(model, None)
+
+    def is_due(self, model: str) -> bool:
+        """Return whether to look for a model: it is not known, Triton is connected, and it was not asked lately."""
+        return self.client.server is not None and not self.specs.has(model) and monotonic() >= self._look_at.get(model, 0.0)
+
+    async def look_for(self, model: str) -> None:
+        """Read the spec of a model, if it is there."""
+        self._look_at[model] = monotonic() + _LOOK_AGAIN_SECONDS
+        with suppress(GatewayError):
+            await self.specs.get(model)
+
+    def note_share(self) -> None:
+        """Count recent images; to be called once a second."""
+        self.recent_images = self.recent_images * _MEMORY + self.images - self._images_before
+        self._images_before = self.images
+
+    async def stop_probing(self) -> None:
+        """Leave circuits as they are."""
+        await asyncio.gather(*(served.circuit.close() for served in self.models.values() if served.circuit is not None))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.stop_probing()
+        await self.client.close()

@@ -1,0 +1,158 @@
+"""Which images go to Triton together."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline import batch as batch_module
+from app.pipeline.batch import Batch, PendingImage, next_batch
+from app.pipeline.call import CallContext
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
+from app.triton.shared_memory import Arena
+from tests.fakes.triton import CONFIG
+
+SPEC = from_triton_config({**CONFIG, "max_batch_size": 8}, "1")
+TRACES = [TraceContext(f"{index:032x}", f"{index:016x}", 1) for index in (1, 2)]
+
+
+def pending(  # noqa: PLR0913 - what an image has
+    arena: Arena | None = None,
+    nbytes: int = 10,
+    *,
+    spec: ModelSpec = SPEC,
+    seconds: float = 30,
+    request_id: str = "id",
+    trace: TraceContext | None = None,
+) -> PendingImage:
+    """Make an image that waits, in the next slot of an arena, or inline."""
+    slot = None if arena is None else arena.take(nbytes)
+    assert arena is None or slot is not None
+    buffer: Any = SimpleNamespace(slot=slot, tensor=np.zeros(nbytes, np.uint8))
+    call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
+    permit: Any = None
+    return PendingImage(spec, buffer, call, permit)
+
+
+@contextmanager
+def open_arena(nbytes: int = 100) -> Iterator[Arena]:
+    made = Arena(nbytes)
+    yield made
+    made.close()
+
+
+async def test_neighbours_go_together() -> None:
+    """Their slots are one tensor already."""
+    with open_arena() as arena:
+        images = [pending(arena) for _ in range(4)]
+
+        batch = next_batch(images, 8)
+        assert batch.images == images
+        assert batch.slot == images[0].buffer.slot
+        assert [id(tensor) for tensor in batch.tensors] == [id(image.buffer.tensor) for image in images]
+
+
+async def test_slots_may_differ_in_size() -> None:
+    """As files do."""
+    with open_arena() as arena:
+        images = [pending(arena, nbytes) for nbytes in (10, 3, 25)]
+
+        assert next_batch(images, 8).images == images
+
+
+async def test_the_order_in_memory_counts() -> None:
+    """The image that has waited longest may lie between the others."""
+    with open_arena() as arena:
+        a, b, c = (pending(arena) for _ in range(3))
+
+        assert next_batch([b, c, a], 8).images == [a, b, c]
+
+
+async def test_what_is_not_ready_ends_a_batch() -> None:
+    """The images behind it follow in the next one."""
+    with open_arena() as arena:
+        a, b, _, d, e = (pending(arena) for _ in range(5))
+
+        assert next_batch([a, b, d, e], 8).images == [a, b]
+        assert next_batch([d, a, b, e], 8).images == [d, e]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
+    """The model's; the image that has waited longest is always part of it."""
+    with open_arena() as arena:
+        images = [pending(arena if is_shared else None) for _ in range(6)]
+
+        assert next_batch(images, 4).images == images[:4]
+        assert images[4] in next_batch(images[4:] + images[:4], 4).images
+        assert next_batch(images, 1).images == images[:1]
+
+
+async def test_slots_and_messages_do_not_mix() -> None:
+    """Nor do slots of two arenas."""
+    with open_arena() as arena, open_arena() as other:
+        a, b, c, d, e = pending(arena), pending(), pending(other), pending(arena), pending()
+
+        assert next_batch([a, b, c, d, e], 8).images == [a, d]
+        assert next_batch([b, c, d, e, a], 8).images == [b, e]
+        assert next_batch([c, d, e, a, b], 8).images == [c]
+
+
+async def test_a_message_has_a_size_that_does_not_stop_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But at least one image."""
+    monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
+    small, large = [pending() for _ in range(3)], [pending(nbytes=100) for _ in range(2)]
+
+    assert next_batch([*small, *large], 8).images == small[:2]
+    assert next_batch([*large, *small], 8).images == large[:1]
+
+
+async def test_only_images_of_one_spec_go_together() -> None:
+    """The model may have been replaced in between."""
+    with open_arena() as arena:
+        before, after = pending(arena), pending(arena, spec=from_triton_config({**CONFIG, "max_batch_size": 8}, "2"))
+
+        assert next_batch([before, after], 8).images == [before]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_who_goes_alone_takes_nobody_along(is_shared: bool) -> None:  # noqa: FBT001
+    """Neither as the first nor as one of the others."""
+    with open_arena() as arena:
+        a, b, c = (pending(arena if is_shared else None) for _ in range(3))
+        b.goes_alone = True
+
+        assert next_batch([b, a, c], 8).images == [b]
+        assert b not in next_batch([a, b, c], 8).images
+
+
+async def test_a_batch_has_what_its_images_have() -> None:
+    """The latest deadline, all ids, and the span of the first that has one."""
+    batch = Batch(
+        [
+            pending(request_id="a", seconds=5),
+            pending(request_id="b", seconds=20, trace=TRACES[0]),
+            pending(request_id="c", seconds=10, trace=TRACES[1]),
+        ]
+    )
+
+    assert batch.request_id == "a,b,c"
+    assert 19 < batch.remaining_seconds <= 20
+    assert batch.trace == TRACES[0]
+    assert batch.spec is SPEC
+
+
+async def test_a_batch_is_abandoned_when_the_last_request_has_left() -> None:
+    """One that still waits keeps it."""
+    batch = Batch([pending(), pending()])
+    batch.images[0].result.cancel()
+    assert not batch.is_abandoned
+    batch.images[1].result.cancel()
+
+    assert batch.is_abandoned

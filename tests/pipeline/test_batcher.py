@@ -1,0 +1,323 @@
+"""When images leave, with whom, and what each of them gets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, TritonUnavailable
+from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline import batcher as batcher_module
+from app.pipeline.batch import Batch, PendingImage
+from app.pipeline.batcher import Batcher, Call
+from app.pipeline.call import CallContext
+from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
+from app.telemetry.timing import Timing
+from app.triton.messages import InferResult
+from tests.fakes.triton import CONFIG
+
+SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
+
+
+class Calls:
+    """Answers each image with the number in its tensor, when it may; tests set the attributes."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        """The numbers of the images of each call, in order."""
+        self.most_at_once = 0
+        self.may_answer = asyncio.Event()
+        self.poison: dict[int, GatewayError] = {}
+        """Errors by the number of the image that causes them, for itself and those with it."""
+        self.missing_rows = 0
+        """Rows that are missing in the answer for several images."""
+        self.abandoned: list[tuple[int, bool]] = []
+        """Number of each image that left without a result, and whether it was in a call."""
+        self._running = 0
+
+    async def infer(self, batch: Batch) -> InferResult:
+        numbers = [int(tensor[0]) for tensor in batch.tensors]
+        self.batches.append(numbers)
+        self._running += 1
+        self.most_at_once = max(self.most_at_once, self._running)
+        try:
+            await self.may_answer.wait()
+        finally:
+            self._running -= 1
+        for number in numbers:
+            if number in self.poison:
+                raise self.poison[number]
+        rows = numbers[self.missing_rows :] if len(numbers) > 1 else numbers
+        return InferResult({"output0": np.array(rows, np.float32)[:, None]}, "1")
+
+    def abandon(self, image: PendingImage, call: Call | None) -> None:
+        self.abandoned.append((int(image.buffer.tensor[0]), call is not None))
+
+
+class Setup:
+    """A batcher, and requests that use it."""
+
+    def __init__(self, max_calls: float = 1) -> None:
+        self.calls = Calls()
+        self.max_calls = max_calls
+        self.batcher = Batcher(self.calls, lambda _: self.max_calls)
+        self.timings: list[Timing] = []
+        self.released: list[int] = []
+        """Numbers of the images whose permits were given back."""
+        self._numbers = count()
+
+    def start(self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC) -> list[asyncio.Task[float]]:
+        """Let the requests of as many images wait for their results, which are their numbers, from 0."""
+        return [asyncio.ensure_future(self._infer(next(self._numbers), seconds, spec)) for _ in range(images)]
+
+    async def _infer(self, number: int, seconds: float, spec: ModelSpec) -> float:
+        timing = Timing()
+        self.timings.append(timing)
+        buffer: Any = SimpleNamespace(slot=None, tensor=np.array([number], np.uint8))
+        call = CallContext(Deadline.after(seconds), timing, f"id{number}")
+        with Lease() as permit:
+            permit.on_release(lambda: self.released.append(number))
+            as_permit: Any = permit
+            result = await self.batcher.run(PendingImage(spec, buffer, call, as_permit))
+            return float(result.outputs["output0"][0, 0])
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def gather(*asking: asyncio.Task[float]) -> list[float]:
+    """Wait for results."""
+    return list(await asyncio.gather(*asking))
+
+
+@pytest.fixture
+async def setup() -> AsyncIterator[Setup]:
+    """One call at a time."""
+    made = Setup()
+    yield made
+    made.calls.may_answer.set()
+    await turns()
+    assert made.batcher.waiting == made.batcher.calls == 0
+    assert not made.batcher.tasks
+
+
+async def test_a_lone_image_waits_for_nothing(setup: Setup) -> None:
+    """It leaves in the same turn of the event loop."""
+    (asking,) = setup.start()
+    await asyncio.sleep(0)
+    assert setup.batcher.calls == 1
+    setup.calls.may_answer.set()
+
+    assert await asking == 0
+    assert setup.calls.batches == [[0]]
+
+
+async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> None:
+    """When the call has returned, up to the model's batch size, in order of arrival; each gets its own result."""
+    asking = setup.start(8)
+    await turns()
+    assert setup.calls.batches == [[0]]
+    assert setup.batcher.waiting == 7
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*asking) == list(range(8))
+    assert setup.calls.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
+    assert setup.calls.most_at_once == 1
+
+
+async def test_as_many_calls_as_are_allowed() -> None:
+    """Their number may change at any time."""
+    setup = Setup(max_calls=3)
+    asking = setup.start(5)
+    await turns()
+    assert setup.calls.batches == [[0], [1], [2]]
+    setup.max_calls = 1
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*asking) == list(range(5))
+    assert setup.calls.batches == [[0], [1], [2], [3, 4]]
+
+
+async def test_without_a_limit_each_image_goes_at_once() -> None:
+    """Nobody waits, so that nobody joins."""
+    setup = Setup(max_calls=float("inf"))
+    asking = setup.start(20)
+    await turns()
+    assert setup.calls.batches == [[number] for number in range(20)]
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*asking) == list(range(20))
+
+
+async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
+    """And how long its image waited for that."""
+    asking = setup.start(4)
+    await turns()
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking)
+
+    assert 'batch;desc="1";dur=' in setup.timings[0].server_timing()
+    assert all('batch;desc="3";dur=' in timing.server_timing() for timing in setup.timings[1:])
+
+
+async def test_who_leaves_while_waiting_is_taken_out(setup: Setup) -> None:
+    """Nothing is computed for it, and what it held is free at once."""
+    asking = setup.start(4)
+    await turns()
+    asking[2].cancel()
+    await turns()
+    assert setup.released == [2]
+    setup.calls.may_answer.set()
+
+    assert await gather(asking[0], asking[1], asking[3]) == [0, 1, 3]
+    assert setup.calls.batches == [[0], [1, 3]]
+    assert setup.calls.abandoned == [(2, False)]
+
+
+async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
+    """In a call, and while it waits; the others get their results."""
+    asking = [*setup.start(), *setup.start(seconds=0.05), *setup.start()]
+    with pytest.raises(DeadlinePassed, match="did not answer in time"):
+        await asking[1]
+    setup.calls.may_answer.set()
+    assert await gather(asking[0], asking[2]) == [0, 2]
+    setup.calls.may_answer.clear()
+    asking = [*setup.start(), *setup.start(2), *setup.start(seconds=0.05)]
+    await turns()
+    setup.max_calls = 2
+    asking += setup.start()
+    with pytest.raises(DeadlinePassed):
+        await asking[3]
+    assert (6, True) in setup.calls.abandoned
+    setup.calls.may_answer.set()
+
+    assert await gather(asking[0], asking[1], asking[2], asking[4]) == [3, 4, 5, 7]
+
+
+async def test_what_triton_reads_is_kept_until_the_call_has_ended(setup: Setup) -> None:
+    """Also for those whose request has left."""
+    asking = setup.start(3)
+    await turns()
+    for task in asking:
+        task.cancel()
+    await turns()
+    assert setup.released == [1, 2]
+    setup.calls.may_answer.set()
+    await turns()
+
+    assert setup.released == [1, 2, 0]
+
+
+async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
+    """It may never end; it is still known as long as it lasts."""
+    (hanging,) = setup.start()
+    waiting = setup.start(2)
+    await turns()
+    hanging.cancel()
+    await turns()
+    assert setup.calls.batches == [[0], [1, 2]]
+    assert setup.batcher.calls == 1
+    assert len(setup.batcher.tasks) == 2
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*waiting) == [1, 2]
+
+
+@pytest.mark.parametrize("error", [InferenceFailed("no"), InvalidModelOutput("no")])
+async def test_one_image_fails_alone(setup: Setup, error: GatewayError) -> None:
+    """Those that were with it are tried once more, alone, and get their results."""
+    setup.calls.poison[2] = error
+    asking = setup.start(6)
+    await turns()
+    setup.calls.may_answer.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert results[:2] + results[3:] == [0, 1, 3, 4, 5]
+    assert type(results[2]) is type(error)
+    assert setup.calls.batches == [[0], [1, 2, 3, 4], [1], [2], [3], [4], [5]]
+
+
+async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
+    """Each image is asked for alone."""
+    setup.calls.missing_rows = 1
+    asking = setup.start(4)
+    await turns()
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*asking) == [0, 1, 2, 3]
+    assert setup.calls.batches == [[0], [1, 2, 3], [1], [2], [3]]
+
+
+async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
+    """Trying again one by one would only add to it; each request gets an error of its own."""
+    setup.calls.poison[1] = TritonUnavailable("gone")
+    asking = setup.start(4)
+    await turns()
+    setup.calls.may_answer.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [type(result) for result in results[1:]] == [TritonUnavailable] * 3
+    assert len({id(result) for result in results[1:]}) == 3
+    assert setup.calls.batches == [[0], [1, 2, 3]]
+
+
+async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
+    """Its batch has failed, but nobody waits for it."""
+    setup.calls.poison[2] = InferenceFailed("no")
+    asking = setup.start(4)
+    await turns()
+    setup.max_calls = 2
+    asking += setup.start()
+    await turns()
+    assert setup.calls.batches == [[0], [1, 2, 3, 4]]
+    asking[3].cancel()
+    await turns()
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+    assert setup.calls.batches[2:] == [[1], [2], [4]]
+
+
+async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image is only in a batch as long as it could be tried alone after that: none ever fails with another."""
+    monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
+    setup.batcher = Batcher(setup.calls, lambda _: setup.max_calls)
+    setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
+    asking = setup.start(40)
+    await turns()
+    setup.calls.may_answer.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [result for result in results if not isinstance(result, InferenceFailed)] == list(range(1, 40, 2))
+    assert len(setup.calls.batches) <= 40 + 6
+    assert all(len(batch) == 1 for batch in setup.calls.batches[-20:])
+
+
+async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
+    """As at the end of the worker."""
+    (asking,) = setup.start()
+    await turns()
+    for task in setup.batcher.tasks:
+        task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_models_may_change_between_calls(setup: Setup) -> None:
+    """A batch has images for one of them only."""
+    other = from_triton_config({**CONFIG, "max_batch_size": 4}, "2")
+    asking = [*setup.start(2), *setup.start(2, spec=other), *setup.start()]
+    await turns()
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*asking) == [0, 1, 2, 3, 4]
+    assert setup.calls.batches == [[0], [1, 4], [2, 3]]
