@@ -1,5 +1,6 @@
 """The embedded Triton for a measurement: ports, logs and models of its own, beside one that may be in use."""
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -50,13 +51,13 @@ def link_installation(home: Path) -> None:
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str, key: str = "") -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str, key_file: Path | None = None) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
-        key: Key of its controls; empty: one of its own.
+        key_file: The key of its controls, if several have the same.
 
     Raises:
         InstallError, PackageError: It is not installed and cannot be.
@@ -70,17 +71,24 @@ def embedded_triton(repository: Path, model: str, key: str = "") -> Iterator[Tri
             model=model,
             model_repository=str(repository),
             triton_urls="",
+            triton_control_key_file=str(key_file or ""),
             triton_home=home,
             triton_http_port=http,
             triton_grpc_port=grpc,
             triton_metrics_port=metrics,
         )
-        server = EmbeddedTriton(settings, key)
+        server = make_server(settings)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid))
         finally:
             server.stop()
+
+
+def make_server(settings: Settings) -> EmbeddedTriton:
+    """Make a Triton with the settings of `embedded_triton`; it does not run yet."""
+    key_file = settings.triton_control_key_file
+    return EmbeddedTriton(settings, Path(key_file).read_text(encoding="ascii") if key_file else "")
 
 
 @contextmanager
@@ -90,9 +98,9 @@ def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[
     Arguments and errors are those of `embedded_triton`.
     """
     with ExitStack() as stack:
-        first = stack.enter_context(embedded_triton(repository, model))
-        key = Path(settings_for([first])["triton_control_key_file"]).read_text(encoding="ascii")
-        yield [first, *(stack.enter_context(embedded_triton(repository, model, key)) for _ in range(count - 1))]
+        key_file = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")), "control.key")
+        key_file.write_text(secrets.token_hex(32), encoding="ascii")
+        yield [stack.enter_context(embedded_triton(repository, model, key_file)) for _ in range(count)]
 
 
 def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process]]:
@@ -104,7 +112,7 @@ def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process
 def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
     """Return the settings, by name, of a gateway that uses some of `embedded_tritons`."""
     addresses = ",".join(triton.settings.triton_url for triton in tritons)
-    return {"triton_urls": addresses, "triton_control_key_file": str(tritons[0].settings.control_key_path)}
+    return {"triton_urls": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
 
 
 @contextmanager

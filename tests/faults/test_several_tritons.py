@@ -1,8 +1,8 @@
 """One of two Tritons is killed, hangs and comes back, behind a gateway of two workers that uses both."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -10,7 +10,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from bench.harness.counters import read_counters
-from bench.harness.triton import Triton, embedded_tritons, settings_for
+from bench.harness.triton import Triton, embedded_tritons, make_server, settings_for
 from tests.faults.conftest import RecordFigure
 from tests.faults.serving import Gateway
 from tests.faults.test_failing_triton import gateway_to, stopped
@@ -60,26 +60,25 @@ async def until_share(tritons: list[Triton], place: int) -> float:
         before = now
 
 
-@asynccontextmanager
-async def started_again(triton: Triton) -> AsyncIterator[None]:
-    """Start a Triton that was killed, until the block ends."""
-    path = triton.settings.control_key_path
-    server = EmbeddedTriton(triton.settings, path.read_text(encoding="ascii") if path else "")
+@contextmanager
+def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
+    """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
+    server = make_server(triton.settings)
     try:
-        await asyncio.to_thread(server.start)
-        yield
+        yield server
     finally:
-        await asyncio.to_thread(server.stop)
+        server.stop()
 
 
 async def test_one_is_killed_and_started_again(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
     """No client sees an error, neither then nor when the other one is killed while the first is back."""
     first, second = tritons
-    async with traffic(gateway.url) as counted:
-        await counted.until(_REQUESTS)
-        first.process.kill()
-        await counted.until(counted.requests + _REQUESTS)
-        async with started_again(first):
+    with successor(first) as again:
+        async with traffic(gateway.url) as counted:
+            await counted.until(_REQUESTS)
+            first.process.kill()
+            await counted.until(counted.requests + _REQUESTS)
+            await asyncio.to_thread(again.start)
             seconds = await until_share(tritons, 0)
             await counted.until(counted.requests + _REQUESTS)
             second.process.kill()
@@ -101,8 +100,8 @@ async def test_one_hangs_and_goes_on(tritons: list[Triton], gateway: Gateway, re
         await counted.until(_REQUESTS)
         async with stopped(first.process):
             await asyncio.sleep(_STOPPED_SECONDS)
-            missed = max(statuses[504] for statuses in counted.by_client.values())
         seconds = await until_share(tritons, 0)
+    missed = max(statuses[504] for statuses in counted.by_client.values())
     record_figure("SIGSTOP of one of two Tritons: requests", counted.requests)
     record_figure("SIGSTOP of one of two Tritons: missed deadlines", counted.statuses[504])
     record_figure("SIGSTOP of one of two Tritons: most deadlines that a client missed", missed, 1)
