@@ -107,7 +107,7 @@ def _measure_all(scaling: Scaling, tritons: Sequence[Triton], logs: Path, option
                     point.rounds.append(_measure(server, Load(samples, point.clients, options.seconds)))
                     rate = point.rounds[-1].outcome.rate
                     where = f"{scaling.title}: round {number + 1} of {options.rounds}"
-                    say(f"{where}, {scaling.size(point)}, {point.clients} clients: {rate:.0f}/s")
+                    say(f"{where}, {scaling.size(point)}, {point.load}: {rate:.0f}/s")
     finally:
         say()
         if scaling.points[0].rounds:

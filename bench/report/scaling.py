@@ -17,6 +17,11 @@ class ScalePoint(Rounds, kw_only=True):
     clients: int
 
     @property
+    def load(self) -> str:
+        """Describe the load."""
+        return _number(self.clients, "client")
+
+    @property
     def calls(self) -> Counter[str]:
         """Calls to Triton in all rounds, by the number of images in them: `1`, `2`, `3-4`."""
         return sum((Counter(one.calls) for one in self.rounds), Counter())
