@@ -28,8 +28,9 @@ class ScalePoint(Rounds, kw_only=True):
 
     @property
     def images(self) -> list[int]:
-        """Images that each Triton has processed in all rounds."""
-        return [sum(images) for images in zip(*(one.images_by_triton for one in self.rounds), strict=True)]
+        """Images that each Triton has processed in all rounds in which that could be read."""
+        counted = [one.images_by_triton for one in self.rounds if one.images_by_triton]
+        return [sum(images) for images in zip(*counted, strict=True)]
 
     @property
     def image_shares(self) -> list[float]:
