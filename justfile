@@ -117,4 +117,4 @@ lock:
 # Remove everything that was installed, pulled or cached here
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1
+    rm -rf .venv .uv .python .triton .reference build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1/model.onnx

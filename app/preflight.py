@@ -59,7 +59,7 @@ def warn_of_unreachable_triton(settings: Settings) -> None:
     """Tell the user of each address at which no Triton listens; it may start later."""
     consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
     for address in settings.triton_addresses:
-        host, _, port = address.removeprefix("dns:///").rpartition(":")
+        host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:  # a part of a host's name may be too long for the encoding of such names

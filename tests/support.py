@@ -30,8 +30,11 @@ from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
+from app.triton.regions import Regions
+from app.triton.server import TritonServer
 from app.triton.shared_memory import SHM
-from app.triton.transport import Transport
+from app.triton.transport import Mode, Transport
 from tests.fakes import models
 
 T = TypeVar("T")
@@ -63,7 +66,7 @@ DEPLOYMENT = Deployment(
         timeout_seconds=10,
         max_timeout_seconds=30,
     ),
-    triton_metrics_url="",
+    triton_metrics_urls=(),
     slow_request_ms=0,
     trusted_proxies=(),
 )
@@ -224,6 +227,16 @@ async def until_ready(client: httpx.AsyncClient) -> None:
         if (await client.get("/readyz")).status_code == 200:
             return
         await asyncio.sleep(0.1)
+
+
+def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
+    """Make the transport of a worker whose one Triton is used without a pool."""
+    return Transport(mode, Regions(client))
+
+
+def pool_of(client: TritonClient, transport: Transport) -> TritonPool:
+    """Make a pool with one Triton."""
+    return TritonPool(transport, [TritonServer(client)])
 
 
 @contextmanager

@@ -23,12 +23,22 @@ def test_defaults_break_no_rule() -> None:
     check(load({}))
 
 
-def test_two_tritons_are_rejected() -> None:
-    """More than one address is not supported, and the message says so."""
-    assert complaint({"NEREID_TRITON_URLS": "a:8001,b:8001"}) == "NEREID_TRITON_URLS: only one address is supported"
+def test_a_triton_that_is_named_twice_is_rejected() -> None:
+    """It would get twice its part of the calls."""
+    assert complaint({"NEREID_TRITON_URLS": "a:8001, b:8001,a:8001"}) == "NEREID_TRITON_URLS: an address is there twice"
 
 
-@pytest.mark.parametrize("address", ["triton:8001", "192.0.2.7:1", "[2001:db8::7]:65535", "gpu_1.example.org:8001"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "triton:8001",
+        "192.0.2.7:1",
+        "[2001:db8::7]:65535",
+        "gpu_1.example.org:8001",
+        "a:8001,b:8001",
+        "dns:///triton.default.svc:8001, [::1]:8001",
+    ],
+)
 def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
     """The host is a name or an address."""
     check(load({"NEREID_TRITON_URLS": address}))
@@ -50,6 +60,12 @@ def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
         "triton:8001/v2",
         "triton :8001",
         "2001:db8::7:8001",
+        "dns:///triton",
+        "dns://resolver/triton:8001",
+        "a:8001,",
+        ",a:8001",
+        "a:8001,b",
+        "a:8001;b:8001",
     ],
 )
 def test_other_forms_of_an_address_are_rejected(address: str) -> None:

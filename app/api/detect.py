@@ -55,7 +55,9 @@ async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Det
 
 async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
     context = context_of(request.scope)
-    pairs = [*pairs, *parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)]
+    query = request.scope["query_string"]
+    if query:
+        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
     # An invalid query is rejected before the body is read.
     wanted = parameters.parse(pairs)
     seconds = detector.timeout_seconds(wanted.timeout_ms)

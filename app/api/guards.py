@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
 from litestar.handlers.base import BaseRouteHandler
@@ -14,7 +13,7 @@ from app.api.content_type import is_supported, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
-from app.errors import Forbidden, UnsupportedMediaType
+from app.errors import Forbidden, MalformedRequest, UnsupportedMediaType
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Check = Callable[[Connection], None]
@@ -59,6 +58,7 @@ def guard_payload(limits: BodyLimits) -> Check:
     The check raises:
         UnsupportedMediaType: The type is not one of an image or a form.
         BodyTooLarge: The length is above the limit.
+        MalformedRequest: The length is not a number.
     """
 
     def check(connection: Connection) -> None:
@@ -70,10 +70,22 @@ def guard_payload(limits: BodyLimits) -> Check:
                 f"{declared[:64]!r} is not supported; "
                 "send image/*, application/octet-stream, multipart/form-data or application/json"
             )
-        if isinstance(connection, Request) and (connection.content_length or 0) > limits.max_bytes:
+        if _declared_length(connection) > limits.max_bytes:
             raise body_too_large(limits.max_bytes)
 
     return check
+
+
+def _declared_length(connection: Connection) -> int:
+    """Return the `Content-Length`, 0 if there is none. Litestar would make an object of all headers to find it.
+
+    Raises:
+        MalformedRequest: It is not a number.
+    """
+    declared = next((value for name, value in connection.scope["headers"] if name == b"content-length"), b"0")
+    if not declared.isdigit():
+        raise MalformedRequest("the request's headers or body are malformed")
+    return int(declared)
 
 
 def guard_timing(connection: Connection) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
-from app.errors import InvalidModelOutput
+from app.errors import InvalidImage, InvalidModelOutput
 from app.model.anchors import count_anchors
-from app.model.spec import ModelSpec, OutputFormat
+from app.model.spec import DECODED, ModelSpec, OutputFormat
 
 # Scores are probabilities; FP16 models may round slightly above one.
 _MAX_SCORE = 1.001
@@ -35,8 +35,11 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
         outputs: Tensors by name; where the model has a batch dimension, it is 1.
 
     Raises:
+        InvalidImage: The model could not decode the image, and tells so.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
+    if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
+        raise InvalidImage("the image data is truncated or corrupt")
     expected = zip(spec.output_names, spec.output_dtypes, strict=True)
     return _decode(spec, [_take(spec, name, dtype, outputs) for name, dtype in expected])
 

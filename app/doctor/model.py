@@ -24,7 +24,7 @@ _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 
 async def examine(
     client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
-) -> tuple[list[Finding], int | None]:
+) -> tuple[list[Finding], ModelSpec | None]:
     """Examine the default model.
 
     Args:
@@ -35,7 +35,7 @@ async def examine(
         with_burst: Whether to send it a burst of inferences.
 
     Returns:
-        What was found, and the size of its input for one image; None if it cannot be used.
+        What was found, and its spec; None if it cannot be used.
     """
     try:
         config, version = await client.read_config(settings.model)
@@ -52,12 +52,13 @@ async def examine(
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.output_format.description}"
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
-    if spec.dtype is None and not settings.triton_urls and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
-        text = "the embedded Triton does not read encoded files under this Python: nothing was measured"
+    is_own = not settings.triton_urls and config.get("backend") == "python"
+    if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
+        text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
     else:
         findings += [finding async for finding in burst.measure(client, spec, model, file, with_burst=with_burst)]
-    return findings, spec.image_bytes
+    return findings, spec
 
 
 def check_file(settings: Settings) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ import msgspec
 
 from app import __version__
 from app.config import Settings
-from app.doctor import consistency, gateway, limits, machine, triton
+from app.doctor import consistency, gateway, limits, machine, tritons
 from app.doctor.finding import Finding, Severity, count
+from app.doctor.triton import host_of
 from app.host import ports
 
 _LABELS = {Severity.OK: "ok  ", Severity.WARNING: "WARN", Severity.FAILURE: "FAIL"}
@@ -23,7 +24,7 @@ class Report(msgspec.Struct, frozen=True):
     status: Severity
     """The worst of the findings."""
     triton: str
-    """`host:port` of its gRPC endpoint."""
+    """Addresses of the Tritons, separated by commas."""
     model: str
     """The default model."""
     warnings: int
@@ -49,12 +50,13 @@ def run(settings: Settings, *, as_json: bool, is_strict: bool, with_burst: bool)
 
 
 def _examine(settings: Settings, *, with_burst: bool) -> Report:
-    is_triton_here = ports.is_this_machine(settings.triton_url.rpartition(":")[0].strip("[]"))
-    examined = asyncio.run(triton.examine(settings, is_here=is_triton_here, with_burst=with_burst))
+    is_triton_here = any(ports.is_this_machine(host_of(address)) for address in settings.triton_addresses)
+    examined = asyncio.run(tritons.examine(settings, with_burst=with_burst))
+    slot_bytes = None if examined.spec is None else examined.spec.image_bytes
     findings = [
         *machine.check(settings),
         *consistency.check(settings, is_triton_here=is_triton_here),
-        *limits.check(settings, examined.slot_bytes, maps_memory=examined.maps_memory),
+        *limits.check(settings, slot_bytes, maps_memory=examined.maps_memory),
         *examined.findings,
         gateway.check(settings),
     ]
@@ -62,7 +64,7 @@ def _examine(settings: Settings, *, with_burst: bool) -> Report:
     return Report(
         __version__,
         next((severity for severity in (Severity.FAILURE, Severity.WARNING) if counts[severity]), Severity.OK),
-        settings.triton_url,
+        ",".join(settings.triton_addresses),
         settings.model,
         counts[Severity.WARNING],
         counts[Severity.FAILURE],

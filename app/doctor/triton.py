@@ -13,9 +13,12 @@ from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
+from app.host import ports
+from app.model.spec import ModelSpec
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.credentials import CredentialsError
+from app.triton.membership import DNS_PREFIX, Target
 from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import own_message
@@ -37,27 +40,28 @@ class Examination(NamedTuple):
     findings: list[Finding]
     maps_memory: bool
     """Whether tensors may go through this machine's shared memory."""
-    slot_bytes: int | None = None
-    """Size of the default model's input for one image; None if the model is not known."""
+    spec: ModelSpec | None = None
+    """Of the default model; None if it is not known."""
 
 
-async def examine(settings: Settings, *, is_here: bool, with_burst: bool) -> Examination:
+async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Examination:
     """Examine a Triton and its default model.
 
     Args:
-        settings: Where it is.
-        is_here: Whether it runs on this machine.
+        target: Where it is.
+        settings: How it is used.
         with_burst: Whether to send it a burst of inferences.
     """
+    is_here = ports.is_this_machine(host_of(target.address))
     try:
         tls = credentials.load(settings.triton_tls_files)
     except CredentialsError:  # the check of the files tells
         return Examination([], is_here)
-    client = TritonClient(settings.triton_url, settings.control_key_path, credentials=tls)
+    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host)
     try:
         server = await client.read_server()
         findings = [
-            ok("triton", f"Triton {server.version} answers at {settings.triton_url}"),
+            ok("triton", f"Triton {server.version} answers at {target.address}"),
             _check_version(server, settings),
             *_check_extensions(server),
             await _check_latency(client, settings.model),
@@ -65,22 +69,27 @@ async def examine(settings: Settings, *, is_here: bool, with_burst: bool) -> Exa
         maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
         states, models = await _check_models(client, settings)
         state = states.get(settings.model)
-        found, slot_bytes = await model.examine(client, settings, state, is_here=is_here, with_burst=with_burst)
-        return Examination([*findings, memory, *models, *found], maps_memory, slot_bytes)
+        found, spec = await model.examine(client, settings, state, is_here=is_here, with_burst=with_burst)
+        return Examination([*findings, memory, *models, *found], maps_memory, spec)
     except GatewayError as error:
-        return Examination([_unreachable(settings, error), *model.check_file(settings)], is_here)
+        return Examination([_unreachable(target.address, settings, error), *model.check_file(settings)], is_here)
     finally:
         await client.close()
 
 
-def _unreachable(settings: Settings, error: GatewayError) -> Finding:
+def host_of(address: str) -> str:
+    """Return the host in an address."""
+    return address.removeprefix(DNS_PREFIX).rpartition(":")[0].strip("[]")
+
+
+def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:
     fix = (
         f"check {PREFIX}TRITON_URLS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
         if settings.triton_urls
         else "start it: nereid serve, or nereid triton"
     )
     reason = own_message(error).rpartition(": ")[2]  # before it, gRPC tells how it came to it
-    return failure("triton", f"Triton at {settings.triton_url} does not answer: {reason}", fix)
+    return failure("triton", f"Triton at {address} does not answer: {reason}", fix)
 
 
 def _check_version(server: ServerInfo, settings: Settings) -> Finding:

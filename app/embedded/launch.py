@@ -1,17 +1,30 @@
 """How the embedded Triton is started: its command line, its environment, its models, and what restricts it."""
 
 import os
+import re
 from pathlib import Path
 
 from app.config import Settings
 from app.embedded.install import libpython_folder
 from app.triton.control_key import HEADER
 
-BACKEND = Path(__file__).with_name("onnx_backend.py")
+BACKEND = Path(__file__).with_name("onnx_model.py")
+MODULES = (
+    "__init__.py",
+    "errors.py",
+    "embedded/__init__.py",
+    "embedded/bytes_tensor.py",
+    "embedded/file_input.py",
+    "embedded/onnx_backend.py",
+    "imaging/*.py",
+    "model/*.py",
+)
+"""What of this package runs inside Triton; `deploy/binary` has their source, too."""
 CONFIG_NAME = "embedded"
 NO_KEY = "\n"
 """A key that HTTP cannot transmit. Over gRPC, a client of one's own can."""
 
+_PACKAGE = Path(__file__).parents[1]
 # Spans of the requests that come with a `traceparent`, and of no others. The variables `OTEL_*` are Triton's as well.
 _TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--trace-config=level=TIMESTAMPS")
 # What of Triton's API changes the server: other users of the machine could read or write the memory that it maps, for example.
@@ -27,7 +40,10 @@ def command(settings: Settings, links: Path) -> list[str]:
     """
     triton = links / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
-    backend.mkdir(exist_ok=True)
+    for source in [path for pattern in MODULES for path in _PACKAGE.glob(pattern)]:
+        module = backend / _PACKAGE.name / source.relative_to(_PACKAGE)
+        module.parent.mkdir(parents=True, exist_ok=True)
+        _replace(module, source.read_bytes())
     _replace(backend / "model.py", BACKEND.read_bytes())
     options = {
         "model-repository": str(links / "models"),
@@ -68,11 +84,15 @@ def shm_prefix(settings: Settings) -> str:
 
 
 def loadable_models(repository: Path) -> list[str]:
-    """Return the names of the models that have a config and at least one version with a file in it."""
+    """Return the names of the models that have a config and at least one version with a file in it.
+
+    A model whose config for the embedded Triton has nothing but comments is not for that.
+    """
     names = []
     for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
-        has_config = any((folder / config).is_file() for config in ("config.pbtxt", f"configs/{CONFIG_NAME}.pbtxt"))
-        if has_config and any(path.parent.name.isdigit() for path in folder.glob("*/*")):
+        configs = [path for path in (folder / "configs" / f"{CONFIG_NAME}.pbtxt", folder / "config.pbtxt") if path.is_file()]
+        has_version = any(path.parent.name.isdigit() for path in folder.glob("*/*"))
+        if configs and has_version and re.search(r"^\s*[^#\s]", configs[0].read_text(encoding="utf-8"), re.MULTILINE):
             names.append(folder.name)
     return names
 

@@ -3,17 +3,25 @@
 Runs inside the embedded Triton, in an environment of its own; the gateway never imports it. Installed once as the
 backend `onnxruntime`, it executes the `model.onnx` of every model that names that backend, with one CPU thread per
 instance unless the model's parameter `intra_op_thread_count` says otherwise.
+
+A model whose config has a BYTES input where its file takes UINT8 pixels gets encoded files: they are decoded here, as the
+parameters in its config say, and the output `decoded` tells of each whether that was possible.
 """
 
 import ctypes
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import triton_python_backend_utils as pb_utils
 
-_STRING = "tensor(string)"
+from app.embedded import bytes_tensor
+
+_STRING, _PIXELS = "tensor(string)", "tensor(uint8)"
+
+bytes_tensor.leave_undecoded(pb_utils)
 
 
 class TritonPythonModel:
@@ -22,35 +30,56 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model's file."""
         options = onnxruntime.SessionOptions()
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        config = json.loads(args["model_config"])
+        parameters = config.get("parameters", {})
         options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", {}).get("string_value", "1"))
         options.inter_op_num_threads = 1
         file = Path(args["model_repository"], args["model_version"], "model.onnx")
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         self._inputs = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
+        self._files = None
+        if list(self._inputs.values()) == [_PIXELS] and config["input"][0]["data_type"] == "TYPE_STRING":
+            from app.embedded.file_input import FileInput  # noqa: PLC0415 - decoders that other models do not need
+
+            self._files = FileInput(config)
+            self._file_name = config["input"][0]["name"]
 
     def execute(self, requests: list) -> list:
-        """Run what Triton has batched, as one batch where the shapes allow it."""
+        """Run what Triton has batched, as one batch where the shapes allow it; one by one if that fails."""
         try:
             wanted = [set(request.requested_output_names()) for request in requests]
             names = [name for name in self._outputs if any(name in some for some in wanted)]
-            feeds = [{name: self._input(request, name) for name in self._inputs} for request in requests]
+            feeds, notes = zip(*map(self._read, requests), strict=True)
             results = self._run_batch(feeds, names) if len(feeds) > 1 else [self._session.run(names, feeds[0])]
             return [
                 pb_utils.InferenceResponse(
-                    [_to_triton(name, array) for name, array in zip(names, result, strict=True) if name in some]
+                    [
+                        _to_triton(name, array)
+                        for name, array in (dict(zip(names, result, strict=True)) | note).items()
+                        if name in some
+                    ]
                 )
-                for some, result in zip(wanted, results, strict=True)
+                for some, result, note in zip(wanted, results, notes, strict=True)
             ]
         except Exception as error:  # noqa: BLE001 - an exception that leaves here leaks Triton's shared memory
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
+            if len(requests) > 1:
+                return [self.execute([request])[0] for request in requests]
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))]
+
+    def _read(self, request: "pb_utils.InferenceRequest") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the inputs of the network, and outputs that are known without it."""
+        if self._files is None:
+            return {name: self._input(request, name) for name in self._inputs}, {}
+        files = bytes_tensor.read(pb_utils.get_input_tensor_by_name(request, self._file_name))
+        pixels, note = self._files.draw(files.ravel().tolist())
+        return dict.fromkeys(self._inputs, pixels), note
 
     def _input(self, request: "pb_utils.InferenceRequest", name: str) -> np.ndarray:
         tensor = pb_utils.get_input_tensor_by_name(request, name)
-        return tensor.as_numpy() if self._inputs[name] == _STRING else np.from_dlpack(tensor)
+        return bytes_tensor.read(tensor) if self._inputs[name] == _STRING else np.from_dlpack(tensor)
 
-    def _run_batch(self, feeds: list[dict[str, np.ndarray]], names: list[str]) -> list[list[np.ndarray]]:
+    def _run_batch(self, feeds: Sequence[dict[str, np.ndarray]], names: list[str]) -> list[list[np.ndarray]]:
         """Run requests, each a batch of one or more, as one batch, and split the results again."""
         sizes = [len(next(iter(feed.values()))) for feed in feeds]
         together = self._session.run(names, {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})

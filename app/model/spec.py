@@ -25,12 +25,11 @@ _OUTPUT_DTYPES = {
     "TYPE_BOOL": np.dtype(bool),
 }
 _BYTES = "TYPE_STRING"
+DECODED = "decoded"
+"""Name of the output by which a model that takes files tells of each, in one number, whether it could be decoded."""
 _DEFAULT_SIDE = 640
 # Larger files are rare; they travel inside the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
-
-# Those in which a model may differ from Triton to Triton.
-_OWN_FIELDS = {"version", "device", "max_batch", "instances", "source", "licence"}
 
 
 class InputFormat(Enum):
@@ -77,6 +76,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     output_dtypes: tuple[np.dtype[Any] | None, ...]
     """Their types, in the same order; None for one that is not checked."""
     output_format: OutputFormat
+    tells_decoded: bool
+    """Whether there is an output `DECODED`, too."""
     placement: Placement
     enlarge: bool
     pad: int
@@ -89,14 +90,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     source: str
     licence: str
 
-    def is_interchangeable(self, other: "ModelSpec") -> bool:
-        """Return whether another model takes the same input and returns the same outputs, wherever and however fast it runs."""
-        return self is other or self.interface == other.interface
-
     @cached_property
-    def interface(self) -> tuple[Any, ...]:
-        """All that the gateway's own work depends on."""
-        return tuple(getattr(self, field) for field in self.__struct_fields__ if field not in _OWN_FIELDS)
+    def requested_names(self) -> tuple[str, ...]:
+        """Names of the output tensors that are requested."""
+        return (*self.output_names, DECODED) if self.tells_decoded else self.output_names
 
     @property
     def parallel_images(self) -> int:
@@ -155,6 +152,9 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         raise UnsupportedModel(f"the config of {config.get('name')} has an invalid parameter: {error}") from error
     input_format, has_batch_dimension, input_size = _read_input(model, hints)
     has_written_batch = has_batch_dimension and model.max_batch_size == 0
+    tells_decoded = input_format is InputFormat.FILE and any(tensor.name == DECODED for tensor in model.output)
+    if tells_decoded:
+        model.output = [tensor for tensor in model.output if tensor.name != DECODED]
     output_format, output_names = _read_outputs(model, 1 if has_written_batch else 0, count_anchors(input_size))
     types = {tensor.name: tensor.data_type for tensor in model.output}
     is_yolox = output_format is OutputFormat.YOLOX_HEAD
@@ -165,7 +165,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)
         ),
-        device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else "cpu",
+        device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else hints.device,
         input_name=model.input[0].name,
         dtype=None if input_format is InputFormat.FILE else _DTYPES[model.input[0].data_type],
         input_format=input_format,
@@ -174,6 +174,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         output_names=output_names,
         output_dtypes=tuple(_OUTPUT_DTYPES.get(types[name]) for name in output_names),
         output_format=output_format,
+        tells_decoded=tells_decoded,
         placement=hints.placement or ("top_left" if is_yolox else "center"),
         enlarge=hints.enlarge,
         pad=hints.pad,

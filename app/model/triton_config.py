@@ -12,6 +12,7 @@ Its `parameters` tell what the tensors cannot, with these defaults:
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
     iou         0 to 1              overlap above which two boxes of a class are one object, for raw heads (0.7)
     metadata                        what Ultralytics' exporter writes: a Python dict as text
+    device      cpu | gpu           where it runs, if it is an ensemble, whose config cannot tell (cpu)
     source, licence                 shown by /models
 """
 
@@ -77,6 +78,7 @@ class ModelParameters(msgspec.Struct):
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    device: Literal["cpu", "gpu"] = "cpu"
     source: str = ""
     licence: str = ""
     metadata: str = ""

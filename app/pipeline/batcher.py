@@ -62,6 +62,11 @@ class Batcher:
         return len(self._waiting)
 
     @property
+    def calls(self) -> int:
+        """Calls that are under way, and that some request still waits for."""
+        return len({call.task for call in self._under_way.values() if not call.batch.is_abandoned})
+
+    @property
     def tasks(self) -> set[asyncio.Task[Results]]:
         """All calls that are under way at a Triton that works; those at others may never end."""
         return {call.task for call in self._under_way.values() if call.place.served.is_usable}

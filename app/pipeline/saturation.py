@@ -25,7 +25,7 @@ def sample(
         metrics.model_limit.set(int(queue.limit), model)
     for model, batcher in batchers.items():
         metrics.batch_waiting.set(batcher.waiting, model)
-        metrics.calls.set(sum(server.model(model).calls for server in pool.servers), model)
+        metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
     for server in [*pool.servers, *pool.leaving]:
         metrics.triton_calls.set(sum(served.calls for served in server.models.values()), server.address)

@@ -29,6 +29,24 @@ class Target(NamedTuple):
     """The host that its certificate must name; empty if that is the one in the address."""
 
 
+async def resolve(address: str) -> list[Target]:
+    """Return the Tritons at an address of the settings: one, or one for each address that a name has.
+
+    Raises:
+        OSError: The name cannot be resolved.
+    """
+    if not address.startswith(DNS_PREFIX):
+        return [Target(address)]
+    host, _, port = address.removeprefix(DNS_PREFIX).rpartition(":")
+    host = host.strip("[]")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a part of it is too long for the encoding of names
+        raise OSError(str(error)) from error
+    ips = sorted({str(entry[4][0]) for entry in found})
+    return [Target(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}", host) for ip in ips]
+
+
 Connect = Callable[[Target], TritonServer]
 """Makes the client of a Triton."""
 
@@ -46,19 +64,18 @@ class Membership:
         """
         self._pool = pool
         self._connect = connect
-        self._fixed = [address for address in addresses if not address.startswith(DNS_PREFIX)]
-        self._names = [address.removeprefix(DNS_PREFIX) for address in addresses if address.startswith(DNS_PREFIX)]
+        self._addresses = addresses
         self._found: dict[str, list[Target]] = {}
-        """What each name was resolved to."""
+        """The Tritons at each address, the last time that there were any."""
         self._unresolved: set[str] = set()
-        """Names that could not be resolved the last time."""
+        """Addresses whose name could not be resolved the last time."""
         self._members: dict[str, TritonServer] = {}
         """By address."""
         self._resolved_at = 0.0
 
     async def run(self) -> None:
         """Resolve the names again and again, until cancelled."""
-        while self._names:
+        while any(address.startswith(DNS_PREFIX) for address in self._addresses):
             await asyncio.sleep(_SOON_SECONDS)
             is_lost = not self._members or any(server.client.server is None for server in self._members.values())
             if is_lost or monotonic() - self._resolved_at >= _RESOLVE_SECONDS:
@@ -66,11 +83,9 @@ class Membership:
 
     async def refresh(self) -> None:
         """Resolve the names, and change the pool."""
-        await asyncio.gather(*map(self._resolve, self._names))
+        await asyncio.gather(*map(self._resolve, self._addresses))
         self._resolved_at = monotonic()
-        wanted = [Target(address) for address in self._fixed]
-        wanted += [target for name in self._names for target in self._found.get(name, ())]
-        by_address = {target.address: target for target in wanted}
+        by_address = {target.address: target for address in self._addresses for target in self._found.get(address, ())}
         for address in self._members.keys() - by_address.keys():
             LOG.info("a Triton is gone", triton=address)
             self._pool.remove(self._members.pop(address))
@@ -80,17 +95,13 @@ class Membership:
                 self._members[address] = self._connect(target)
                 self._pool.add(self._members[address])
 
-    async def _resolve(self, name: str) -> None:
-        """Find the addresses of a name; while there are none, the last ones stay, because the resolver may have failed."""
-        host, _, port = name.rpartition(":")
-        host = host.strip("[]")
+    async def _resolve(self, address: str) -> None:
+        """Find the Tritons at an address; while there are none, the last ones stay, because the resolver may have failed."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # a part of a name may be too long for the encoding of names
-            if name not in self._unresolved:
-                LOG.warning("a name of Tritons cannot be resolved", name=name, reason=str(error))
-            self._unresolved.add(name)
-            return
-        self._unresolved.discard(name)
-        addresses = sorted({str(entry[4][0]) for entry in found})
-        self._found[name] = [Target(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}", host) for ip in addresses]
+            self._found[address] = await resolve(address)
+        except OSError as error:
+            if address not in self._unresolved:
+                LOG.warning("the name of Tritons cannot be resolved", name=address, reason=str(error))
+            self._unresolved.add(address)
+        else:
+            self._unresolved.discard(address)

@@ -79,7 +79,7 @@ def infer_request(
     message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
     tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
-    for name in spec.output_names:
+    for name in spec.requested_names:
         message.outputs.add(name=name)
     if slot is None:
         # Serialized messages can be concatenated. This copies the pixels once; protobuf would do it three times.

@@ -63,13 +63,18 @@ class TritonPool:
         spec = self.cached(model)
         if spec is not None:
             return spec
+        if len(self.servers) == 1:
+            return await self.servers[0].specs.get(model)
         failed: list[GatewayError] = []
         for answer in asyncio.as_completed([self._start(server.specs.get(model)) for server in self.servers]):
             try:
                 return await answer
             except GatewayError as error:
                 failed.append(error)
-        raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
+        try:
+            raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
+        finally:
+            failed.clear()  # their tracebacks refer to this frame
 
     def has_had(self, model: str) -> bool:
         """Return whether any Triton has, or had, a model."""
@@ -115,6 +120,8 @@ class TritonPool:
 
     def parallel_images(self, spec: ModelSpec) -> int:
         """Return how many images all Tritons that have a model can process at a time."""
+        if len(self.servers) == 1:
+            return spec.parallel_images
         return sum(server.specs.known(spec).parallel_images for server in self.servers if server.specs.has(spec.name))
 
     async def is_ready(self, model: str) -> bool:

@@ -3,10 +3,12 @@
 import asyncio
 from contextlib import suppress
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 
 from app.errors import GatewayError
+from app.model.interchange import are_interchangeable
 from app.model.spec import ModelSpec
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
@@ -18,6 +20,14 @@ _LOOK_AGAIN_SECONDS = 5.0
 _MEMORY = 0.5
 
 LOG = structlog.get_logger()
+
+
+class _Comparison(NamedTuple):
+    """How a model here compares to that of another Triton, the last time."""
+
+    own: ModelSpec
+    other: ModelSpec
+    is_same: bool
 
 
 class TritonServer:
@@ -36,8 +46,7 @@ class TritonServer:
         self._images_before = 0
         self._look_at: dict[str, float] = {}
         """When to look for a model again that it did not have, as `time.monotonic` counts."""
-        self._different: set[str] = set()
-        """Models that were reported to differ from those of other Tritons."""
+        self._compared: dict[str, _Comparison] = {}
 
     @property
     def address(self) -> str:
@@ -63,15 +72,15 @@ class TritonServer:
     def takes(self, spec: ModelSpec) -> bool:
         """Return whether it has a model with this input and these outputs, as far as is known."""
         own = self.specs.cached(spec.name)
-        if own is None:
-            return False
-        if own.is_interchangeable(spec):
-            self._different.discard(spec.name)
-            return True
-        if spec.name not in self._different:
-            self._different.add(spec.name)
-            LOG.warning("a model has another input or other outputs here; not used", triton=self.address, model=spec.name)
-        return False
+        if own is None or own is spec:
+            return own is not None
+        last = self._compared.get(spec.name)
+        if last is None or last.own is not own or last.other is not spec:
+            is_same = are_interchangeable(own, spec)
+            if not is_same and (last is None or last.is_same):
+                LOG.warning("a model has another input or other outputs here; not used", triton=self.address, model=spec.name)
+            last = self._compared[spec.name] = _Comparison(own, spec, is_same)
+        return last.is_same
 
     def forget(self, model: str) -> None:
         """Have a spec read again: an inference failed, so the model may have changed."""

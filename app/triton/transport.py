@@ -43,7 +43,8 @@ class Transport:
             regions: Those of the Tritons that there are now; others may be attached.
         """
         self._mode = mode
-        self._regions = list(regions)
+        self.regions = list(regions)
+        """Of the Tritons that may map the arenas."""
         self._arenas: dict[int, Arena] = {}
         """Arenas by the size of their slots, bytes."""
         self._nbytes = 0
@@ -58,7 +59,7 @@ class Transport:
     @property
     def active_mode(self) -> Literal["shm", "inline"]:
         """How tensors reach Triton now; `shm` if any Triton gets them so."""
-        return "shm" if any(map(self.maps_memory, self._regions)) else "inline"
+        return "shm" if any(map(self.maps_memory, self.regions)) else "inline"
 
     def maps_memory(self, regions: Regions) -> bool:
         """Return whether a Triton reads tensors in shared memory."""
@@ -78,12 +79,12 @@ class Transport:
 
     def attach(self, regions: Regions) -> None:
         """Let one more Triton map the arenas, now and later."""
-        self._regions.append(regions)
+        self.regions.append(regions)
         self._map_everywhere()
 
     async def detach(self, regions: Regions) -> None:
         """Let a Triton unmap the arenas: it is not used any more."""
-        self._regions.remove(regions)
+        self.regions.remove(regions)
         await asyncio.gather(*map(regions.remove, self._arenas.values()))
 
     def is_prepared(self, slot_bytes: int) -> bool:
@@ -93,7 +94,7 @@ class Transport:
             return self._is_mapped(arena)
         if self._mode == "inline" or not _count_slots(slot_bytes):
             return True
-        unavailable_until = min((regions.unavailable_until for regions in self._regions), default=0.0)
+        unavailable_until = min((regions.unavailable_until for regions in self.regions), default=0.0)
         return monotonic() < max(unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
 
     async def prepare(self, slot_bytes: int) -> None:
@@ -101,7 +102,7 @@ class Transport:
         arena = self._arenas.get(slot_bytes)
         if arena is not None and not self._is_mapped(arena):
             del self._arenas[slot_bytes]
-            for regions in self._regions:
+            for regions in self.regions:
                 regions.note_unavailable("Triton was restarted and rejected it then")
             await self._remove(arena)
         if not self.is_prepared(slot_bytes):
@@ -129,7 +130,7 @@ class Transport:
         Raises:
             TritonUnavailable: The mode is `shm`, and it cannot.
         """
-        if slot is not None and slot.arena in regions:
+        if slot is None or slot.arena in regions:
             return slot
         self._require_inline()
         return None
@@ -164,7 +165,7 @@ class Transport:
 
     def _is_mapped(self, arena: Arena) -> bool:
         """Return whether any Triton reads it."""
-        return any(arena in regions for regions in self._regions)
+        return any(arena in regions for regions in self.regions)
 
     def _require_inline(self) -> None:
         if self._mode == "shm":
@@ -172,7 +173,7 @@ class Transport:
 
     def _map_everywhere(self) -> None:
         """Register the arenas with the Tritons that have not mapped them, if they may."""
-        for regions in self._regions:
+        for regions in self.regions:
             for arena in self._arenas.values():
                 if arena not in regions and regions.is_available and not self._is_closing:
                     _ = self._start(self._map(regions, arena))
@@ -198,7 +199,7 @@ class Transport:
             LOG.warning("no shared memory for tensors of this size; sending them inline", nbytes=slot_bytes, reason=str(error))
             self._no_room_until[slot_bytes] = monotonic() + _RETRY_SECONDS
             return
-        adding = [self._start(regions.add(arena)) for regions in self._regions if regions.is_available]
+        adding = [self._start(regions.add(arena)) for regions in self.regions if regions.is_available]
         while adding and not self._is_mapped(arena):  # one is enough to begin with
             _, left = await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
             adding = list(left)
@@ -226,7 +227,7 @@ class Transport:
 
     async def _remove(self, arena: Arena) -> None:
         try:
-            await asyncio.gather(*(regions.remove(arena) for regions in self._regions))
+            await asyncio.gather(*(regions.remove(arena) for regions in self.regions))
         finally:  # last, so that after a crash in between a sweep still finds it
             arena.close()
             self._nbytes -= arena.nbytes

@@ -18,7 +18,7 @@ CHECK_EVERY = 16
 REJECTIONS = {"429", "503"}
 """Statuses of answers that ask the client to come back later."""
 
-_NOT_OVERHEAD = b"decode", b"infer"
+_NOT_OVERHEAD = b"decode", b"batch", b"infer"
 
 
 class _Detection(msgspec.Struct):
@@ -146,8 +146,8 @@ class Tally:
         self._timed += 1
         overhead = elapsed * 1e3
         for entry in timing.split(b","):
-            name, _, duration = entry.strip().partition(b";dur=")
-            milliseconds = float(duration.partition(b";")[0] or 0)
+            name, _, parameters = entry.strip().partition(b";")
+            milliseconds = float(parameters.partition(b"dur=")[2].partition(b";")[0] or 0)
             self._stages[name] += milliseconds
             if name in _NOT_OVERHEAD:
                 overhead -= milliseconds

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from app.api.docs import ASSETS
+from app.embedded.launch import BACKEND, MODULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,7 +169,8 @@ def data_files() -> list[tuple[str, str]]:
     files = {offapi / name: "offapi" for name in ASSETS}
     for pattern in (
         "app/embedded/requirements.txt",
-        "app/embedded/onnx_backend.py",
+        f"app/embedded/{BACKEND.name}",
+        *(f"app/{module}" for module in MODULES),
         "model_repository/models.toml",
         "model_repository/*/config.pbtxt",
         "model_repository/*/configs/*",

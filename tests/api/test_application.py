@@ -11,9 +11,10 @@ from app.api.application import Application
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, started
+from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, pool_of, started
 
 
 class Worker:
@@ -25,18 +26,18 @@ class Worker:
         self.events: list[str] = []
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
+    async def open(self) -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
         """Open a client and a detector."""
         if self.fails:
             raise OSError
-        client = TritonClient(self.url)
+        pool = pool_of(TritonClient(self.url), Transport("inline"))
         with open_admission() as admission:
-            detector = Detector(client, Transport(client, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+            detector = Detector(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
             self.events.append("opened")
-            yield client, detector, METRICS
+            yield pool, detector, METRICS
             self.events.append("closed")
             await detector.close()
-            await client.close()
+            await pool.close()
 
 
 @pytest.fixture

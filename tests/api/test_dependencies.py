@@ -11,15 +11,15 @@ from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
 from tests.support import DEPLOYMENT, METRICS, json, started
 
 
-class StubTriton(TritonClient):
-    """A Triton client without a connection, which notes about which models it was asked."""
+class StubPool(TritonPool):
+    """A pool without Tritons, which notes about which models it was asked."""
 
-    def __init__(self) -> None:  # without a connection, there is nothing to initialise
+    def __init__(self) -> None:  # there is nothing to initialise
         self.asked: list[str] = []
 
     async def is_ready(self, model: str) -> bool:
@@ -40,17 +40,17 @@ class StubDetector(Detector):
         self.default_model = default_model
         self.pullable = frozenset()
 
-    def is_circuit_closed(self, model: str) -> bool:
+    def is_usable(self, model: str) -> bool:
         """Know of no failure."""
         return model == self.default_model
 
 
-def build(triton: StubTriton, model: str) -> Application:
+def build(tritons: StubPool, model: str) -> Application:
     """Build an application whose worker owns stubs."""
 
     @asynccontextmanager
-    async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
-        yield triton, StubDetector(model), METRICS
+    async def open_resources() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
+        yield tritons, StubDetector(model), METRICS
 
     return application.build(open_resources, DEPLOYMENT)
 
@@ -59,9 +59,9 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
     """It may be set after the providers were made, as the lifespan does."""
     resources = WorkerResources(DEPLOYMENT)
     provided = providers(resources)
-    resources.triton, resources.detector = StubTriton(), StubDetector("a")
+    resources.tritons, resources.detector = StubPool(), StubDetector("a")
 
-    assert await provided["triton"]() is resources.triton
+    assert await provided["tritons"]() is resources.tritons
     assert await provided["detector"]() is resources.detector
 
 
@@ -69,7 +69,7 @@ def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
     first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
 
-    assert first.keys() == second.keys() >= {"triton", "detector"}
+    assert first.keys() == second.keys() >= {"tritons", "detector"}
     assert all(first[name] is not second[name] for name in first)
     assert all(provider.use_cache for provider in first.values())
 
@@ -84,19 +84,19 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
             return super().__getattribute__(name)
 
     monkeypatch.setattr(application, "WorkerResources", CountingResources)
-    triton = StubTriton()
+    triton = StubPool()
     async with started(build(triton, "a")) as client:
         provided.clear()  # the lifespan has looked, too
         for path in ("/models", "/v1/models", "/models"):
             assert json(await client.get(path))["default"] == "a"
 
-    assert sorted(name for name in provided if name != "metrics") == ["detector", "triton"]
+    assert sorted(name for name in provided if name != "metrics") == ["detector", "tritons"]
     assert triton.asked == ["*", "*", "*"]
 
 
 async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:
     """Each asks its own Triton about its own model, also when their requests alternate."""
-    first, second = StubTriton(), StubTriton()
+    first, second = StubPool(), StubPool()
     async with started(build(first, "a")) as of_first, started(build(second, "b")) as of_second:
         for client in (of_first, of_second, of_first):
             json(await client.get("/readyz"))
@@ -108,7 +108,7 @@ async def test_an_application_that_is_started_after_another_has_its_own_worker()
     """Nothing of the one before is left."""
     tritons = []
     for model in ("a", "b"):
-        tritons.append(StubTriton())
+        tritons.append(StubPool())
         async with started(build(tritons[-1], model)) as client:
             json(await client.get("/readyz"))
 

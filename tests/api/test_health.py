@@ -19,12 +19,13 @@ from app.main import create_app
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
 from app.triton.server_info import ServerInfo
 from app.triton.transport import Transport
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, started
+from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, pool_of, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -100,13 +101,25 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
     assert 10 < memory["rss_mb"] < 10_000
     assert memory["workers_mb"] == [pytest.approx(memory["rss_mb"], rel=0.5)]
     assert report["performance"].pop("memory_mb") == memory["workers_mb"][0]
-    assert 0 < report["triton"].pop("latency_ms") < 10_000
+    for triton in (report["triton"], *report["tritons"]):
+        assert 0 < triton.pop("latency_ms") < 10_000
     assert report.pop("limits")["requests"].keys() == {"tiny"}
     assert report == {
         "status": "healthy",
         "version": __version__,
         "api": "healthy",
         "triton": {"status": "ready", "version": "2.51.0", "models_ready": ["a"]},
+        "tritons": [
+            {
+                "address": report["tritons"][0]["address"],
+                "status": "ready",
+                "version": "2.51.0",
+                "models_ready": ["a"],
+                "transport": "shm",
+                "left_out": [],
+                "share": report["tritons"][0]["share"],
+            }
+        ],
         "model": "tiny",
         "model_ready": True,
         "gpu": {"in_use": False, "devices": []},
@@ -234,12 +247,13 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
     """Serve a fake as it is, and run an application on it; yields a client of that, and its Triton client."""
     async with serving(fake):
         triton = TritonClient(fake.url)
+        pool = pool_of(triton, Transport("inline"))
         with open_admission() as admission:
-            detector = Detector(triton, Transport(triton, "inline"), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+            detector = Detector(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
             @asynccontextmanager
-            async def open_resources() -> AsyncIterator[tuple[TritonClient, Detector, Metrics]]:
-                yield triton, detector, METRICS
+            async def open_resources() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
+                yield pool, detector, METRICS
 
             async with started(application.build(open_resources, DEPLOYMENT)) as client:
                 yield client, triton

@@ -85,6 +85,7 @@ def test_a_health_report_has_the_members_that_dashboards_read() -> None:
         version="0",
         api="healthy",
         triton=TritonHealth("ready", "2.51.0"),
+        tritons=[],
         model="tiny",
         model_ready=True,
         gpu=GpuHealth(in_use=False, devices=[]),
@@ -93,6 +94,6 @@ def test_a_health_report_has_the_members_that_dashboards_read() -> None:
         limits=DEPLOYMENT.limits,
     )
 
-    names = ["status", "version", "api", "triton", "model", "model_ready", "gpu", "memory", "performance", "limits"]
+    names = ["status", "version", "api", "triton", "tritons", "model", "model_ready", "gpu", "memory", "performance", "limits"]
     assert list(members(report)) == names
     assert members(report)["performance"] == {"memory_mb": 3.5, "optimizations": {"transport": "shm"}}

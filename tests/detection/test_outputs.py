@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
-from app.errors import InvalidModelOutput
+from app.errors import InvalidImage, InvalidModelOutput
 from app.model.spec import ModelSpec, OutputFormat, from_triton_config
 
 Outputs = dict[str, NDArray[Any]]
@@ -350,3 +350,19 @@ def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic
 
     with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):
         decode_outputs(BASE, outputs)
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_image_that_the_model_could_not_decode_is_rejected(output_format: OutputFormat) -> None:
+    """Whatever else the model returned for it."""
+    spec, outputs = spec_of(output_format, tells_decoded=True), ANSWERS[output_format]
+
+    assert decode(spec, outputs | {"decoded": np.array([[1]], np.int32)})
+    with pytest.raises(InvalidImage, match="truncated or corrupt"):
+        decode(spec, outputs | {"decoded": np.array([[0]], np.int32)})
+
+
+def test_missing_word_on_decoding_is_rejected() -> None:
+    """An output that the config announces is expected, this one too."""
+    with pytest.raises(InvalidModelOutput, match="did not return decoded"):
+        decode(spec_of(OutputFormat.END_TO_END, tells_decoded=True), four())

@@ -15,6 +15,9 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import parser
+from PIL import Image
+
+from tests.imaging.samples import encode
 
 Array = NDArray[Any]
 USED = ctypes.create_string_buffer(b"used_dlpack")
@@ -35,6 +38,23 @@ small (float[batch, n] values, string[batch, n] words) => (float[batch, n] doubl
     doubled = Add (values, values)
     same = Identity (words)
 }"""
+# Returns the mean of each image.
+PIXELS_MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+small (uint8[batch, 32, 32, 3] image) => (float[batch] means) {
+    values = Cast <to = 1> (image)
+    means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (values)
+}"""
+TAKES_FILES = {
+    "name": "m",
+    "max_batch_size": 4,
+    "input": [{"name": "file", "data_type": "TYPE_STRING", "dims": ["1"]}],
+    "output": [
+        {"name": "means", "data_type": "TYPE_FP32", "dims": ["300", "6"]},
+        {"name": "decoded", "data_type": "TYPE_INT32", "dims": ["1"]},
+    ],
+    "parameters": {"square": {"string_value": "32"}},
+}
 WORDS = np.array([["a", "b"]], np.object_)
 VALUES = np.ones((1, 2), np.float32)
 
@@ -120,6 +140,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.import_module(name)
     triton.Tensor, triton.InferenceResponse, triton.TritonError = Tensor, Response, TritonError
     triton.get_input_tensor_by_name = lambda request, name: request.inputs.get(name)
+    monkeypatch.setattr(module.bytes_tensor, "read", lambda tensor: tensor.array)
     yield module
     sys.modules.pop(name, None)
 
@@ -135,7 +156,11 @@ def load(
     """Write a model repository with a small model, and load it."""
     (folder / version).mkdir(exist_ok=True)
     onnx.save(parser.parse_model(text.format(type=element) if text == MODEL else text), folder / version / "model.onnx")
-    config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}} if parameters else {}
+    config: dict[str, Any] = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+    if text == PIXELS_MODEL:
+        config = TAKES_FILES
+    elif not parameters:
+        config = {}
     model = backend.TritonPythonModel()
     model.initialize({"model_config": json.dumps(config), "model_repository": str(folder), "model_version": version})
     return model
@@ -290,18 +315,57 @@ def test_failed_conversion_is_an_error_of_every_request(
     assert {str(response.error) for response in responses} == {"doubled cannot be converted"}
 
 
-def test_error_is_returned_to_every_request(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """An exception does not leave the backend, where it would leak Triton's shared memory."""
+def files(*elements: bytes) -> Array:
+    """Make a BYTES tensor of so many images."""
+    return np.array(elements, np.object_)[:, None]
+
+
+def plain(level: int) -> bytes:
+    """Make an image whose pixels all have one value."""
+    return encode(Image.new("RGB", (8, 8), (level, level, level)), "PNG")
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_files_become_the_pixels_that_the_network_takes(backend: Any, tmp_path: Path, others: int) -> None:  # noqa: ANN401
+    """Each request gets its own answers, in the order of its files; one that cannot be decoded is told, and harms no other."""
+    model = load(backend, tmp_path, text=PIXELS_MODEL)
+    requests = [Request("means", "decoded", file=files(plain(10), b"text", plain(30)))]
+    requests += [Request("decoded", "means", file=files(plain(40 + other))) for other in range(others)]
+
+    first, *rest = model.execute(requests)
+
+    assert first.outputs["decoded"].tolist() == [[1], [0], [1]]
+    assert first.outputs["means"].tolist() == [10, 114, 30]
+    assert [answer.outputs["means"].tolist() for answer in rest] == [[40 + other] for other in range(others)]
+    assert all(answer.outputs["decoded"].tolist() == [[1]] for answer in rest)
+
+
+def test_model_without_the_output_returns_what_it_has(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """Nobody gets `decoded` without having requested it."""
+    model = load(backend, tmp_path, text=PIXELS_MODEL)
+    (answer,) = model.execute([Request("means", file=files(plain(10)))])
+
+    assert list(answer.outputs) == ["means"]
+
+
+def test_a_request_that_fails_costs_no_other(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """An exception does not leave the backend, where it would leak Triton's shared memory; those beside it run alone."""
     model = load(backend, tmp_path)
-    wrong_type = request(np.zeros((1, 3), np.int32))
-    other_shape = [request(np.zeros((1, size), np.float32)) for size in (3, 4)]
-    missing_input = [Request("doubled"), request(np.zeros((1, 3), np.float32))]
+    wrong_type, missing_input = request(np.zeros((1, 3), np.int32)), Request("doubled")
+    for wrong in (wrong_type, missing_input):
+        assert_all_fail(model.execute([wrong]), 1)
+        assert_all_fail(model.execute([wrong, wrong]), 2)
+        first, failed, last = model.execute([request(np.ones((1, 3), np.float32)), wrong, request(np.ones((1, 3), np.float32))])
+        assert_all_fail([failed], 1)
+        assert [response.outputs["sums"] for response in (first, last)] == [[3], [3]]
 
-    for requests in ([wrong_type], [wrong_type, wrong_type], other_shape, missing_input):
-        assert_all_fail(model.execute(requests), len(requests))
 
-    (response,) = model.execute([request(np.ones((1, 3), np.float32))])
-    assert response.outputs["sums"] == [3]
+def test_requests_that_do_not_fit_together_run_alone(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """A network may take pictures of any size, but those of a batch have one."""
+    model = load(backend, tmp_path)
+    responses = model.execute([request(np.ones((1, size), np.float32)) for size in (3, 4)])
+
+    assert [response.outputs["sums"] for response in responses] == [[3], [4]]
 
 
 def test_model_of_the_requested_version_is_loaded(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401

@@ -48,7 +48,7 @@ Process = subprocess.Popen[bytes]
 
 
 def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
-    """A model has a config, of either kind, and a numbered version with a file in it."""
+    """A model has a config, of either kind, and a numbered version with a file in it; a config without any field is a no."""
     for path in (
         "both/config.pbtxt",
         "both/configs/embedded.pbtxt",
@@ -58,14 +58,18 @@ def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
         "embedded/configs/embedded.pbtxt",
         "embedded/10/model.onnx",
         "not_pulled/config.pbtxt",
+        "not_embedded/config.pbtxt",
+        "not_embedded/1/model.py",
         "no_config/1/model.onnx",
         "no_number/config.pbtxt",
         "no_number/latest/model.onnx",
         "no_folder",
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).touch()
+        (tmp_path / path).write_text('# of a test\nname: "m"', encoding="utf-8")
     (tmp_path / "not_pulled" / "1").mkdir()
+    (tmp_path / "not_embedded" / "configs").mkdir()
+    (tmp_path / "not_embedded" / "configs" / "embedded.pbtxt").write_text("# for another\n\n  # Triton\n", encoding="utf-8")
 
     assert loadable_models(tmp_path) == ["both", "embedded", "production"]
     assert loadable_models(tmp_path / "nowhere") == []
@@ -467,14 +471,31 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings)
 
 
 def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
-    """The backend is copied at each start, so that an older one is not used any more."""
-    backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime" / "model.py"
+    """The backend and the modules that it imports are copied at each start, so that older ones are not used any more."""
+    backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"
+    own = {"model.py": "embedded/onnx_model.py", "app/imaging/decode.py": "imaging/decode.py", "app/errors.py": "errors.py"}
     script(stand_in, "exit 3")
     for _ in range(2):
         with pytest.raises(EmbeddedTritonError):
             EmbeddedTriton(stand_in).start()
-        assert backend.read_bytes() == (ROOT / "app" / "embedded" / "onnx_backend.py").read_bytes()
-        backend.write_text("old", encoding="utf-8")
+        for name, source in own.items():
+            assert (backend / name).read_bytes() == (ROOT / "app" / source).read_bytes()
+            (backend / name).write_text("old", encoding="utf-8")
+
+
+def test_backend_has_all_modules_that_it_imports(stand_in: Settings) -> None:
+    """Nothing of the application is needed besides what is copied; Triton's own module is not needed for that."""
+    backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"
+    script(stand_in, "exit 3")
+    with pytest.raises(EmbeddedTritonError):
+        EmbeddedTriton(stand_in).start()
+    (backend / "triton_python_backend_utils.py").touch()
+    program = "import model, app; from app.embedded import file_input; print(app.__file__, model.TritonPythonModel)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=backend, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
+    )
+
+    assert ran.stdout.startswith(str(backend / "app")), ran.stderr
 
 
 def key_file(settings: Settings) -> Path:

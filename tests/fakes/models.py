@@ -25,9 +25,9 @@ RECTANGLES = {"red": (20, 30, 80, 90), "blue": (120, 10, 180, 60)}
 """x1 y1 x2 y2 in pixels of the scene."""
 
 
-def scene(image_format: str) -> bytes:
-    """Draw a red and a blue rectangle on white."""
-    image = Image.new("RGB", SIZE, "white")
+def scene(image_format: str, background: str = "white") -> bytes:
+    """Draw a red and a blue rectangle."""
+    image = Image.new("RGB", SIZE, background)
     for colour, (x1, y1, x2, y2) in RECTANGLES.items():
         ImageDraw.Draw(image).rectangle((x1, y1, x2 - 1, y2 - 1), fill=colour)
     file = BytesIO()
@@ -87,6 +87,27 @@ _ANCHORS = """
     likelihood = Mul (one_hot, decay)
 """
 
+# Fails as a whole if a pixel of any image is black; an image with a green pixel gets a score that is not a number.
+_FRAGILE = """
+    brightest = ReduceMax <axes = [1], keepdims = 1> (planes)
+    darkest = ReduceMin <axes = [2, 3], keepdims = 0> (brightest)
+    black = Constant <value_float = 0.02> ()
+    has_black = Less (darkest, black)
+    index = Cast <to = 7> (has_black)
+    only_one = Constant <value_floats = [1.0]> ()
+    sound = Gather <axis = 0> (only_one, index)
+    not_red = Sub (green, red)
+    greenness = Sub (not_red, blue)
+    greenest = ReduceMax <axes = [2, 3], keepdims = 0> (greenness)
+    less_green = Sub (high, greenest)
+    root = Sqrt (less_green)
+    ratio = Div (root, root)
+    sound_and_finite = Mul (sound, ratio)
+    checked = Mul (score, sound_and_finite)
+    checked_column = Unsqueeze (checked, unsqueeze_last)
+    output0 = Concat <axis = 2> (corners, checked_column, class_column)
+"""
+
 _RGB = {
     "FLOAT": "planes = Identity (image)",
     "FLOAT16": "planes = Cast <to = 1> (image)",
@@ -131,6 +152,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {},
         ),
+        "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, {"output0": "float[batch, 2, 6]"}), {}),
         "extra_string": (
             _onnx(
                 "float",
@@ -282,10 +304,14 @@ def find(request):
 
 
 def write(repository: Path) -> None:
-    """Put all of them into a model repository, one of them a second time with its batch dimension written out."""
+    """Put all of them into a model repository, one of them a second time with its batch dimension written out.
+
+    Triton itself batches the requests for `fragile`.
+    """
     made = {name: (model, config(name, model, parameters)) for name, (model, parameters) in models().items()}
     model, text = made["six_columns"]
     text = text.replace("six_columns", "unbatched").replace("max_batch_size: 4", "max_batch_size: 0")
+    made["fragile"] = made["fragile"][0], made["fragile"][1] + "\ndynamic_batching {}"
     made["unbatched"] = model, text.replace("dims: [", "dims: [1, ")
     for name, (model, text) in made.items():
         folder = repository / name / "1"

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,6 +62,7 @@ def test_spec_of_a_plain_model() -> None:
         output_names=("output0",),
         output_dtypes=(np.dtype("float32"),),
         output_format=OutputFormat.SIX_COLUMNS,
+        tells_decoded=False,
         placement="center",
         enlarge=True,
         pad=114,
@@ -265,6 +267,30 @@ def test_model_that_takes_the_file_must_have_its_side_in_the_config() -> None:
     """Without `square`, the unit of its boxes is unknown."""
     with pytest.raises(UnsupportedModel, match="m takes the encoded file; its config must say `square`"):
         spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]))
+
+
+@pytest.mark.parametrize("outputs", [END_TO_END, (SIX_COLUMNS,), (YOLO_HEAD,)])
+def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, ...]) -> None:
+    """In an output of its own, which is requested, too, and does not change what the others are taken for."""
+    file: Tensor = ("file", "TYPE_STRING", [1])
+    without = spec_of(*outputs, image=file, square="640")
+    given = spec_of(("decoded", "TYPE_INT32", [1]), *outputs, image=file, square="640")
+
+    assert not without.tells_decoded
+    assert given == msgspec.structs.replace(without, tells_decoded=True)
+    assert given.requested_names == (*without.output_names, "decoded")
+
+
+def test_only_a_model_that_takes_files_can_tell_that() -> None:
+    """Elsewhere an output of that name is one that nobody knows."""
+    with pytest.raises(UnsupportedModel):
+        spec_of(*END_TO_END, ("decoded", "TYPE_INT32", [1]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_ensemble_says_where_it_runs(device: str) -> None:
+    """Its config has no instances that could tell."""
+    assert spec_of(device=device).device == device
 
 
 @pytest.mark.parametrize(

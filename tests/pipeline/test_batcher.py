@@ -19,6 +19,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
+from app.triton.served_model import Place, ServedModel
 from tests.fakes.triton import CONFIG
 
 SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
@@ -27,7 +28,10 @@ SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
 class Calls:
     """Answers each image with the number in its tensor, when it may; tests set the attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls: float) -> None:
+        self.max_calls = max_calls
+        server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec))
+        self._served = ServedModel(server)
         self.batches: list[list[int]] = []
         """The numbers of the images of each call, in order."""
         self.most_at_once = 0
@@ -40,7 +44,10 @@ class Calls:
         """Number of each image that left without a result, and whether it was in a call."""
         self._running = 0
 
-    async def infer(self, batch: Batch) -> InferResult:
+    def find(self, _: ModelSpec) -> ServedModel | None:
+        return self._served if self._served.calls < self.max_calls else None
+
+    async def infer(self, batch: Batch, _: Place) -> InferResult:
         numbers = [int(tensor[0]) for tensor in batch.tensors]
         self.batches.append(numbers)
         self._running += 1
@@ -63,9 +70,8 @@ class Setup:
     """A batcher, and requests that use it."""
 
     def __init__(self, max_calls: float = 1) -> None:
-        self.calls = Calls()
-        self.max_calls = max_calls
-        self.batcher = Batcher(self.calls, lambda _: self.max_calls)
+        self.calls = Calls(max_calls)
+        self.batcher = Batcher(self.calls)
         self.timings: list[Timing] = []
         self.released: list[int] = []
         """Numbers of the images whose permits were given back."""
@@ -139,7 +145,7 @@ async def test_as_many_calls_as_are_allowed() -> None:
     asking = setup.start(5)
     await turns()
     assert setup.calls.batches == [[0], [1], [2]]
-    setup.max_calls = 1
+    setup.calls.max_calls = 1
     setup.calls.may_answer.set()
 
     assert await asyncio.gather(*asking) == list(range(5))
@@ -192,7 +198,7 @@ async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
     setup.calls.may_answer.clear()
     asking = [*setup.start(), *setup.start(2), *setup.start(seconds=0.05)]
     await turns()
-    setup.max_calls = 2
+    setup.calls.max_calls = 2
     asking += setup.start()
     with pytest.raises(DeadlinePassed):
         await asking[3]
@@ -274,7 +280,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
     setup.calls.poison[2] = InferenceFailed("no")
     asking = setup.start(4)
     await turns()
-    setup.max_calls = 2
+    setup.calls.max_calls = 2
     asking += setup.start()
     await turns()
     assert setup.calls.batches == [[0], [1, 2, 3, 4]]
@@ -289,7 +295,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
 async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image is only in a batch as long as it could be tried alone after that: none ever fails with another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
-    setup.batcher = Batcher(setup.calls, lambda _: setup.max_calls)
+    setup.batcher = Batcher(setup.calls)
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
     asking = setup.start(40)
     await turns()

@@ -13,7 +13,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Slot
 from app.triton.transport import SLOTS, Transport
 from tests.fakes.triton import FakeTriton
-from tests.support import open_buffer
+from tests.support import open_buffer, transport_to
 
 NBYTES = 4096
 SHAPE = (64, 64)
@@ -23,7 +23,7 @@ SHAPE = (64, 64)
 async def transport(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Transport]:
     """A transport with slots of `NBYTES`."""
     _, client = fake_triton
-    made = Transport(client, "auto")
+    made = transport_to(client)
     await made.prepare(NBYTES)
     yield made
     await made.close()
@@ -76,7 +76,7 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
 async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
     """The type and the shape are the same."""
     _, client = fake_triton
-    with open_buffer(Transport(client, "inline")) as buffer:
+    with open_buffer(transport_to(client, "inline")) as buffer:
         tensor = buffer.allocate(SHAPE, np.float16, NBYTES * 2)
 
         assert buffer.slot is None
@@ -108,7 +108,7 @@ async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transpor
 async def test_a_missing_slot_is_an_error_where_shared_memory_is_required(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
     """The transport says so; nothing was taken that would have to be freed."""
     _, client = fake_triton
-    with pytest.raises(TritonUnavailable), open_buffer(Transport(client, "shm")) as buffer:
+    with pytest.raises(TritonUnavailable), open_buffer(transport_to(client, "shm")) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
 
 

@@ -39,7 +39,7 @@ from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
-from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, finds, json, open_admission, started
+from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, finds, json, open_admission, pool_of, started
 
 Fake = tuple[FakeTriton, TritonClient]
 
@@ -83,9 +83,9 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 @pytest.fixture
-async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
-    """A transport to the fake Triton."""
-    made = Transport(fake_triton[1], "auto")
+async def transport() -> AsyncIterator[Transport]:
+    """A transport, which the detector's pool attaches to the fake Triton."""
+    made = Transport("auto")
     yield made
     await made.close()
 
@@ -96,7 +96,7 @@ async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Det
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        made = Detector(client, transport, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
+        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -389,7 +389,7 @@ async def test_closing_waits_for_images_and_inferences(
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         await detect(detector)
         fake.may_answer.clear()
         with pytest.raises(DeadlinePassed):
@@ -414,7 +414,7 @@ async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detec
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1) as admission:
-        made = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -483,7 +483,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(fake_triton: Fak
     for _ in range(5):
         with pytest.raises(TritonUnavailable):
             await detect(detector)
-    assert not detector.is_circuit_closed("tiny")
+    assert not detector.is_usable("tiny")
     for options in (OPTIONS, OPTIONS._replace(model="tiny")):
         with pytest.raises(CircuitOpen):
             await detect(detector, b"not an image", options=options)
@@ -494,7 +494,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(fake_triton: Fak
     fake.refusal = None
     assert len((await detect(detector, options=OPTIONS._replace(model="other"))).scores) == 2
 
-    assert await eventually(lambda: detector.is_circuit_closed("tiny"))
+    assert await eventually(lambda: detector.is_usable("tiny"))
     assert len((await detect(detector)).scores) == 2
 
 
@@ -503,7 +503,7 @@ async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) ->
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(memory_bytes=2**20) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
             await detect(detector, png(1000, 1000, 8, GREY))
         assert admission.memory.used_bytes == 0
@@ -519,7 +519,7 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fak
     fake, client = fake_triton
     body = bytes(1000)
     with open_admission(memory_bytes=2 * len(body)) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         fake.may_tell.clear()
         waiting = [asyncio.ensure_future(detect(detector, body)) for _ in range(2)]
         assert await eventually(lambda: admission.memory.used_bytes == 2 * len(body))
@@ -541,7 +541,7 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_tr
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
     with open_admission(memory_bytes=2**21) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
         assert (await detect(detector, png(1000, 1000, 8, GREY))).width == 1000
         await detector.close()
@@ -594,7 +594,13 @@ async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fa
     """The maximum is for callers."""
     with open_admission() as admission:
         detector = Detector(
-            fake_triton[1], transport, admission, METRICS, "tiny", frozenset(), LIMITS._replace(timeout_seconds=60), AGGREGATION
+            pool_of(fake_triton[1], transport),
+            admission,
+            METRICS,
+            "tiny",
+            frozenset(),
+            LIMITS._replace(timeout_seconds=60),
+            AGGREGATION,
         )
 
         assert detector.timeout_seconds(None) == 60
@@ -606,7 +612,7 @@ async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Trans
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1000) as admission:
-        detector = Detector(client, transport, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         await detector.warm_up()
         fake.may_answer.clear()
         asking = [asyncio.ensure_future(detect(detector)) for _ in range(20)]
@@ -633,9 +639,9 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     """A decoder cannot be stopped, so another image does not get the slot it writes to. With a real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url, settings.control_key_path)
-    transport = Transport(client, "auto")
+    transport = Transport("auto")
     with open_admission() as admission:
-        detector = Detector(client, transport, admission, METRICS, "six_columns", frozenset(), LIMITS, AGGREGATION)
+        detector = Detector(pool_of(client, transport), admission, METRICS, "six_columns", frozenset(), LIMITS, AGGREGATION)
         spec = await detector.prepare("six_columns", Deadline.after(30))
         assert free_slots(transport, spec.image_bytes) == SLOTS
         gate.block(monkeypatch, canvas, "decode")

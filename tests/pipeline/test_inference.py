@@ -41,11 +41,10 @@ from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.specs import SpecCache
 from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import AGGREGATION, METRICS, SCENE, eventually, finds, json, started
+from tests.support import AGGREGATION, METRICS, SCENE, eventually, finds, json, pool_of, started
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
@@ -57,11 +56,12 @@ class Setup:
     def __init__(self, fake: FakeTriton, client: TritonClient) -> None:
         self.fake = fake
         self.client = client
-        self.specs = SpecCache(client)
-        self.shared = Transport(client, "auto")
-        self.inline = Transport(client, "inline")
-        self.calls = TritonCalls(client, self.shared, self.specs, METRICS, hang_seconds=0.4)
-        self.inferences = InferenceRunner(self.calls, AGGREGATION)
+        self.shared = Transport("auto")
+        self.pool = pool_of(client, self.shared)
+        self.specs = self.pool.servers[0].specs
+        self.regions = self.pool.servers[0].regions
+        self.inline = Transport("inline")
+        self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, hang_seconds=0.4))
         self.table = WorkerTable()
         self.queue = ModelQueue(self.table, "tiny", 1000, target_seconds=1e6)
         self.slot: Slot | None = None
@@ -346,13 +346,13 @@ async def test_a_late_answer_about_a_forgotten_region_starts_nothing(setup: Setu
 
 async def test_a_slow_registration_starts_no_second_inference(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline may also pass while the region is registered again; the region is then ready for the next request."""
-    register_again = setup.shared.register_again
+    add_again = setup.regions.add_again
 
     async def register_slowly(arena: Arena) -> bool:
         await asyncio.sleep(0.3)
-        return await register_again(arena)
+        return await add_again(arena)
 
-    monkeypatch.setattr(setup.shared, "register_again", register_slowly)
+    monkeypatch.setattr(setup.regions, "add_again", register_slowly)
     setup.fake.regions.clear()
     with pytest.raises(DeadlinePassed):
         await setup.infer(0.1, is_shared=True)
@@ -373,20 +373,18 @@ async def test_many_inferences_register_a_forgotten_region_together(setup: Setup
     assert len(setup.fake.regions) == 1
 
 
-async def test_the_refusal_of_one_registration_does_not_stop_another(setup: Setup) -> None:
-    """Of two requests that register a region again, one may be rejected; the other one still uses its slot."""
+async def test_after_the_refusal_of_one_registration_others_do_without(setup: Setup) -> None:
+    """Of two requests with slots in a forgotten region, one was refused to register it again; the other travels inline."""
     setup.fake.accepts_regions = False
     with await setup.admit() as permit:
         buffer = InputBuffer(setup.shared, permit)
         buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)
         assert buffer.slot is not None
-        assert not await setup.shared.register_again(buffer.slot.arena)
-        setup.fake.accepts_regions = True
-        setup.fake.regions.clear()
+        assert not await setup.regions.add_again(buffer.slot.arena)
         assert await setup.inferences.run(SPEC, buffer, CallContext(Deadline.after(5), Timing(), "id"), permit)
 
-    assert "shared_memory_region" in setup.fake.requests[1].inputs[0].parameters
-    assert setup.fake.regions == {buffer.slot.arena.region}
+    assert len(setup.fake.requests) == 1
+    assert "shared_memory_region" not in setup.fake.requests[0].inputs[0].parameters
 
 
 class ForgetfulSet(set[str]):
@@ -631,7 +629,7 @@ async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.Monk
         async with serving(fake, port):
             assert (await asking).version == (await late).version == "1"
             assert [has_slot(request) for request in fake.requests] == [is_shared, False, False]
-            assert setup.calls.is_circuit_closed("tiny")
+            assert setup.pool.is_usable("tiny")
             await stack.aclose()
 
 
@@ -678,7 +676,7 @@ async def fail(setup: Setup, times: int, refusal: tuple[grpc.StatusCode, str] = 
 
 
 def is_closed(setup: Setup, model: str = "tiny") -> bool:
-    return setup.calls.is_circuit_closed(model)
+    return setup.pool.is_usable(model)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.transport import SLOTS, Transport
 from tests.fakes.triton import CONFIG, FakeTriton
-from tests.support import open_buffer
+from tests.support import open_buffer, transport_to
 
 LIMITS = PixelLimits(10**6, 10**6)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
@@ -49,13 +49,13 @@ def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -
 @pytest.fixture
 async def inline(fake_triton: tuple[FakeTriton, TritonClient]) -> Transport:
     """A transport without shared memory."""
-    return Transport(fake_triton[1], "inline")
+    return transport_to(fake_triton[1], "inline")
 
 
 @pytest.fixture
 async def shared(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Transport]:
     """A transport with shared memory."""
-    made = Transport(fake_triton[1], "auto")
+    made = transport_to(fake_triton[1])
     yield made
     await made.close()
 

@@ -17,9 +17,9 @@ from app.imaging.header import PixelLimits
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
-from app.triton.transport import Mode, Transport
+from app.triton.transport import Mode
 from tests.fakes import models
-from tests.support import NEEDS_BYTES, SCENE, json, open_buffer
+from tests.support import NEEDS_BYTES, SCENE, json, open_buffer, transport_to
 
 BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"]
 # The rectangles lie between pixels of the canvas, which is 0.64 of the scene.
@@ -67,13 +67,13 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
     upside_down = [(x1, 100 - y2, x2, 100 - y1) for x1, y1, x2, y2 in upright]
     spec = await SpecCache(triton_client).get(model)
     assert spec.dtype is not None
-    transport = Transport(triton_client, mode)
+    transport = transport_to(triton_client, mode)
     await transport.prepare(3 * spec.image_bytes)
     transforms = []
     with open_buffer(transport) as buffer:
         batch = buffer.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes)
         for index, file in enumerate((SCENE, turned.getvalue(), SCENE)):
-            with open_buffer(Transport(triton_client, "inline")) as single:
+            with open_buffer(transport_to(triton_client, "inline")) as single:
                 transforms.append(fill_input(file, spec, PixelLimits(10**6, 10**6), lambda _: None, single))
                 batch[index] = single.tensor
         assert (buffer.slot is not None) is (mode == "shm")

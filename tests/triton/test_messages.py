@@ -117,7 +117,10 @@ def test_every_output_is_requested() -> None:
     """A model with four outputs answers with all of them."""
     spec = msgspec.structs.replace(SPEC, output_names=("count", "boxes", "scores", "classes"))
 
-    assert [output.name for output in parsed(spec, IMAGE).outputs] == ["count", "boxes", "scores", "classes"]
+    names = ["count", "boxes", "scores", "classes"]
+    assert [output.name for output in parsed(spec, IMAGE).outputs] == names
+    tells = msgspec.structs.replace(spec, tells_decoded=True)
+    assert [output.name for output in parsed(tells, IMAGE).outputs] == [*names, "decoded"]
 
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", bytes(70_000)], ids=["empty", "short", "long"])

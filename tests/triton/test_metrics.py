@@ -11,6 +11,7 @@ from app.main import create_app
 from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.metrics import read_metrics
+from app.triton.server import TritonServer
 from tests.fakes.triton import FakeTriton
 from tests.scrape import scrape
 from tests.support import OpenTable, finds, started
@@ -20,10 +21,10 @@ Fake = tuple[FakeTriton, TritonClient]
 
 
 async def read(client: TritonClient, table: WorkerTable) -> dict[str, float]:
-    """Read the metrics by name and model."""
+    """Read the metrics of one Triton by name and model."""
     return {
-        ",".join((sample.name, *sample.labels.values())): sample.value
-        for family in await read_metrics(client, table, {"tiny"})
+        ",".join((sample.name, *(value for label, value in sample.labels.items() if label != "triton"))): sample.value
+        for family in await read_metrics([TritonServer(client)], table, {"tiny"})
         for sample in family.samples
     }
 
@@ -111,7 +112,7 @@ async def test_an_answer_that_was_overtaken_is_not_told(fake_triton: Fake, open_
     fake.may_tell.clear()
     late = asyncio.ensure_future(read(client, tables[0]))
     await asyncio.sleep(0.1)
-    tables[1].set(tables[1].column("triton statistics read at"), time.monotonic_ns())
+    tables[1].set(tables[1].column(f"triton statistics read at:{fake.url}"), time.monotonic_ns())
     count(fake, 2, 2, 2, 2, 2, 2)
     fake.may_tell.set()
 
@@ -144,7 +145,7 @@ async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
             assert await finds(client, "six_columns")
         found = await scrape(client)
 
-    assert found["triton_up"] == 1
+    assert found[f'triton_up{{triton="{settings.triton_url}"}}'] == 1
     assert found['triton_batch_size{model="six_columns"}'] == 1
     assert found['triton_inference_time_ms{model="six_columns"}'] > 0
     assert found['triton_queue_time_ms{model="six_columns"}'] >= 0

@@ -1,0 +1,57 @@
+"""Checks of all Tritons that the settings name, one after the other, and of whether they have the same model."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from app.config import PREFIX, Settings
+from app.doctor import triton
+from app.doctor.finding import Finding, failure, ok, warning
+from app.doctor.triton import Examination
+from app.model.interchange import are_interchangeable
+from app.triton.membership import Target, resolve
+
+
+async def examine(settings: Settings, *, with_burst: bool) -> Examination:
+    """Examine each Triton and its default model.
+
+    Args:
+        settings: Where they are.
+        with_burst: Whether to send each of them a burst of inferences.
+    """
+    targets: list[Target] = []
+    unresolved: list[Finding] = []
+    for address in settings.triton_addresses:
+        try:
+            targets += await resolve(address)
+        except OSError as error:
+            fix = f"check {PREFIX}TRITON_URLS, and the name in the DNS; a headless service has addresses once its pods are ready"
+            unresolved.append(failure("triton", f"the name in {address} cannot be resolved: {error.strerror or error}", fix))
+    examined = [await triton.examine(target, settings, with_burst=with_burst) for target in targets]
+    return Examination(
+        [*unresolved, *_gather_findings(targets, examined), *_compare(settings.model, targets, examined)],
+        any(one.maps_memory for one in examined),
+        next((one.spec for one in examined if one.spec is not None), None),
+    )
+
+
+def _gather_findings(targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
+    """Iterate over the findings of all Tritons; those of several say of which."""
+    for target, one in zip(targets, examined, strict=True):
+        for finding in one.findings:
+            message = finding.message if len(targets) == 1 else f"{target.address}: {finding.message}"
+            yield msgspec.structs.replace(finding, message=message)
+
+
+def _compare(model: str, targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
+    """Check that the model takes and returns the same everywhere: a Triton where it differs is not used for it."""
+    specs = {target.address: one.spec for target, one in zip(targets, examined, strict=True) if one.spec is not None}
+    if len(specs) < 2:  # noqa: PLR2004
+        return
+    first, *others = specs
+    different = [address for address in others if not are_interchangeable(specs[address], specs[first])]
+    if different:
+        text = f"{model} has another input or other outputs at {', '.join(different)} than at {first}: it is not used there"
+        yield warning("same_model", text, "give all Tritons the same model repository")
+    else:
+        yield ok("same_model", f"{model} is the same at {len(specs)} Tritons")

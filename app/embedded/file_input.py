@@ -1,0 +1,55 @@
+"""Decode the files of requests for a network that takes pixels, as the gateway itself would.
+
+Runs inside the embedded Triton; the gateway never imports it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import GatewayError
+from app.imaging import canvas
+from app.imaging.header import MAX_SIDE, PixelLimits
+from app.imaging.letterbox import Letterbox
+from app.model.spec import DECODED, from_triton_config
+
+# The gateway has checked the headers, with limits of its own.
+_LIMITS = PixelLimits(MAX_SIDE**2, MAX_SIDE**2)
+
+
+class FileInput:
+    """Draws files on canvases, as the parameters in a model's config say."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Read the parameters.
+
+        Args:
+            config: Of a model that takes files, as Triton's JSON.
+
+        Raises:
+            UnsupportedModel: The gateway could not use it either.
+        """
+        spec = from_triton_config(config, "")
+        self._letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
+
+    def draw(self, files: Sequence[bytes]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int32]]]:
+        """Decode files.
+
+        Returns:
+            UINT8 (n, height, width, 3) RGB, nothing but padding for a file that cannot be decoded; and the output that tells
+            so, by name: INT32 (n, 1), 0 for such a file and 1 for the others.
+        """
+        width, height = self._letterbox.canvas_size
+        canvases = np.empty((len(files), height, width, 3), np.uint8)
+        decoded = [[self._draw(file, pixels)] for file, pixels in zip(files, canvases, strict=True)]
+        return canvases, {DECODED: np.array(decoded, np.int32)}
+
+    def _draw(self, file: bytes, pixels: NDArray[np.uint8]) -> bool:
+        try:
+            canvas.draw_image(file, self._letterbox, _LIMITS, lambda _: None, lambda: pixels)
+        except GatewayError:
+            pixels[:] = self._letterbox.pad
+            return False
+        return True

@@ -1,0 +1,192 @@
+"""The production variant of a model that takes files, with DALI and the network as an ensemble; here on the CPU.
+
+DALI's wheel has 400 MB and is part of no environment here. The tests run where it was installed for the embedded Triton:
+`.triton/python/bin/python -m pip install nvidia-dali-cuda120`.
+"""
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.config import Settings
+from app.embedded.install import install
+from app.embedded.server import EmbeddedTriton
+from app.host.ports import find_free
+from app.imaging import canvas
+from app.imaging.letterbox import Letterbox
+from app.main import create_app
+from app.triton.client import TritonClient
+from app.triton.specs import SpecCache
+from bench.harness.reference_detector import QUERY, MatchCounts, boxes
+from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, limits, store
+from tests.support import IMAGES, REPOSITORY, ROOT, SHARED, json, sample_image, started
+from tests.system.files import infer_files
+
+ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
+SIDE = 640
+OTHER_LETTERBOX = "letterbox_other"
+OTHER_PARAMETERS = ('"center"', '"top_left"'), ('"true"', '"false"'), ('"114"', '"7"')
+CUT_SHORT = sample_image("coffee.jpg")[:5000]
+
+
+@pytest.fixture(scope="module")
+def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a Triton with the production configs, changed as little as a machine without a GPU needs."""
+    install(ROOT / ".triton")
+    python = ROOT / ".triton" / "python" / "bin" / "python"
+    if subprocess.run([python, "-c", "import nvidia.dali"], capture_output=True, check=False).returncode:
+        pytest.skip("nvidia-dali-cuda120 is not installed in .triton/python")
+    repository = tmp_path_factory.mktemp("dali") / "repository"
+    shutil.copytree(Path(settings.model_repository, NETWORK), repository / NETWORK)
+    shutil.copytree(REPOSITORY / LETTERBOX, repository / LETTERBOX, ignore=shutil.ignore_patterns("configs"))
+    (repository / ENSEMBLE / "1").mkdir(parents=True)
+    (repository / ENSEMBLE / "1" / "model.onnx").touch()
+    shutil.copy(REPOSITORY / ENSEMBLE / "config.pbtxt", repository / ENSEMBLE)
+    change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 16", "max_batch_size: 4"))  # that of the embedded network
+    change(repository / LETTERBOX / "config.pbtxt", ("KIND_GPU", "KIND_CPU"))
+    shutil.copytree(repository / LETTERBOX, repository / OTHER_LETTERBOX)
+    change(repository / OTHER_LETTERBOX / "config.pbtxt", (LETTERBOX, OTHER_LETTERBOX), *OTHER_PARAMETERS)
+    http, grpc_port, metrics = find_free(3)
+    ports = {"triton_http_port": http, "triton_grpc_port": grpc_port, "triton_metrics_port": metrics}
+    return msgspec.structs.replace(settings, model_repository=str(repository), **ports)
+
+
+def change(config: Path, *replacements: tuple[str, str]) -> None:
+    """Replace texts in a config, each of which must be there."""
+    text = config.read_text(encoding="utf-8")
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    config.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
+    """A Triton with the ensemble."""
+    server = EmbeddedTriton(own)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
+    """A client of that Triton itself."""
+    assert own_triton.poll() is None
+    client = TritonClient(own.triton_url, own.control_key_path)
+    yield client
+    await client.close()
+
+
+@pytest.fixture(scope="module")
+async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gateway in front of that Triton."""
+    assert own_triton.poll() is None
+    async with started(create_app(own)) as client:
+        yield client
+
+
+async def draw(client: TritonClient, files: list[bytes], model: str = LETTERBOX) -> dict[str, NDArray[Any]]:
+    """Let the first step of the ensemble draw files."""
+    spec = await SpecCache(client).get(ENSEMBLE)
+    results = await infer_files(client, msgspec.structs.replace(spec, name=model, output_names=("image",)), files)
+    return {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
+
+
+def drawn_by_the_gateway(file: bytes, letterbox: Letterbox) -> NDArray[np.uint8]:
+    pixels = np.empty((SIDE, SIDE, 3), np.uint8)
+    canvas.draw_image(file, letterbox, limits(10**8), lambda _: None, lambda: pixels)
+    return pixels
+
+
+def assert_alike(pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> None:
+    """Demand that no byte differs by more than two, and few by more than rounding."""
+    difference = np.abs(pixels.astype(int) - expected)
+    assert difference.max() <= 2
+    assert difference.mean() <= 0.2
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in IMAGES.glob("*.jpg")))
+@pytest.mark.parametrize(
+    ("model", "letterbox"),
+    [
+        (LETTERBOX, Letterbox((SIDE, SIDE), "center", enlarge=True, pad=114)),
+        (OTHER_LETTERBOX, Letterbox((SIDE, SIDE), "top_left", enlarge=False, pad=7)),
+    ],
+)
+async def test_photos_are_drawn_as_by_the_gateway(own_client: TritonClient, name: str, model: str, letterbox: Letterbox) -> None:
+    """Size, position, padding and interpolation are the same."""
+    file = sample_image(name)
+    outputs = await draw(own_client, [file], model)
+
+    assert outputs["decoded"].tolist() == [[1]]
+    assert_alike(outputs["image"][0], drawn_by_the_gateway(file, letterbox))
+
+
+@pytest.mark.parametrize("image_format", [name for name in FORMATS if name != "GIF"])
+@pytest.mark.parametrize("size", [(31, 16), (1000, 10), (701, 1300)])
+async def test_other_formats_and_sizes_are_drawn_as_by_the_gateway(
+    own_client: TritonClient, image_format: str, size: tuple[int, int]
+) -> None:
+    """All formats but GIF, which DALI does not know."""
+    file = encode(Image.fromarray(PIXELS).resize(size, Image.Resampling.BICUBIC), image_format)
+    outputs = await draw(own_client, [file])
+
+    assert_alike(outputs["image"][0], drawn_by_the_gateway(file, Letterbox((SIDE, SIDE), "center", enlarge=True, pad=114)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+async def test_photos_are_turned_upright(own_client: TritonClient, orientation: int) -> None:
+    """As their EXIF block says."""
+    file = encode(Image.fromarray(store(PIXELS, orientation)), "JPEG", exif=exif_of(orientation))
+    outputs = await draw(own_client, [file])
+
+    assert_alike(outputs["image"][0], drawn_by_the_gateway(file, Letterbox((SIDE, SIDE), "center", enlarge=True, pad=114)))
+
+
+async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -> None:
+    """DALI fails for the batch as a whole; here each file has its own answer. Afterwards all is as before."""
+    files = [sample_image("chelsea.jpg"), CUT_SHORT, sample_image("astronaut.jpg"), b"text"]
+    before = await draw(own_client, [files[0], files[2]])
+    outputs = await draw(own_client, files)
+    after = await draw(own_client, [files[0], files[2]])
+
+    assert outputs["decoded"].tolist() == [[1], [0], [1], [0]]
+    np.testing.assert_array_equal(outputs["image"][[0, 2]], before["image"])
+    np.testing.assert_array_equal(after["image"], before["image"])
+
+
+@pytest.mark.parametrize(
+    "images", [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))], ids=["sample", "coco"]
+)
+async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
+    """Matched by class at IoU 0.9 and confidence 0.25, over all images together."""
+    if not images:
+        pytest.skip("there are no images in ../shared/images")
+    tally = MatchCounts()
+    for path in images:
+        of_pixels, of_file = [
+            boxes(json(await gateway.post(f"/predict/{model}", params=QUERY, content=path.read_bytes())))
+            for model in (NETWORK, ENSEMBLE)
+        ]
+        tally.add(of_pixels, of_file)
+    print(f"{ENSEMBLE} with DALI: {tally}")  # noqa: T201
+
+    assert tally.expected >= len(images) / 2
+    assert tally.f1 >= 0.98
+
+
+async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:
+    """Through the ensemble, too."""
+    problem = json(await gateway.post(f"/predict/{ENSEMBLE}", content=CUT_SHORT), 422)
+
+    assert problem["code"] == "invalid_image"

@@ -1,0 +1,150 @@
+"""The model that takes encoded files, in the embedded Triton: the answers are those of the network that takes pixels."""
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from app.config import Settings
+from app.detection.outputs import decode_outputs
+from app.embedded.server import EmbeddedTriton
+from app.errors import InvalidImage
+from app.host.ports import find_free
+from app.main import create_app
+from app.triton.client import TritonClient
+from app.triton.specs import SpecCache
+from app.zoo import registry
+from app.zoo.pull import pull
+from bench.harness.reference_detector import QUERY, MatchCounts, boxes
+from tests.support import IMAGES, REPOSITORY, SHARED, json, sample_image, started
+from tests.system.files import infer_files
+
+FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
+CUT_SHORT = sample_image("coffee.jpg")[:5000]
+"""A file whose header is right, and whose pixels end early."""
+
+
+@pytest.fixture(scope="module")
+def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a Triton with both models, of which one is pulled as a user pulls it."""
+    repository = tmp_path_factory.mktemp("files") / "repository"
+    shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns("model.onnx"))
+    shutil.copytree(Path(settings.model_repository, PIXEL_MODEL, "1"), repository / PIXEL_MODEL / "1", dirs_exist_ok=True)
+    network = networks[PIXEL_MODEL]
+    digest = hashlib.sha256(network.read_bytes()).hexdigest()
+    pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], repository, source=network, sha256=digest)
+    http, grpc_port, metrics = find_free(3)
+    ports = {"triton_http_port": http, "triton_grpc_port": grpc_port, "triton_metrics_port": metrics}
+    return msgspec.structs.replace(settings, model_repository=str(repository), **ports)
+
+
+@pytest.fixture(scope="module")
+def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
+    """A Triton with both models."""
+    server = EmbeddedTriton(own)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gateway in front of that Triton."""
+    assert own_triton.poll() is None
+    async with started(create_app(own)) as client:
+        yield client
+
+
+@pytest.fixture
+async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
+    """A client of that Triton itself."""
+    assert own_triton.poll() is None
+    client = TritonClient(own.triton_url, own.control_key_path)
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "images", [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))], ids=["sample", "coco"]
+)
+async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
+    """Matched by class at IoU 0.9 and confidence 0.25, over all images together."""
+    if not images:
+        pytest.skip("there are no images in ../shared/images")
+    tally = MatchCounts()
+    for path in images:
+        of_pixels, of_file = [
+            boxes(json(await gateway.post(f"/predict/{model}", params=QUERY, content=path.read_bytes())))
+            for model in (PIXEL_MODEL, FILE_MODEL)
+        ]
+        tally.add(of_pixels, of_file)
+    print(f"{FILE_MODEL}: {tally}")  # noqa: T201
+
+    assert tally.expected >= len(images) / 2
+    assert tally.f1 >= 0.98
+
+
+async def test_answer_names_the_model_and_the_image(gateway: httpx.AsyncClient) -> None:
+    """It has all that the answer of another model has."""
+    answer = json(await gateway.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")))
+
+    assert answer["model"] == {"name": FILE_MODEL, "version": "1", "backend": "triton", "device": "cpu"}
+    assert answer["image"] == {"width": 451, "height": 300}
+    assert [found["class_name"] for found in answer["detections"]] == ["cat"]
+
+
+async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:
+    """The same problem as from a model for which the gateway decodes, and the circuit stays closed."""
+    for _ in range(8):
+        problems = [json(await gateway.post(f"/predict/{model}", content=CUT_SHORT), 422) for model in (PIXEL_MODEL, FILE_MODEL)]
+        for problem in problems:
+            del problem["request_id"]
+        assert problems[0] == problems[1]
+        assert problems[0]["code"] == "invalid_image"
+
+    assert (await gateway.get("/readyz")).status_code == 200
+
+
+async def test_requests_that_triton_batches_keep_their_own_answers(gateway: httpx.AsyncClient) -> None:
+    """Good and broken files at the same time: each caller gets what one alone gets."""
+    files = [sample_image("chelsea.jpg"), CUT_SHORT, sample_image("astronaut.jpg")]
+    alone = [await gateway.post(f"/predict/{FILE_MODEL}", content=file) for file in files]
+    together = await asyncio.gather(*(gateway.post(f"/predict/{FILE_MODEL}", content=file) for file in files * 4))
+
+    assert [answer.status_code for answer in alone] == [200, 422, 200]
+    for index, answer in enumerate(together):
+        expected = alone[index % len(files)]
+        assert answer.status_code == expected.status_code
+        if answer.status_code == 200:
+            assert json(answer)["detections"] == json(expected)["detections"]
+
+
+async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -> None:
+    """Every file of a request has its own answer, and its own error."""
+    files = [sample_image("chelsea.jpg"), CUT_SHORT, sample_image("astronaut.jpg"), b"text"]
+    spec = await SpecCache(own_client).get(FILE_MODEL)
+    together = await infer_files(own_client, spec, files)
+
+    assert [result.outputs["decoded"].tolist() for result in together] == [[[1]], [[0]], [[1]], [[0]]]
+    for file, result in zip(files, together, strict=True):
+        if not result.outputs["decoded"].all():
+            with pytest.raises(InvalidImage):
+                decode_outputs(spec, result.outputs)
+            continue
+        (alone,) = await infer_files(own_client, spec, [file])
+        found, expected = decode_outputs(spec, result.outputs), decode_outputs(spec, alone.outputs)
+        np.testing.assert_allclose(found.boxes, expected.boxes, atol=0.01)
+        np.testing.assert_array_equal(found.class_ids, expected.class_ids)
+
+
+async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient) -> None:
+    """Triton has started without it, and the answer says how to get it."""
+    problem = json(await client.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")), 404)
+
+    assert f"./just pull {FILE_MODEL}" in problem["detail"]

@@ -1,0 +1,121 @@
+"""Models that take encoded files: the same contract in production, where DALI decodes, and in the embedded Triton."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tritonclient.grpc import model_config_pb2
+
+from app.embedded.launch import loadable_models
+from app.model.spec import DECODED, InputFormat, OutputFormat
+from app.zoo import registry
+from tests.support import REPOSITORY
+from tests.test_model_repository import EMBEDDED, FILE_MODELS, PRODUCTION, parsed, spec_of
+
+pytestmark = pytest.mark.parametrize("name", FILE_MODELS)
+both = pytest.mark.parametrize("file", [PRODUCTION, EMBEDDED])
+
+Tensors = dict[str, tuple[int, list[int]]]
+
+
+def tensors(declared: Any) -> Tensors:  # noqa: ANN401
+    """Return types and dimensions by name."""
+    return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in declared}
+
+
+def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_config_pb2.ModelConfig]]:
+    """Return the steps of the ensemble with the configs of their models."""
+    return [(step, parsed(step.model_name, PRODUCTION)) for step in parsed(name, PRODUCTION).ensemble_scheduling.step]
+
+
+def network_of(name: str) -> str:
+    """Return the model of the ensemble that finds the objects: its last step."""
+    return str(steps(name)[-1][0].model_name)
+
+
+@both
+def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: str) -> None:
+    """Everything else is as for the network that takes pixels."""
+    spec, of_pixels = spec_of(name, file), spec_of(network_of(name), file)
+    own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
+
+    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.requested_names == (*of_pixels.output_names, DECODED)
+    assert spec == msgspec.structs.replace(of_pixels, max_batch=spec.max_batch, instances=spec.instances, **own)
+
+
+def test_both_configs_differ_in_the_device_alone(name: str) -> None:
+    """The gateway treats the model the same way wherever it runs."""
+    production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
+
+    assert (production.device, embedded.device) == ("gpu", "cpu")
+    assert msgspec.structs.replace(production, device="cpu", max_batch=embedded.max_batch, instances=embedded.instances) == embedded
+    assert tensors(parsed(name, PRODUCTION).output) == tensors(parsed(name, EMBEDDED).output)
+
+
+def test_network_is_the_one_of_the_registry(name: str) -> None:
+    """Both models are composed from the same published file, the same way."""
+    entries = registry.load(REPOSITORY / "models.toml")
+
+    assert msgspec.structs.replace(entries[name], title="") == msgspec.structs.replace(entries[network_of(name)], title="")
+
+
+def test_tensors_agree_across_the_ensemble(name: str) -> None:
+    """Each input comes from a tensor of the same type and dimensions, and each output has the ones that are declared."""
+    ensemble = parsed(name, PRODUCTION)
+    known = tensors(ensemble.input)
+    for step, model in steps(name):
+        inputs, outputs = tensors(model.input), tensors(model.output)
+        assert dict(step.input_map).keys() == inputs.keys()
+        assert all(known[source] == inputs[target] for target, source in step.input_map.items())
+        assert not known.keys() & set(step.output_map.values())
+        known |= {target: outputs[source] for source, target in step.output_map.items()}
+
+    assert ensemble.platform == "ensemble"
+    assert tensors(ensemble.output).items() <= known.items()
+
+
+def test_no_step_takes_fewer_images_than_the_ensemble(name: str) -> None:
+    """Triton would reject the ensemble."""
+    assert {model.max_batch_size for _, model in steps(name)} == {parsed(name, PRODUCTION).max_batch_size}
+
+
+def test_letterbox_is_that_of_the_gateway(name: str) -> None:
+    """The step draws images where the gateway maps boxes from: its parameters say all that the spec says."""
+    spec = spec_of(name, PRODUCTION)
+    (_, letterbox), _ = steps(name)
+    width, height = spec.input_size
+
+    assert {key: value.string_value for key, value in letterbox.parameters.items()} == {
+        "placement": spec.placement,
+        "enlarge": str(spec.enlarge).lower(),
+        "pad": str(spec.pad),
+    }
+    assert tensors(letterbox.output)["image"] == (model_config_pb2.TYPE_UINT8, [height, width, 3])
+
+
+def test_letterbox_runs_each_request_alone(name: str) -> None:
+    """DALI fails for a batch as a whole; the time that this takes is not taken from other requests."""
+    (_, letterbox), _ = steps(name)
+
+    assert letterbox.backend == "python"
+    assert not letterbox.HasField("dynamic_batching")
+    assert [group.kind for group in letterbox.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_GPU]
+
+
+def test_embedded_triton_passes_over_the_letterbox(name: str) -> None:
+    """It has no DALI, and would report a model that cannot be loaded."""
+    (step, _), _ = steps(name)
+
+    assert (REPOSITORY / step.model_name / "1" / "model.py").is_file()
+    assert step.model_name not in loadable_models(REPOSITORY)
+
+
+def test_embedded_requests_are_batched_and_the_queue_is_bounded(name: str) -> None:
+    """As for the network that takes pixels, on as many instances."""
+    config, of_pixels = parsed(name, EMBEDDED), parsed(network_of(name), EMBEDDED)
+
+    assert config.backend == "onnxruntime"
+    for part in ("max_batch_size", "dynamic_batching", "instance_group"):
+        assert getattr(config, part) == getattr(of_pixels, part)
+    assert [dict(warmup.inputs).keys() for warmup in config.model_warmup] == [{"file"}]

@@ -1,0 +1,162 @@
+"""Addresses in the settings become Tritons of the pool, and what a name stands for may change."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.triton import membership as membership_module
+from app.triton.client import TritonClient
+from app.triton.membership import Membership, Target, resolve
+from app.triton.pool import TritonPool
+from app.triton.server import TritonServer
+from app.triton.transport import Transport
+from tests.fakes.clock import Clock
+from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.support import captured_log, eventually
+
+
+class Names:
+    """Takes the place of the system's resolver; tests set the addresses of names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: dict[str, list[str]] = {}
+        self.asked = 0
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host: str, port: int, *_: object, **__: object) -> list[Any]:
+        self.asked += 1
+        found = self.addresses.get(host)
+        if found is None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    return Names(monkeypatch)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[TritonPool]:
+    made = TritonPool(Transport("inline"))
+    yield made
+    await made.close()
+
+
+def connect(target: Target) -> TritonServer:
+    return TritonServer(TritonClient(target.address, host=target.host))
+
+
+def addresses(pool: TritonPool) -> list[str]:
+    return [server.address for server in pool.servers]
+
+
+async def test_an_address_is_one_triton(names: Names) -> None:
+    """Its host is left to gRPC."""
+    assert await resolve("triton.example.org:8001") == [Target("triton.example.org:8001")]
+    assert names.asked == 0
+
+
+async def test_a_name_is_as_many_tritons_as_it_has_addresses(names: Names) -> None:
+    """Each once, in an order that does not depend on the resolver; a certificate must name the host."""
+    names.addresses["gpus"] = ["192.0.2.2", "2001:db8::7", "192.0.2.1", "192.0.2.2"]
+
+    assert await resolve("dns:///gpus:8001") == [
+        Target("192.0.2.1:8001", "gpus"),
+        Target("192.0.2.2:8001", "gpus"),
+        Target("[2001:db8::7]:8001", "gpus"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "x" * 70 + ".example.org"])
+async def test_a_name_that_does_not_exist(name: str) -> None:
+    """Or cannot exist, because a part of it is too long."""
+    with pytest.raises(OSError, match=r"."):
+        await resolve(f"dns:///{name}.invalid:8001")
+
+
+async def test_all_addresses_are_used_once(names: Names, pool: TritonPool) -> None:
+    """In the order of the settings; a name may stand for one that is listed."""
+    names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
+    await Membership(pool, ["192.0.2.9:8001", "dns:///gpus:8001", "192.0.2.1:8001"], connect).refresh()
+
+    assert addresses(pool) == ["192.0.2.9:8001", "192.0.2.1:8001", "192.0.2.2:8001"]
+
+
+async def test_tritons_come_and_go_with_the_addresses_of_a_name(names: Names, pool: TritonPool) -> None:
+    """Those that stay keep their connections; one that is gone is closed at once, if it has nothing to answer."""
+    names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
+    membership = Membership(pool, ["dns:///gpus:8001"], connect)
+    await membership.refresh()
+    gone, stays = pool.servers
+    names.addresses["gpus"] = ["192.0.2.2", "192.0.2.3"]
+    await membership.refresh()
+
+    assert addresses(pool) == ["192.0.2.2:8001", "192.0.2.3:8001"]
+    assert pool.servers[0] is stays
+    assert pool.leaving == [gone]
+    await pool.refresh()
+    assert pool.leaving == []
+
+
+async def test_a_triton_that_is_gone_may_end_its_calls(names: Names, pool: TritonPool) -> None:
+    """It is closed only then, and gets no new ones."""
+    names.addresses["gpus"] = ["192.0.2.1"]
+    membership = Membership(pool, ["dns:///gpus:8001"], connect)
+    await membership.refresh()
+    served = pool.servers[0].model("tiny")
+    served.begin(2)
+    names.addresses["gpus"] = ["192.0.2.2"]
+    await membership.refresh()
+    await pool.refresh()
+    assert [server.address for server in pool.leaving] == ["192.0.2.1:8001"]
+    found = pool.find(SPEC, lambda _: 1)
+    assert found is not None
+    assert found.server is pool.servers[0]
+    served.images = 0
+    await pool.refresh()
+
+    assert pool.leaving == []
+
+
+async def test_a_resolver_that_fails_takes_no_triton_away(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is logged once, until it works again."""
+    log = captured_log(monkeypatch, membership_module)
+    names.addresses["gpus"] = ["192.0.2.1"]
+    membership = Membership(pool, ["dns:///gpus:8001"], connect)
+    await membership.refresh()
+    del names.addresses["gpus"]
+    for _ in range(3):
+        await membership.refresh()
+
+    assert addresses(pool) == ["192.0.2.1:8001"]
+    assert [call.kwargs["name"] for call in log if call.method_name == "warning"] == ["dns:///gpus:8001"]
+
+
+async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner while a Triton cannot be reached: the name may stand for another one by now."""
+    clock = Clock(monkeypatch, "app.triton.membership")
+    monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
+    names.addresses["gpus"] = ["127.0.0.1"]
+    async with serving(FakeTriton()) as port:
+        membership = Membership(pool, [f"dns:///gpus:{port}"], connect)
+        await membership.refresh()
+        assert await eventually(lambda: pool.servers[0].client.server is not None)
+        running = asyncio.create_task(membership.run())
+        await asyncio.sleep(0.2)
+        assert names.asked == 1
+        clock.now += 5
+        assert await eventually(lambda: names.asked == 2)
+        await asyncio.sleep(0.2)
+        assert names.asked == 2
+
+    assert await eventually(lambda: names.asked > 4)
+    running.cancel()
+
+
+async def test_addresses_without_names_need_no_resolving(pool: TritonPool) -> None:
+    """Nothing waits for changes."""
+    await asyncio.wait_for(Membership(pool, ["192.0.2.9:8001"], connect).run(), 1)

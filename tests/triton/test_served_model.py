@@ -1,0 +1,151 @@
+"""What calls show of a model on a Triton."""
+
+from typing import Any
+
+import pytest
+
+from app.triton.served_model import Place, ServedModel
+from tests.fakes.clock import Clock
+
+_NO_SERVER: Any = None
+HANG_SECONDS = 5.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch, "app.triton.served_model")
+
+
+@pytest.fixture
+def served(clock: Clock) -> ServedModel:
+    """A model that has not been called."""
+    assert clock.now
+    return ServedModel(_NO_SERVER)
+
+
+def answer(served: ServedModel, clock: Clock, seconds: float, images: int = 1, *, fails: bool = False) -> None:
+    """Let a call take so long."""
+    place = Place(served, images)
+    clock.now += seconds
+    served.note_answer(0 if fails else images, place.began_at)
+    place.end()
+
+
+def test_the_speed_is_that_while_calls_are_under_way(served: ServedModel, clock: Clock) -> None:
+    """Time without calls says nothing."""
+    assert served.speed == 0
+    for _ in range(3):
+        answer(served, clock, 0.1, images=4)
+        clock.now += 60
+
+    assert served.speed == pytest.approx(40)
+
+
+def test_calls_at_the_same_time_add_to_the_speed(served: ServedModel, clock: Clock) -> None:
+    """Their time counts once."""
+    places = [Place(served, 1) for _ in range(2)]
+    clock.now += 0.1
+    for place in places:
+        served.note_answer(1, place.began_at)
+        place.end()
+
+    assert served.speed == pytest.approx(20, rel=0.1)
+
+
+def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -> None:
+    """A Triton that has become slower is soon known to be."""
+    for _ in range(100):
+        answer(served, clock, 0.01)
+    assert served.speed == pytest.approx(100)
+    for _ in range(5):
+        answer(served, clock, 0.1)
+
+    assert served.speed < 25
+
+
+def test_one_that_fails_at_once_is_not_fast(served: ServedModel, clock: Clock) -> None:
+    """Else it would draw the calls of all others."""
+    answer(served, clock, 0.1)
+    before = served.speed
+    for _ in range(10):
+        answer(served, clock, 0.001, fails=True)
+
+    assert served.speed < before
+
+
+def test_calls_from_before_a_pause_say_nothing(served: ServedModel, clock: Clock) -> None:
+    """They end when a Triton that was stopped goes on; it is as fast as it ever was."""
+    place = Place(served, 1)
+    clock.now += 60
+    served.forget_speed()
+    served.note_answer(1, place.began_at)
+    assert served.speed == 0
+    place.end()
+    answer(served, clock, 0.1)
+
+    assert served.speed == pytest.approx(10)
+
+
+def test_a_call_counts_until_it_has_ended(served: ServedModel) -> None:
+    """Its images do; the call itself only as long as a request waits for it."""
+    place, other = Place(served, 3), Place(served, 2)
+    assert (served.calls, served.images) == (2, 5)
+    place.leave()
+    place.leave()
+    assert (served.calls, served.images) == (1, 5)
+    place.end()
+    other.end()
+
+    assert (served.calls, served.images) == (0, 0)
+
+
+def test_a_call_that_moves_counts_at_the_other_triton(served: ServedModel, clock: Clock) -> None:
+    """Its time begins anew there."""
+    other = ServedModel(_NO_SERVER)
+    place = Place(served, 3)
+    place.reads_slot = True
+    clock.now += 1
+    place.move(other)
+
+    assert (served.calls, served.images, other.calls, other.images) == (0, 0, 1, 3)
+    assert (place.served, place.reads_slot, place.began_at) == (other, False, clock.now)
+
+
+def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> None:
+    """However long that is."""
+    answer(served, clock, 0.1)
+    clock.now += 3600
+
+    assert not served.is_silent(10, HANG_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("call_seconds", "images", "silent_after"),
+    [
+        (0.001, 1, 0.5),  # a fast one may pause
+        (0.4, 1, 0.8),
+        (0.1, 10, 2.0),  # as many images as take ten times as long
+        (0.1, 1000, 2.5),  # but not longer than a caller waits
+        (4.0, 1, 6.0),  # unless its calls always do
+    ],
+)
+def test_one_is_silent_when_it_takes_much_longer_than_usual(
+    served: ServedModel, clock: Clock, call_seconds: float, images: int, silent_after: float
+) -> None:
+    """Measured by its own speed."""
+    answer(served, clock, call_seconds)
+    served.begin(images)
+    clock.now += silent_after - 0.01
+    assert not served.is_silent(1e9, HANG_SECONDS)
+    clock.now += 0.02
+
+    assert served.is_silent(1e9, HANG_SECONDS)
+
+
+def test_one_that_has_shown_nothing_is_measured_by_another(served: ServedModel, clock: Clock) -> None:
+    """Or by the deadline of requests, if nothing is known."""
+    served.begin(1)
+    clock.now += 2.1
+    assert not served.is_silent(0, HANG_SECONDS)
+
+    assert served.is_silent(1, HANG_SECONDS)
