@@ -92,10 +92,16 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick full sustained sweep open overload versus limit stages metrics workers options compare report accuracy instances dashboard
+# Measure: quick full sustained sweep open overload versus limit scale stages metrics workers options compare report accuracy instances dashboard
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
+
+# Find the instances, threads, batches, delays and calls with which a model does most here; --write changes its config
+[group('run')]
+[no-exit-message]
+tune *args:
+    @python -m bench tune {{ args }}
 
 # Record a flame graph of a worker under load with py-spy
 [group('develop')]

@@ -106,7 +106,7 @@ class TritonPool:
         if len(self.servers) == 1 and besides is None:
             served = self.servers[0].model(spec.name)
             return served if served.calls < max_calls(spec) else None
-        having = [server for server in self.servers if server.takes(spec)]
+        having = [server for server in self.servers if server.takes(spec) and self.transport.reaches(server.regions)]
         found = [served for server in having if (served := server.model(spec.name)).is_usable and served is not besides]
         if not found and besides is None:  # its error is what the callers must be told
             found = [server.model(spec.name) for server in having or self.servers]

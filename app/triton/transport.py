@@ -36,12 +36,7 @@ class Transport:
     """
 
     def __init__(self, mode: Mode, *regions: Regions) -> None:
-        """Start without arenas.
-
-        Args:
-            mode: What the settings say.
-            regions: Those of the Tritons that there are now; others may be attached.
-        """
+        """Start without arenas, for the Tritons that there are now; others may be attached."""
         self._mode = mode
         self.regions = list(regions)
         """Of the Tritons that may map the arenas."""
@@ -64,6 +59,10 @@ class Transport:
     def maps_memory(self, regions: Regions) -> bool:
         """Return whether a Triton reads tensors in shared memory."""
         return any(arena in regions for arena in self._arenas.values())
+
+    def reaches(self, regions: Regions) -> bool:
+        """Return whether tensors may be sent to a Triton: in the mode `shm`, only if it reads shared memory."""
+        return self._mode != "shm" or self.maps_memory(regions)
 
     def count_slots(self) -> tuple[int, int]:
         """Return how many slots of full size there are, and how many of them are in use; several small files use one."""

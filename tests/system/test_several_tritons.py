@@ -1,28 +1,84 @@
-"""Two real Tritons behind one gateway."""
+"""Two real Tritons behind one gateway, of which one dies and comes back."""
 
-from pathlib import Path
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from bench.harness.counters import read_counters
-from bench.harness.triton import embedded_tritons, settings_for
-from tests.faults import models
-from tests.faults.traffic import traffic
-from tests.support import eventually
-from tests.system.gateway import running_gateway
+import httpx
+import msgspec
+import psutil
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.support import SCENE, json, started
+
+CLIENTS = 8
 
 
-async def test_nobody_notices_that_one_of_two_is_killed(tmp_path: Path) -> None:
-    """Both are used; when one is killed under load, the other one answers everything, and rightly."""
-    models.write(tmp_path / "models")
-    with embedded_tritons(tmp_path / "models", "checksum", 2) as tritons:
-        settings = settings_for(tritons)
-        addresses = settings.pop("triton_urls")
-        async with (
-            running_gateway(addresses, tmp_path, model="checksum", workers=2, **settings) as gateway,
-            traffic(gateway.url) as counted,
-        ):
-            assert await eventually(lambda: all(read_counters(triton.url, "checksum").inferences > 50 for triton in tritons))
-            tritons[0].process.kill()
-            await counted.until(counted.requests + 200)
+async def detect_until(client: httpx.AsyncClient, event: Callable[[], Awaitable[object]]) -> list[int]:
+    """Let clients ask one image after the other until something has happened; return the statuses of all answers."""
+    statuses: list[int] = []
+    happened = asyncio.Event()
 
-    assert set(counted.statuses) == {200}
-    assert counted.wrong == []
+    async def ask() -> None:
+        while not happened.is_set():
+            statuses.append((await client.post("/detect", content=SCENE)).status_code)
+
+    asking = [asyncio.create_task(ask()) for _ in range(CLIENTS)]
+    await event()
+    happened.set()
+    await asyncio.gather(*asking)
+    return statuses
+
+
+async def tritons(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """Read from /health what is said of each Triton."""
+    return list(json(await client.get("/health"))["tritons"])
+
+
+async def until(client: httpx.AsyncClient, holds: Callable[[list[dict[str, Any]]], bool]) -> None:
+    """Wait until something holds of what is said of the Tritons."""
+    for _ in range(300):
+        if holds(await tritons(client)):
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(await tritons(client))
+
+
+async def test_callers_do_not_notice_that_one_of_two_tritons_dies(
+    settings: Settings, triton: EmbeddedTriton, own_triton: tuple[Settings, EmbeddedTriton]
+) -> None:
+    """What it has not answered goes to the other one; as soon as it is there again, it gets its part."""
+    assert triton.poll() is None
+    own, server = own_triton
+    both = msgspec.structs.replace(
+        settings,
+        triton_urls=f"{settings.triton_url}, {own.triton_url}",
+        triton_control_key_file=str(settings.control_key_path),
+        model="six_columns",
+    )
+    async with started(create_app(both)) as client:
+
+        async def both_work() -> None:
+            await until(client, lambda found: all(one["status"] == "ready" and one["share"] > 0.2 for one in found))
+
+        async def one_dies() -> None:
+            await asyncio.sleep(0.3)
+            psutil.Process(server.pid).kill()
+            await until(client, lambda found: found[1]["left_out"] == ["six_columns"])
+            await asyncio.sleep(0.5)
+
+        statuses = await detect_until(client, both_work)
+        assert [one["address"] for one in await tritons(client)] == [settings.triton_url, own.triton_url]
+        # The other one asks for a key that it has not got.
+        assert [one["transport"] for one in await tritons(client)] == ["shm", "inline"]
+        statuses += await detect_until(client, one_dies)
+        report = json(await client.get("/health"))
+        assert (report["status"], report["tritons"][1]["status"]) == ("healthy", "unreachable")
+        assert json(await client.get("/readyz")) == {"status": "ready"}
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        statuses += await detect_until(client, both_work)
+
+        assert set(statuses) == {200}

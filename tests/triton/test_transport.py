@@ -23,10 +23,11 @@ from app.main import create_app
 from app.triton import regions as regions_module
 from app.triton import transport as transport_module
 from app.triton.client import TritonClient
+from app.triton.regions import Regions
 from app.triton.shared_memory import SHM, Arena, Slot
 from app.triton.transport import MAX_ARENA_BYTES, SLOTS, Transport, arena_bytes
 from tests.fakes import models
-from tests.fakes.triton import FakeTriton
+from tests.fakes.triton import FakeTriton, serving
 from tests.support import (
     NEEDS_BYTES,
     ROOT,
@@ -449,6 +450,96 @@ async def test_registration_belongs_to_the_transport(fake_triton: Fake, transpor
     await other.close()
 
 
+@pytest.fixture
+async def two_tritons(fake_triton: Fake) -> AsyncIterator[tuple[list[FakeTriton], list[Regions], Transport]]:
+    """Two fakes, what they have mapped, and a transport to both."""
+    fakes = [fake_triton[0], FakeTriton()]
+    async with serving(fakes[1]):
+        clients = [fake_triton[1], TritonClient(fakes[1].url)]
+        regions = [Regions(client) for client in clients]
+        transport = Transport("auto", *regions)
+        yield fakes, regions, transport
+        await transport.close()
+        await clients[1].close()
+
+
+async def test_one_of_two_tritons_maps_the_arenas(
+    two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
+) -> None:
+    """The other one is on another host; it gets inline what lies in a slot."""
+    fakes, regions, transport = two_tritons
+    fakes[1].accepts_regions = False
+    slot = await taken(transport)
+    assert slot is not None
+
+    assert [transport.maps_memory(one) for one in regions] == [True, False]
+    assert [transport.find(one, slot) for one in regions] == [slot, None]
+    assert transport.active_mode == "shm"
+    assert transport.is_prepared(NBYTES)
+    await transport.refresh()
+    assert [len(fake.registrations) for fake in fakes] == [1, 1]
+
+
+async def test_a_triton_that_hangs_delays_no_slot(
+    two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used without shared memory until it has mapped the arena."""
+    fakes, regions, transport = two_tritons
+    may_map = asyncio.Event()
+    add = Regions.add
+
+    async def add_slowly(self: Regions, arena: Arena) -> None:
+        if self is regions[0]:
+            await may_map.wait()
+        await add(self, arena)
+
+    monkeypatch.setattr(Regions, "add", add_slowly)
+    slot = await asyncio.wait_for(taken(transport), 5)
+    assert [transport.find(one, slot) for one in regions] == [None, slot]
+    may_map.set()
+
+    assert await eventually(lambda: transport.find(regions[0], slot) is slot)
+    assert len(fakes[0].regions) == 1
+
+
+async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
+    """The arenas stay as long as the worker."""
+    fake, client = fake_triton
+    transport = Transport("auto")
+    assert transport.is_prepared(NBYTES) is False
+    later = FakeTriton()
+    async with serving(later):
+        first, second = Regions(client), Regions(TritonClient(later.url))
+        transport.attach(first)
+        slot = await taken(transport)
+        assert slot is not None
+        transport.attach(second)
+        assert await eventually(lambda: later.regions == fake.regions == {slot.arena.region})
+        await transport.detach(first)
+        assert fake.regions == set()
+        assert transport.find(second, slot) is slot
+        await transport.close()
+        assert later.regions == set()
+
+
+async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
+    two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
+) -> None:
+    """A Triton that works reads it, though another may read it for ever."""
+    fakes, regions, transport = two_tritons
+    slot = await taken(transport)
+    assert slot is not None
+    assert await eventually(lambda: all(fake.regions for fake in fakes))
+    transport.abandon(slot.arena)
+    await asyncio.sleep(0.2)
+    assert all(fake.regions == {slot.arena.region} for fake in fakes)
+    assert transport.find(regions[1], slot) is slot
+    slot.free()
+
+    assert await eventually(lambda: not any(fake.regions for fake in fakes))
+    assert not (SHM / slot.arena.name).exists()
+
+
 async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
     """After closing, no shared memory is in use."""
     fake, client = fake_triton
@@ -723,6 +814,7 @@ async def test_a_killed_worker_leaves_nothing(real_transport: Transport, setting
 import asyncio, os, sys
 from pathlib import Path
 from app.triton.client import TritonClient
+from app.triton.regions import Regions
 from app.triton.regions import Regions
 from app.triton.transport import Transport
 async def main():

@@ -1,0 +1,58 @@
+"""What is said of several Tritons."""
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.doctor.finding import Severity
+from tests.doctor.setups import assert_useful, examine
+from tests.doctor.test_triton import EXTENSIONS, fake_in_a_thread
+from tests.fakes.triton import CONFIG, FakeTriton
+from tests.support import free_port
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def fakes() -> list[FakeTriton]:
+    """Two Tritons that can do what is needed."""
+    made = [FakeTriton(), FakeTriton()]
+    for fake in made:
+        fake.version, fake.extensions = "2.59.1", EXTENSIONS
+    return made
+
+
+def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTriton], capsys: Capture) -> None:
+    """Findings say of which they tell; one that does not answer hides nothing of the other."""
+    dead = f"127.0.0.1:{free_port()}"
+    with fake_in_a_thread(fakes[0]):
+        examined = examine(msgspec.structs.replace(without_triton, triton_urls=f"{dead},{fakes[0].url}", model="a"), capsys)
+
+    down, up = examined.all("triton")
+    assert_useful(down, Severity.FAILURE, says=[dead, "Connection refused"], fix="NEREID_TRITON_URLS")
+    assert (up.severity, up.message) == (Severity.OK, f"{fakes[0].url}: Triton 2.59.1 answers at {fakes[0].url}")
+    assert examined["triton_version"].message.startswith(f"{fakes[0].url}: ")
+    assert examined.report.triton == f"{dead},{fakes[0].url}"
+
+
+@pytest.mark.parametrize(("side", "severity"), [(32, Severity.OK), (64, Severity.WARNING)])
+def test_the_model_must_be_the_same(
+    without_triton: Settings, fakes: list[FakeTriton], capsys: Capture, side: int, severity: Severity
+) -> None:
+    """A Triton where it is another one is not used for it."""
+    fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
+    with fake_in_a_thread(fakes[0]), fake_in_a_thread(fakes[1]):
+        urls = ",".join(fake.url for fake in fakes)
+        examined = examine(msgspec.structs.replace(without_triton, triton_urls=urls, model="a"), capsys)
+
+    finding = examined["same_model"]
+    assert finding.severity is severity
+    if severity is Severity.WARNING:
+        assert_useful(finding, severity, says=[f"at {fakes[1].url} than at {fakes[0].url}"], fix="same model repository")
+
+
+def test_a_name_that_has_no_address(without_triton: Settings, capsys: Capture) -> None:
+    """Which is not taken for a Triton that does not answer."""
+    examined = examine(msgspec.structs.replace(without_triton, triton_urls="dns:///no-such-name.invalid:8001"), capsys)
+
+    assert_useful(examined["triton"], Severity.FAILURE, says=["dns:///no-such-name.invalid:8001", "resolved"], fix="headless")
