@@ -97,6 +97,12 @@ fmt:
 bench *args:
     @python -m bench {{ args }}
 
+# Find the instances, threads, batches, delays and calls with which a model does most here; --write changes its config
+[group('run')]
+[no-exit-message]
+tune *args:
+    @python -m bench tune {{ args }}
+
 # Record a flame graph of a worker under load with py-spy
 [group('develop')]
 profile seconds="60" out="profile.svg" *args:

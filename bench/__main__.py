@@ -21,6 +21,7 @@ from bench.experiments import (
     server_load,
     server_options,
     stages,
+    tune,
     versus,
     workers,
 )
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         instances,
         profile,
         dashboard,
+        tune,
     ):
         experiment.add_to(commands)
     _add_results(commands)

@@ -258,7 +258,7 @@ async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Set
         async with started(create_app(with_registry)) as client:
             models = json(await client.get("/models"))["models"]
 
-    assert {model["name"] for model in models if model["state"] == "not_pulled"} == {"yolo11n", "yolox_nano"}
+    assert {model["name"] for model in models if model["state"] == "not_pulled"} == {"yolo11n", "yolo11n_file", "yolox_nano"}
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:

@@ -12,6 +12,8 @@ from app.errors import UnsupportedModel
 from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 
+# The element of a BYTES tensor that is an empty file: its length.
+_EMPTY_FILE = np.zeros(4, np.uint8)
 _DEAD = b"is not healthy"
 # What Triton answers if it works, but has no time for the inference.
 _BUSY = (b"maximum queue size", b"Request timeout expired")
@@ -22,7 +24,8 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
 
     Args:
         http_port: Triton's, on 127.0.0.1.
-        model: Its name. A model that takes encoded files is not run, because what it accepts is not known.
+        model: Its name. A model that takes encoded files is not run, because what it accepts is not known, unless it tells which
+            files it could not decode: that gets an empty one.
         seconds: How long it may take.
 
     Raises:
@@ -33,14 +36,15 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
     try:
         with LOOPBACK.open(f"{base}/config", timeout=5) as answer:
             spec = from_triton_config(json.load(answer), "1")
-        if spec.dtype is None:
+        if spec.dtype is None and not spec.tells_decoded:
             return
-        tensor = np.zeros(spec.batch_shape(1), spec.dtype)
+        shape = spec.batch_shape(1)
+        tensor = _EMPTY_FILE if spec.dtype is None else np.zeros(shape, spec.dtype)
         request = {
             "inputs": [
                 {
                     "name": spec.input_name,
-                    "shape": tensor.shape,
+                    "shape": shape,
                     "datatype": spec.datatype,
                     "parameters": {"binary_data_size": tensor.nbytes},
                 }

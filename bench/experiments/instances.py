@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,18 +13,21 @@ import numpy as np
 
 from app import environment
 from app.config import Settings
-from app.embedded.launch import CONFIG_NAME, loadable_models
+from app.embedded.launch import loadable_models
 from app.model.spec import from_triton_config
 from app.triton.client import TritonClient
 from bench.experiments.options import Commands, add_rounds, add_seconds
+from bench.experiments.tuning.config_text import config_file, edit
+from bench.experiments.tuning.variant import Variant
 from bench.harness.errors import ContestantError
 from bench.harness.triton import embedded_triton
+from bench.models.repository import write_model
 
 CLIENTS = 4
-CASES = {"2-instances-of-1-thread": (2, 1), "1-instance-of-2-threads": (1, 2)}
-"""Instances, and threads of each."""
-
-_INSTANCES = "count: 2 kind: KIND_CPU"
+CASES = {
+    "2-instances-of-1-thread": Variant(instances=2, threads=1),
+    "1-instance-of-2-threads": Variant(instances=1, threads=2),
+}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,12 +36,13 @@ def run(options: argparse.Namespace) -> int:
     pulled = Path(base.model_repository)
     if base.model not in loadable_models(pulled):
         raise ContestantError(f"{base.model} has not been pulled; run: ./just pull {base.model}")
+    file = config_file(pulled, base.model, is_embedded=True)
     with TemporaryDirectory(prefix="nereid-bench-") as folder, ExitStack() as stack:
         settings = {}
         # All servers first: gRPC must not be in use when a process is forked. An idle server costs nothing.
-        for name, (instances, threads) in CASES.items():
+        for name, variant in CASES.items():
             repository = Path(folder, name)
-            write_variant(pulled / base.model, repository / base.model, instances, threads)
+            write_model(pulled / base.model, repository, {file: edit(file, variant)})
             settings[name] = stack.enter_context(embedded_triton(repository, base.model)).settings
         rates = asyncio.run(_measure(settings, options.rounds, options.seconds))
     first, second = (median(values) for values in rates.values())
@@ -54,18 +57,6 @@ def add_to(commands: Commands) -> None:
     add_seconds(command, 8.0)
     add_rounds(command, 3)
     command.set_defaults(run=run)
-
-
-def write_variant(source: Path, target: Path, instances: int, threads: int) -> None:
-    """Copy a model, with another number of instances and of threads in each."""
-    shutil.copytree(source, target)
-    path = target / "configs" / f"{CONFIG_NAME}.pbtxt"
-    text = path.read_text(encoding="utf-8")
-    if _INSTANCES not in text:
-        raise ContestantError(f"{path} does not contain {_INSTANCES!r}")
-    text = text.replace(_INSTANCES, f"count: {instances} kind: KIND_CPU")
-    text += f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{threads}" }} }}\n'
-    path.write_text(text, encoding="utf-8")
 
 
 async def _measure(settings: Mapping[str, Settings], rounds: int, seconds: float) -> dict[str, list[float]]:

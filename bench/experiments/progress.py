@@ -2,12 +2,16 @@
 
 import sys
 from collections.abc import Callable
+from time import monotonic
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.load.driver import Progress as Report
 from bench.load.outcome import Outcome
+
+_DRAW_SECONDS = 0.25
 
 
 def say(message: str = "") -> None:
@@ -30,3 +34,44 @@ def with_bar(label: str, seconds: float, measure: Callable[[Report], Outcome]) -
             progress.update(task, completed=min(elapsed, seconds), count=text)
 
         return measure(report)
+
+
+class BudgetBar:
+    """A bar of the time that may be spent, and above it a line for each result; a file gets the lines only."""
+
+    def __init__(self, seconds: float) -> None:
+        """Prepare to draw it, from now on for so many seconds. There is no thread that draws, so that processes can be forked."""
+        console = Console(stderr=True, soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        self._task = self._progress.add_task("", total=seconds)
+        self._start = self._drawn = monotonic()
+        self._seconds = seconds
+
+    def __enter__(self) -> Self:
+        if self._progress.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def doing(self, text: str) -> None:
+        """Show what is being done."""
+        self._progress.update(self._task, description=text)
+        self._draw()
+
+    def note(self, line: str) -> None:
+        """Print a line."""
+        self._progress.console.print(line, markup=False, highlight=False)
+
+    def tick(self, _elapsed: float, _requests: int) -> None:
+        """Let the bar grow, a few times a second at most."""
+        if monotonic() - self._drawn > _DRAW_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = monotonic()
+        self._progress.update(self._task, completed=min(self._drawn - self._start, self._seconds))
+        if self._progress.console.is_terminal:
+            self._progress.refresh()

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 
-from app.config import PREFIX
+from app.config import PREFIX, Settings
 from app.host.processes import die_with_parent, end_group, wait_for_answer
 from bench.harness.errors import ContestantError
 
@@ -80,6 +81,13 @@ def environment_of(checkout: Path) -> dict[str, str]:
     """Return this process's environment for a program of a checkout: its modules first, and no settings of Nereid."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return inherited | {"PYTHONPATH": str(checkout)}
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """Return the environment variables that give a program these settings."""
+    usual = Settings()
+    given = {name: value for name, value in msgspec.structs.asdict(settings).items() if value != getattr(usual, name)}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
 def require_checkout(folder: Path, *, or_file: bool = False) -> Path:

@@ -1,6 +1,7 @@
 """Model repositories for measurements."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -36,6 +37,17 @@ def write_fixture(name: str, repository: Path) -> None:
     version.mkdir(parents=True)
     shutil.copyfile(_FOLDER / name / "config.pbtxt", version.parent / "config.pbtxt")
     shutil.copyfile(_FOLDER / "model.py", version / "model.py")
+
+
+def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> None:
+    """Put a model into another repository: links to its files, except those that get another text."""
+    for file in (path for path in source.rglob("*") if path.is_file()):
+        target = repository / source.name / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file in instead:
+            target.write_text(instead[file], encoding="utf-8")
+        else:
+            target.symlink_to(file.resolve())
 
 
 def read_labels(repository: Path, model: str) -> str:

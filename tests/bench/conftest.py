@@ -1,11 +1,17 @@
-"""One embedded Triton with the bench's fixture models, shared by all tests of the bench that need one."""
+"""Embedded Tritons with the bench's fixture models, shared by all tests of the bench that need one."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from app.config import Settings
+from app.embedded.launch import command
 from app.triton.client import TritonClient
-from bench.harness.triton import Triton, fixture_triton
+from bench.harness.triton import Triton, embedded_triton, fixture_triton
+from bench.models.repository import write_fixture
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +27,21 @@ async def fixture_client(fixtures: Triton) -> AsyncIterator[TritonClient]:
     client = TritonClient(fixtures.settings.triton_url, fixtures.settings.control_key_path)
     yield client
     await client.close()
+
+
+@pytest.fixture(scope="session")
+def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Settings for a Triton elsewhere, whose models whoever has its key can load again; it runs `wait_20`."""
+
+    def command_of_it(settings: Settings, links: Path) -> list[str]:
+        line = [option.replace("control-mode=none", "control-mode=explicit") for option in command(settings, links)]
+        return [*line, f"--load-model={settings.model}"]
+
+    repository = tmp_path_factory.mktemp("reloadable")
+    write_fixture("wait_20", repository)
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("app.embedded.server.command", command_of_it)
+            settings = stack.enter_context(embedded_triton(repository, "wait_20")).settings
+        key = str(settings.control_key_path)
+        yield msgspec.structs.replace(settings, triton_urls=settings.triton_url, triton_control_key_file=key)

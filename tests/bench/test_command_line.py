@@ -12,7 +12,8 @@ from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
     *("quick", "full", "sustained", "sweep", "open", "overload"),
-    *("versus", "limit", "stages", "workers", "accuracy", "instances", "profile", "dashboard", "compare", "report"),
+    *("versus", "limit", "stages", "workers", "accuracy", "instances", "profile", "dashboard", "tune"),
+    *("compare", "report"),
 }
 
 

@@ -97,6 +97,26 @@ def test_blank_image_of_the_models_type_is_sent(kind: str, dims: list[int], size
     assert request["outputs"] == [{"name": "output0", "parameters": {"binary_data": True}}]
 
 
+@pytest.mark.parametrize("batch", [4, 0])
+def test_empty_file_is_sent_to_a_model_that_can_tell_that_it_is_none(batch: int) -> None:
+    """It runs all the same. Other models that take files might fail, so they are not run."""
+    config = {**config_of("STRING", [1], batch), "parameters": {"square": {"string_value": "32"}}}
+    with triton_like(config, 24) as (port, asked):
+        check_inference(port, "tiny", 10)
+        assert asked == []
+    outputs = [
+        {"name": "output0", "data_type": "TYPE_FP32", "dims": [300, 6]},
+        {"name": "decoded", "data_type": "TYPE_INT32", "dims": [1]},
+    ]
+    with triton_like({**config, "output": outputs}, 24) as (port, asked):
+        check_inference(port, "tiny", 10)
+    ((request, data),) = asked
+
+    (tensor,) = request["inputs"]
+    assert (tensor["datatype"], tensor["shape"]) == ("BYTES", [1, 1] if batch else [1])
+    assert data == bytes(4)
+
+
 def test_empty_output_fails_the_check() -> None:
     """A backend that lost its shared memory answers without an error; the message names the empty tensor."""
     with triton_like(CONFIG, 0) as (port, _), pytest.raises(CheckError, match="of tiny returned empty output0"):

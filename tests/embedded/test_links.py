@@ -24,7 +24,7 @@ def settings_in(folder: Path) -> Settings:
     """Make a repository with a model that was pulled and one that was not."""
     for path in ("pulled/config.pbtxt", "pulled/1/model.onnx", "listed/config.pbtxt"):
         (folder / "models" / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "models" / path).touch()
+        (folder / "models" / path).write_text('name: "pulled"', encoding="utf-8")
     (folder / "home").mkdir()
     return Settings(model_repository=str(folder / "models"), triton_grpc_port=4601)
 

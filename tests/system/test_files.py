@@ -9,11 +9,14 @@ from pathlib import Path
 import httpx
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from app.config import Settings
 from app.detection.outputs import decode_outputs
+from app.embedded.inference_check import check_inference
 from app.embedded.server import EmbeddedTriton
+from app.embedded.service import CheckError
 from app.errors import InvalidImage
 from app.host.ports import find_free
 from app.main import create_app
@@ -148,3 +151,18 @@ async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient)
     problem = json(await client.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")), 404)
 
     assert f"./just pull {FILE_MODEL}" in problem["detail"]
+
+
+def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings, own_triton: EmbeddedTriton) -> None:
+    """Until then its checks succeed, for which they need no image."""
+    check_inference(own.triton_http_port, FILE_MODEL, 30)
+    processes = [
+        child for child in psutil.Process(own_triton.pid).children(recursive=True) if FILE_MODEL in " ".join(child.cmdline())
+    ]
+    assert processes
+    for process in processes:
+        process.kill()
+
+    with pytest.raises(CheckError, match="has died") as caught:
+        check_inference(own.triton_http_port, FILE_MODEL, 30)
+    assert caught.value.is_final

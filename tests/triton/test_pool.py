@@ -207,7 +207,9 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
     clock = Clock(monkeypatch, "app.triton.server")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
-    assert await eventually(lambda: two.fakes[1].config_reads == 1)
+    assert await eventually(lambda: two.fakes[1].config_reads == 1 and two.servers[1].client.server is not None)
+    await two.pool.refresh()
+    assert await eventually(lambda: two.fakes[1].config_reads == 2)
     for _ in range(3):
         await two.pool.refresh()
         await asyncio.sleep(0.05)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.config import Settings
-from bench.models.repository import read_labels, write_models
+from bench.models.repository import read_labels, write_model, write_models
 from tests.support import REPOSITORY
 
 
@@ -25,3 +25,14 @@ def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
     assert (tmp_path / "null" / "config.pbtxt").is_file()
     assert (tmp_path / "null" / "1" / "model.py").is_file()
     assert read_labels(tmp_path, "null") == "nothing"
+
+
+def test_a_model_is_linked_but_for_the_files_that_change(tmp_path: Path) -> None:
+    """What it is made from stays as it is."""
+    source = REPOSITORY / "yolo11n"
+    config = source / "configs" / "embedded.pbtxt"
+    write_model(source, tmp_path, {config: "changed"})
+    linked, written = tmp_path / "yolo11n" / "config.pbtxt", tmp_path / "yolo11n" / "configs" / "embedded.pbtxt"
+
+    assert linked.readlink() == source / "config.pbtxt"
+    assert written.read_text() == "changed" != config.read_text()

@@ -1,0 +1,113 @@
+"""Finding how a model should be run on this machine: instances, threads, batches, delays, and calls under way."""
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from app import environment
+from app.config import PREFIX
+from bench.experiments.options import Commands, add_clients, add_images, positive
+from bench.experiments.progress import BudgetBar
+from bench.experiments.tuning import config_text
+from bench.experiments.tuning.choice import choose
+from bench.experiments.tuning.hosts import host_of
+from bench.experiments.tuning.rounds import finalists, hold_rounds
+from bench.experiments.tuning.search import search
+from bench.experiments.tuning.session import Session
+from bench.experiments.tuning.stand import SHARE, Load, Stand
+from bench.experiments.tuning.text import result_lines
+from bench.experiments.tuning.variant import Variant, count_devices, neighbour, read_variant
+from bench.harness.errors import ContestantError
+from bench.load.images import unlabelled_samples
+
+_SECONDS = 300.0
+_SEARCH_SHARE = 0.45
+"""Of the time; in the rest the best variants are compared with the present one."""
+_TRIALS = 60
+"""A part of a trial takes this fraction of the time, if that is neither too short nor needlessly long."""
+_MIN_PART_SECONDS, _MAX_PART_SECONDS = 0.5, 8.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure variants of a model, and print or write the best one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it wants Triton as it was
+    try:
+        return _tune(options)
+    except KeyboardInterrupt:
+        print("stopped; the config is as it was", file=sys.stderr)
+        raise
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("tune", help="find the instances, threads, batches, delays and calls for a model")
+    command.add_argument("model", nargs="?", help="name of the model; default: NEREID_MODEL")
+    command.add_argument(
+        "--seconds", type=positive, default=_SECONDS, help="about how long it may take; a comparison takes eight trials at least"
+    )
+    share = f"{SHARE:.0%}".replace("%", " %%")
+    command.add_argument(
+        "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
+    )
+    command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
+    add_clients(command)
+    add_images(command)
+    command.set_defaults(run=run)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    given = environment.load()
+    model = options.model or given.model
+    file = config_text.config_file(Path(given.model_repository), model, is_embedded=not given.triton_urls)
+    seconds = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
+    load = Load(unlabelled_samples(options.images), options.clients, seconds, options.rate)
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
+        host = stack.enter_context(host_of(given, model))
+        if "ensemble_scheduling" in host.config:
+            raise ContestantError(f"{model} is an ensemble; tune the models that it consists of")
+        calls = given.calls_in_flight if given.aggregate == "auto" else None
+        present = read_variant(host.config, has_threads=host.has_threads, calls=calls)
+        if options.write:
+            _require_file(file, present)
+        bar = stack.enter_context(BudgetBar(options.seconds))
+        stand = Stand(host, load, logs=logs, progress=bar.tick)
+        session = Session(stand, bar, options.seconds)
+        first = session.measure(present)
+        step = partial(neighbour, cores=len(os.sched_getaffinity(0)), devices=count_devices(host.config))
+        tried = search(present, first, step, lambda variant: session.attempt(variant, first.rate, within=_SEARCH_SHARE))
+        rounds = hold_rounds(finalists(tried, present, session.trials_left()), session.attempt, session.trials_left)
+    chosen = choose(rounds, present)
+    rate = f"{options.rate:g} images/s" if options.rate else f"{SHARE:.0%} of what the present config bears"
+    print(f"{model}: throughput with {options.clients} clients, latency at {rate}")
+    print("\n".join(result_lines(tried, rounds, present, chosen)))
+    if chosen != present:
+        _apply(file, chosen, present, is_written=options.write)
+    return 0
+
+
+def _require_file(file: Path, present: Variant) -> None:
+    """Check that a file is the config of the model that runs.
+
+    Raises:
+        ContestantError: It is not, or cannot be read.
+    """
+    written = read_variant(config_text.read(file), has_threads=present.threads is not None, calls=present.calls)
+    if written != present:
+        raise ContestantError(f"{file} is not the config that Triton uses: {written}; it uses: {present}")
+
+
+def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -> None:
+    """Print what to change, and change the file."""
+    if chosen.config != present.config and (is_written or file.is_file()):
+        text = config_text.edit(file, chosen)
+        print("\n".join([f"{'written' if is_written else 'to write with --write'}: {file}", *config_text.difference(file, text)]))
+        if is_written:
+            config_text.write(file, text)
+    if chosen.calls != present.calls:
+        print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")

@@ -1,0 +1,118 @@
+"""Editing a model's config file: only what a variant changes, so that comments and layout stay."""
+
+import os
+import re
+import shutil
+from difflib import unified_diff
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from app.embedded.launch import CONFIG_NAME
+from app.triton.config_file import ConfigFileError, read_config_file
+from bench.experiments.tuning.variant import THREADS, Variant, changes, read_variant, write_variant
+from bench.harness.errors import ContestantError
+
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|#[^\n]*')
+_NUMBER = r"\s*:\s*(\d+)"
+_COUNT = re.compile(r"\binstance_group\b[^}]*?\bcount" + _NUMBER)
+_GROUP = re.compile(r"\binstance_group\s*:?\s*\[?\s*\{()")
+_THREADS = re.compile(rf'"{THREADS}"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*"(\d+)"')
+_MAX_BATCH = re.compile(r"\bmax_batch_size" + _NUMBER)
+_WARM_UP = re.compile(r"\bbatch_size" + _NUMBER)
+_PREFERRED = re.compile(r"\bpreferred_batch_size\s*:\s*\[?\s*(\d+)")
+_DELAY = re.compile(r"\bmax_queue_delay_microseconds" + _NUMBER)
+_BATCHING = re.compile(r"\bdynamic_batching\s*:?\s*\{()")
+
+
+def config_file(repository: Path, model: str, *, is_embedded: bool) -> Path:
+    """Return the config of a model that a Triton reads.
+
+    Args:
+        repository: The model repository.
+        model: Name of the model.
+        is_embedded: Whether it is the embedded Triton.
+    """
+    own = repository / model / "configs" / f"{CONFIG_NAME}.pbtxt"
+    return own if is_embedded and own.is_file() else repository / model / "config.pbtxt"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a config, as Triton's JSON.
+
+    Raises:
+        ContestantError: It cannot be read, or is not valid.
+    """
+    try:
+        return read_config_file(path)
+    except ConfigFileError as error:
+        raise ContestantError(str(error)) from error
+
+
+def edit(path: Path, variant: Variant) -> str:
+    """Return the text of a config file, changed so that the model is run in another way.
+
+    Raises:
+        ContestantError: It cannot be read, or is written in a way that is not understood.
+    """
+    before = read(path)
+    old = read_variant(before, has_threads=True, calls=None)
+    edited = _replace(path.read_text(encoding="utf-8"), old, variant.config)
+    with TemporaryDirectory(prefix="nereid-bench-") as folder:
+        written = Path(folder, path.name)
+        written.write_text(edited, encoding="utf-8")
+        try:
+            is_right = read_config_file(written) == write_variant(before, variant)
+        except ConfigFileError:
+            is_right = False
+    if not is_right:
+        raise ContestantError(f"{path} is written in a way that is not understood; edit it yourself: {variant.config}")
+    return edited
+
+
+def difference(path: Path, text: str) -> list[str]:
+    """Return the lines that `text` changes in a file, the old ones behind `-`, the new ones behind `+`."""
+    lines = unified_diff(path.read_text(encoding="utf-8").splitlines(), text.splitlines(), n=0, lineterm="")
+    return [line for line in list(lines)[2:] if not line.startswith("@@")]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file at once: whoever reads it finds the old text or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = path.resolve()
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        written.write_text(text, encoding="utf-8")
+        shutil.copymode(path, written)
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _replace(text: str, old: Variant, new: Variant) -> str:
+    """Change a text wherever two variants differ."""
+    wanted = changes(old, new)
+    if count := wanted.get("instances"):
+        added = f"{text.rstrip()}\n\ninstance_group [ {{ count: {count} }} ]\n"
+        text = _set(text, _COUNT, count) or _set(text, _GROUP, f" count: {count}") or added
+    if threads := wanted.get("threads"):
+        added = f'{text.rstrip()}\nparameters {{ key: "{THREADS}" value {{ string_value: "{threads}" }} }}\n'
+        text = _set(text, _THREADS, threads) or added
+    if max_batch := wanted.get("max_batch"):
+        for pattern in (_MAX_BATCH, _WARM_UP, _PREFERRED):
+            text = _set(text, pattern, max_batch, instead_of=str(old.max_batch)) or text
+    if (delay := wanted.get("delay_us")) is not None:
+        text = _set(text, _DELAY, delay) or _set(text, _BATCHING, f" max_queue_delay_microseconds: {delay}") or text
+    return text
+
+
+def _set(text: str, pattern: re.Pattern[str], value: object, *, instead_of: str = "") -> str | None:
+    """Put a value where the group of a pattern matches, outside of comments; return None if it does nowhere."""
+    without_comments = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
+    found = [match for match in pattern.finditer(without_comments) if not instead_of or match[1] == instead_of]
+    for match in reversed(found):
+        text = f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"
+    return text if found else None

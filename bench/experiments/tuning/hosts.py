@@ -1,0 +1,105 @@
+"""What runs the model that is tuned: an embedded Triton for each variant, or one that runs already and is told what to load."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+import msgspec
+
+from app.config import Settings
+from app.embedded.launch import loadable_models
+from app.embedded.server import EmbeddedTritonError
+from bench.experiments.tuning import config_text
+from bench.experiments.tuning.variant import Variant, write_variant
+from bench.harness.errors import ContestantError
+from bench.harness.model_control import ModelControl
+from bench.harness.triton import embedded_triton
+from bench.models.repository import write_model
+
+
+class Host(Protocol):
+    """Runs a model in one way after the other."""
+
+    config: dict[str, Any]
+    """The model's config as it is now, as Triton's JSON."""
+    has_threads: bool
+    """Whether the config tells how many threads an instance has."""
+
+    def run(self, variant: Variant) -> Settings:
+        """Run the model so, and return the settings for its Triton.
+
+        Raises:
+            ContestantError: It cannot be run so.
+        """
+
+
+class EmbeddedHost:
+    """Starts a Triton for each variant, with a copy of the model's config: what the user has is not touched."""
+
+    def __init__(self, repository: Path, model: str, folder: Path, stack: ExitStack) -> None:
+        """Read the config.
+
+        Args:
+            repository: The model repository.
+            model: Name of the model.
+            folder: Gets the copies.
+            stack: Ends the last Triton.
+
+        Raises:
+            ContestantError: There is no such model, or its config cannot be read.
+        """
+        if model not in loadable_models(repository):
+            raise ContestantError(f"{model} is not in {repository}; ./just pull gets the models that it knows")
+        self._source = repository / model
+        self._file = config_text.config_file(repository, model, is_embedded=True)
+        self.config = config_text.read(self._file)
+        self.has_threads = self.config.get("backend") == "onnxruntime"
+        self._folder = folder
+        self._triton = stack.enter_context(ExitStack())
+
+    def run(self, variant: Variant) -> Settings:
+        """Stop the Triton of the variant before, and start one for this variant."""
+        self._triton.close()
+        repository = Path(self._triton.enter_context(TemporaryDirectory(dir=self._folder)))
+        write_model(self._source, repository, {self._file: config_text.edit(self._file, variant)})
+        try:
+            return self._triton.enter_context(embedded_triton(repository, self._source.name)).settings
+        except EmbeddedTritonError as error:
+            raise ContestantError(str(error)) from error
+
+
+class RunningHost:
+    """Tells a Triton that runs to load the model with the config of each variant."""
+
+    def __init__(self, settings: Settings, control: ModelControl, config: dict[str, Any]) -> None:
+        """Use the Triton of the settings, which has loaded the model with this config."""
+        self._settings = settings
+        self._control = control
+        self.config = config
+        self.has_threads = False  # other runners take all cores unless they are told otherwise
+
+    def run(self, variant: Variant) -> Settings:
+        """Load the model again."""
+        self._control.load(write_variant(self.config, variant))
+        return self._settings
+
+
+@contextmanager
+def host_of(settings: Settings, model: str) -> Iterator[Host]:
+    """Let a model be run by the kind of Triton that the settings name, until the block ends.
+
+    Raises:
+        ContestantError: There is no such model, or Triton does not answer.
+    """
+    if "," in settings.triton_urls:
+        raise ContestantError("name one Triton in NEREID_TRITON_URLS: each is tuned by itself")
+    settings = msgspec.structs.replace(settings, model=model)
+    with ExitStack() as stack:
+        if settings.triton_urls:
+            control = ModelControl(settings, model)
+            yield RunningHost(settings, control, stack.enter_context(control.restored()))
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
+            yield EmbeddedHost(Path(settings.model_repository).resolve(), model, folder, stack)

@@ -1,0 +1,138 @@
+"""What can be varied of how a model is run, and where that is in its Triton config."""
+
+import copy
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import msgspec
+
+THREADS = "intra_op_thread_count"
+"""Name of the parameter that tells ONNX Runtime how many threads an instance has."""
+
+Direction = Literal[-1, 1]
+UP: Direction = 1
+DOWN: Direction = -1
+Dimension = Literal["instances", "threads", "max_batch", "delay_us", "calls"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+"""What can be varied, in the order in which it is tried: what usually matters most comes first."""
+
+_VALUES: dict[Dimension, tuple[int, ...]] = {
+    "instances": (1, 2, 3, 4, 6, 8, 12, 16),
+    "threads": (1, 2, 4, 8, 16, 32, 64),
+    "max_batch": (1, 2, 4, 8, 16, 32, 64),
+    "delay_us": (0, 500, 1000, 2000, 5000, 10000),
+    "calls": (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32),
+}
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run a model. What is None is not varied."""
+
+    instances: int | None = None
+    """Of the model, on each device."""
+    threads: int | None = None
+    """Of each instance."""
+    max_batch: int | None = None
+    """Images that Triton runs together, at the most."""
+    delay_us: int | None = None
+    """How long an image waits in Triton for others to join it, microseconds."""
+    calls: int | None = None
+    """Calls to Triton that the gateway has under way at a time; 0: the instances of the model, and one more."""
+
+    def __str__(self) -> str:
+        calls = "default" if self.calls == 0 else self.calls
+        delay = None if self.delay_us is None else f"{self.delay_us / 1e3:g} ms"
+        parts = {"instances": self.instances, "threads": self.threads, "batch": self.max_batch, "delay": delay, "K": calls}
+        return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+
+    @property
+    def config(self) -> "Variant":
+        """Only what Triton's config decides."""
+        return msgspec.structs.replace(self, calls=None)
+
+
+def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | None) -> Variant:
+    """Return how a model is run.
+
+    Args:
+        config: Its Triton config, as Triton's JSON. Several instance groups are left alone, and so is a model without batches.
+        has_threads: Whether its runner takes the number of threads from the config, and one if that has none.
+        calls: The setting of the gateway; None to leave it alone.
+    """
+    groups = config.get("instance_group", [{}])
+    max_batch = int(config.get("max_batch_size", 0)) or None
+    threads = config.get("parameters", {}).get(THREADS, {}).get("string_value", "1")
+    batching = config.get("dynamic_batching")
+    return Variant(
+        instances=int(groups[0].get("count", 1)) if len(groups) == 1 else None,
+        threads=int(threads) if has_threads else None,
+        max_batch=max_batch,
+        delay_us=int(batching.get("max_queue_delay_microseconds", 0)) if max_batch and batching is not None else None,
+        calls=calls,
+    )
+
+
+def changes(old: Variant, new: Variant) -> dict[Dimension, int]:
+    """Return what another variant changes, and to what."""
+    values: dict[Dimension, int | None] = {dimension: getattr(new, dimension) for dimension in DIMENSIONS}
+    return {dimension: value for dimension, value in values.items() if value is not None and value != getattr(old, dimension)}
+
+
+def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """Return a model's Triton config, changed so that it is run in another way.
+
+    Whatever is of the size of the largest batch stays so: warm-ups, and the preferred size that Triton adds by itself.
+    """
+    old = read_variant(config, has_threads=True, calls=None)
+    written: dict[str, Any] = copy.deepcopy(dict(config))
+    wanted = changes(old, variant)
+    if "instances" in wanted:
+        written.setdefault("instance_group", [{}])[0]["count"] = wanted["instances"]
+    if "threads" in wanted:
+        written.setdefault("parameters", {})[THREADS] = {"string_value": str(wanted["threads"])}
+    if "max_batch" in wanted:
+        written["max_batch_size"] = wanted["max_batch"]
+        for warm_up in written.get("model_warmup", []):
+            if warm_up.get("batch_size") == old.max_batch:
+                warm_up["batch_size"] = wanted["max_batch"]
+        if written.get("dynamic_batching", {}).get("preferred_batch_size") == [old.max_batch]:
+            written["dynamic_batching"]["preferred_batch_size"] = [wanted["max_batch"]]
+    if "delay_us" in wanted:
+        written["dynamic_batching"].pop("max_queue_delay_microseconds", None)
+        if wanted["delay_us"]:
+            written["dynamic_batching"]["max_queue_delay_microseconds"] = str(wanted["delay_us"])
+    return written
+
+
+def count_devices(config: Mapping[str, Any]) -> int:
+    """Return on how many devices a model is run, each of which has its instances."""
+    return max(1, *(len(group.get("gpus", [])) for group in config.get("instance_group", [{}])))
+
+
+def neighbour(variant: Variant, dimension: Dimension, direction: Direction, *, cores: int, devices: int) -> Variant | None:
+    """Return the variant one step away; None if there is none.
+
+    Args:
+        variant: Where to start.
+        dimension: What to vary. With more threads come fewer instances, so that as many threads run as before.
+        direction: Upwards or downwards.
+        cores: The most threads an instance may have.
+        devices: How many there are, each with as many instances.
+    """
+    value = getattr(variant, dimension)
+    usual_calls = None if variant.instances is None else variant.instances * devices + 1
+    if dimension == "calls" and value == 0:
+        value = usual_calls
+    if value is None:
+        return None
+    values = _VALUES[dimension]
+    place = bisect_right(values, value) if direction > 0 else bisect_left(values, value) - 1
+    if not 0 <= place < len(values) or (dimension == "threads" and values[place] > cores):
+        return None
+    moved: dict[str, int] = {dimension: values[place]}
+    if dimension == "threads" and variant.instances is not None:
+        moved["instances"] = max(1, variant.instances * value // values[place])
+    if dimension == "calls" and values[place] == usual_calls:
+        moved["calls"] = 0
+    return msgspec.structs.replace(variant, **moved)

@@ -1,0 +1,91 @@
+"""Editing config files: what is not varied stays as it is written."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from bench.experiments.tuning import config_text
+from bench.experiments.tuning.variant import Variant, read_variant
+from bench.harness.errors import ContestantError
+from tests.support import REPOSITORY
+
+
+def _write(folder: Path, text: str) -> Path:
+    path = folder / "config.pbtxt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("model", ["yolo11n", "yolox_nano"])
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_only_what_is_varied_changes(model: str, is_embedded: bool) -> None:  # noqa: FBT001 - a parameter
+    """In the project's own configs: every other line stays, with its comments."""
+    path = config_text.config_file(REPOSITORY, model, is_embedded=is_embedded)
+    present = read_variant(config_text.read(path), has_threads=is_embedded, calls=None)
+    wanted = Variant(instances=3, threads=2 if is_embedded else None, max_batch=8, delay_us=2000)
+    changes = config_text.difference(path, config_text.edit(path, wanted))
+
+    assert config_text.edit(path, present) == path.read_text(encoding="utf-8")
+    assert [line.split("#")[0].strip() for line in changes if line.startswith("+")] == [
+        "+max_batch_size: 8",
+        f"+instance_group [ {{ count: 3 kind: KIND_{'CPU' if is_embedded else 'GPU'} }} ]",
+        "+  max_queue_delay_microseconds: 2000",
+        *([] if is_embedded else ["+    batch_size: 8"]),
+        *(['+parameters { key: "intra_op_thread_count" value { string_value: "2" } }'] if is_embedded else []),
+    ]
+    assert len(changes) == 7 if is_embedded else 8
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max_batch_size: 4", "max_batch_size: 8\n\ninstance_group [ { count: 3 } ]\n"),
+        ("max_batch_size:4 instance_group { kind: KIND_CPU }", "max_batch_size:8 instance_group { count: 3 kind: KIND_CPU }"),
+        (
+            "# max_batch_size: 4\nmax_batch_size: 4 # instance_group { count: 1 }\ninstance_group [{ count : 1 }]",
+            "# max_batch_size: 4\nmax_batch_size: 8 # instance_group { count: 1 }\ninstance_group [{ count : 3 }]",
+        ),
+        (
+            'name: "a # b" instance_group { count: 2 } max_batch_size: 4 # "',
+            'name: "a # b" instance_group { count: 3 } max_batch_size: 8 # "',
+        ),
+    ],
+    ids=["without instances", "without a count", "comments", "a comment in a string"],
+)
+def test_other_ways_to_write_it(tmp_path: Path, text: str, expected: str) -> None:
+    """What is missing is added; comments are no fields."""
+    assert config_text.edit(_write(tmp_path, text), Variant(instances=3, max_batch=8)) == expected
+
+
+def test_a_missing_delay_is_put_into_the_batcher(tmp_path: Path) -> None:
+    """Zero is what a batcher without a delay has: nothing to write."""
+    path = _write(tmp_path, "max_batch_size: 4 dynamic_batching {}")
+
+    assert config_text.edit(path, Variant(max_batch=4, delay_us=0)) == path.read_text()
+    assert "dynamic_batching { max_queue_delay_microseconds: 500}" in config_text.edit(path, Variant(max_batch=4, delay_us=500))
+
+
+def test_what_is_not_understood_is_not_edited(tmp_path: Path) -> None:
+    """The message has everything that whoever edits it needs."""
+    path = _write(tmp_path, "instance_group { rate_limiter { priority: 1 } count: 2 }")
+    with pytest.raises(ContestantError, match=r"config\.pbtxt is written in a way .* edit it yourself: instances 3$"):
+        config_text.edit(path, Variant(instances=3))
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    """With its permissions, also where it is a link; nothing else stays behind."""
+    path = _write(tmp_path, "max_batch_size: 4")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    config_text.write(link, "max_batch_size: 8")
+
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode), link.is_symlink()) == ("max_batch_size: 8", 0o640, True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.pbtxt", "link"]
+
+
+def test_an_unreadable_config_is_one_line(tmp_path: Path) -> None:
+    """It names the file."""
+    with pytest.raises(ContestantError, match="missing/config"):
+        config_text.read(tmp_path / "missing" / "config.pbtxt")
