@@ -11,13 +11,13 @@ from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
-from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.formatting import to_response
 from app.api.guards import GuardedRoute
+from app.api.json_response import JsonResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
 from app.pipeline.call import CallContext
@@ -35,7 +35,7 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", ge
     responses=_RESPONSES,
     status_code=200,
 )
-async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
+async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> JsonResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
     return await _detect(request, detector, [])
 
@@ -48,12 +48,12 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
     responses=_RESPONSES,
     status_code=200,
 )
-async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> JsonResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, detector, [("model", model)])
 
 
-async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
+async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> JsonResponse:
     context = context_of(request.scope)
     query = request.scope["query_string"]
     if query:
@@ -83,4 +83,4 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
                 context.log_fields["model"] = model
     context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
     response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
-    return ASGIResponse(body=msgspec.json.encode(response))
+    return JsonResponse(msgspec.json.encode(response))

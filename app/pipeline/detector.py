@@ -215,6 +215,9 @@ class Detector:
         self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
     ) -> LetterboxTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
+        if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
+            call.timing.lap("queue")
+            return fill_input(data, spec, self._limits.pixels, lambda _: None, buffer)
         backlog = self.admission.decode_backlog
         pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self._limits.pixels)
 
@@ -226,8 +229,6 @@ class Detector:
             backlog.measure(pixels, thread_time() - start)
             return transform
 
-        if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
-            return fill()
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)
 
