@@ -47,8 +47,15 @@ class EmbeddedTriton:
     ready_seconds = _READY_SECONDS
     is_always_checked = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, key: str = "") -> None:
+        """Prepare to start it.
+
+        Args:
+            settings: Its ports, folders and default model.
+            key: Key of its controls over gRPC, if several have the same; empty: each start has a new one.
+        """
         self._settings = settings
+        self._shared_key = key
         self._home = Path(settings.triton_home).resolve()
         self._repository = Path(settings.model_repository).resolve()
         self._links = self._home
@@ -134,7 +141,7 @@ class EmbeddedTriton:
         self._sweep()
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start the server, with a new key for its controls over gRPC."""
+        """Start the server, with a key for its controls over gRPC."""
         self._links = links.make(self._settings, self._home)
         options: dict[str, Any] = {
             "env": environment(self._links),
@@ -145,7 +152,7 @@ class EmbeddedTriton:
             "preexec_fn": partial(die_with_parent, os.getpid()),
         }
         line = command(self._settings, self._links)
-        self._key = secrets.token_hex(32)
+        self._key = self._shared_key or secrets.token_hex(32)
         try:
             return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)
         except (OSError, subprocess.SubprocessError):

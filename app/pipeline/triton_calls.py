@@ -103,25 +103,47 @@ class TritonCalls:
         slot = self._readable_slot(batch, place)
         try:
             return await self._call(batch, place, slot)
-        except UnknownRegion:  # it was restarted; it rejects such a request at once, so that another try costs it nothing
+        except UnknownRegion:  # Triton was restarted
             reason = "unknown_region"
-            has_time = slot is not None and batch.remaining_seconds > 0
-            if not (has_time and slot is not None and await place.served.server.regions.add_again(slot.arena)):
-                slot = None
+            slot = await self._restore_slot(batch, place, slot)
         except (*_LOST, ModelNotReady, UnknownModel) as error:
-            other = None if batch.is_abandoned else self._pool.find(batch.spec, _no_limit, besides=place.served)
-            if other is not None:  # it gets no more than the calls that the first one had
-                self._note_end(batch, place, error)
-                place.move(other)
-                slot = self._readable_slot(batch, place)
-            else:
-                await self._wait_for_retry(batch, error)
-                slot = None
             reason = type(error).__name__.lower() if isinstance(error, _LOST) else "not_ready"
+            slot = await self._go_elsewhere(batch, place, error)
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self._metrics.retries.add(1, reason)
         return await self._call(batch, place, slot)
+
+    async def _restore_slot(self, batch: Batch, place: Place, slot: Slot | None) -> Slot | None:
+        """Have the images' memory mapped again; without it, they travel inline. A Triton that dies meanwhile is not called again.
+
+        Triton rejects a request for memory that it does not know at once, so that another try costs it nothing.
+        """
+        if slot is None or batch.remaining_seconds <= 0:
+            return None
+        try:
+            return slot if await place.served.server.regions.add_again(slot.arena) else None
+        except _LOST as lost:
+            return await self._go_elsewhere(batch, place, lost)
+        except TritonUnavailable:  # it has just been started, and the key for its controls is not known yet
+            return None
+
+    async def _go_elsewhere(self, batch: Batch, place: Place, error: GatewayError) -> Slot | None:
+        """Find another Triton for a call, or wait for a moment before the same one is called again.
+
+        Returns:
+            The slot that it can read.
+
+        Raises:
+            GatewayError: The given one, if neither is possible.
+        """
+        other = None if batch.is_abandoned else self._pool.find(batch.spec, _no_limit, besides=place.served)
+        if other is None:
+            await self._wait_for_retry(batch, error)
+            return None
+        self._note_end(batch, place, error)
+        place.move(other)  # it gets no more than the calls that the first one had
+        return self._readable_slot(batch, place)
 
     async def _wait_for_retry(self, batch: Batch, error: GatewayError) -> None:
         """Wait for a moment before the same Triton is called again; raise the error if it is not to be."""

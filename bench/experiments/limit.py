@@ -83,7 +83,7 @@ def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None =
     with running(command, variables, port, "/", logs / "http_only.log") as server:
         url = f"{server.url}/detect"
         drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
-        meters = Meters(lambda: {"gateway": family(server.process)}, "", "")
+        meters = Meters(lambda: {"gateway": family(server.process)}, [], "")
         measured = meters.read(drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=load.seconds)))
     return Cost(measured.outcome.rate, measured.cpu_ms["gateway"])
 

@@ -43,7 +43,7 @@ def add_rounds(command: argparse.ArgumentParser, default: int) -> None:
 def describe(options: argparse.Namespace) -> dict[str, str]:
     """Return the options that have a value, for a record."""
     values = {name: value for name, value in vars(options).items() if name not in {"run", "json"} and value}
-    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in values.items()}
+    return {name: ", ".join(map(str, value)) if isinstance(value, list) else str(value) for name, value in values.items()}
 
 
 def count(text: str) -> int:

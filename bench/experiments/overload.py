@@ -15,8 +15,9 @@ from bench.harness.processes import require_checkout
 from bench.harness.triton import fixture_triton
 from bench.load.images import coco_samples, unlabelled_samples
 from bench.models.repository import YOLO
+from bench.report.measurements import Run
 from bench.report.overload_text import overload_text
-from bench.report.records import Run, make_record, save_record
+from bench.report.records import make_record, save_record
 
 MODELS = ("wait_20", "wait_200", YOLO)
 FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}

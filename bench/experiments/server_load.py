@@ -18,7 +18,8 @@ from bench.load.driver import Progress, run
 from bench.load.images import given_samples
 from bench.load.open_loop import drive_open_loop
 from bench.load.outcome import Outcome
-from bench.report.records import UNKNOWN_MODEL, Run, make_record, save_record
+from bench.report.measurements import UNKNOWN_MODEL, Run
+from bench.report.records import make_record, save_record
 from bench.report.text import overview, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
@@ -82,7 +83,7 @@ class Session:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
             outcome = run(drive_closed_loop(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
             self._model = outcome.model or self._model
-        meters = Meters(self._find_processes, self.options.triton, self._model)
+        meters = Meters(self._find_processes, [self.options.triton], self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"
         measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
         self._model = measured.outcome.model or self._model

@@ -15,7 +15,7 @@ from bench.harness.processes import Running
 from bench.harness.triton import fixture_triton
 from bench.load.images import unlabelled_samples
 from bench.report.contest_text import spread
-from bench.report.records import ContestantResult
+from bench.report.contests import ContestantResult
 
 _MANY_CLIENTS = 512
 _MODEL = "null"

@@ -26,7 +26,7 @@ from bench.harness.errors import ContestantError
 from bench.load.images import unlabelled_samples
 
 _SECONDS = 300.0
-_SEARCH_SHARE = 0.45
+_SEARCH_SHARE = 0.55
 """Of the time; in the rest the best variants are compared with the present one."""
 _TRIALS = 60
 """A part of a trial takes this fraction of the time, if that is neither too short nor needlessly long."""

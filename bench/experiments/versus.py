@@ -28,7 +28,8 @@ from bench.harness.triton import Triton, fixture_triton
 from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
 from bench.models.repository import YOLO
 from bench.report.contest_text import contest_text
-from bench.report.records import Contest, make_record, save_record
+from bench.report.contests import Contest
+from bench.report.records import make_record, save_record
 
 MODELS = ("null", "sim_gpu", YOLO)
 CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")

@@ -10,7 +10,7 @@ from bench.harness.contest import Load, measure_alone
 from bench.harness.lineup import Lineup
 from bench.harness.triton import fixture_triton
 from bench.load.images import unlabelled_samples
-from bench.report.records import ContestantResult
+from bench.report.contests import ContestantResult
 
 THREADS = (1, 2, 4)
 

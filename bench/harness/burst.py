@@ -11,11 +11,12 @@ import uvloop
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup
 from bench.harness.memory_sampler import MemorySampler, find_workers
-from bench.harness.meters import Meters, children, family
+from bench.harness.meters import Meters, family
+from bench.harness.triton import triton_processes
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.overload import drive_arrivals, drive_crowd
-from bench.report.records import Measurement, Overload, Run
+from bench.report.measurements import Measurement, Overload, Run
 
 T = TypeVar("T")
 
@@ -128,12 +129,10 @@ def _drive(load: Coroutine[Any, Any, T]) -> T:
 
 
 def _meters(lineup: Lineup, contestant: Contestant, process: psutil.Process) -> Meters:
-    triton = lineup.triton
-
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(process), "triton": [triton.process], "stubs": children(triton.process)}
+        return {"gateway": family(process), **triton_processes([lineup.triton])}
 
-    return Meters(find, triton.url, contestant.model)
+    return Meters(find, [lineup.triton.url], contestant.model)
 
 
 def _to_run(contestant: Contestant, burst: Burst, measured: Measurement, overload: Overload | None = None) -> Run:

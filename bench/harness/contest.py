@@ -8,14 +8,15 @@ import psutil
 
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup, comparisons
-from bench.harness.meters import MIB, Meters, children, family, worker_memory
+from bench.harness.meters import MIB, Meters, family, worker_memory
 from bench.harness.processes import Running
-from bench.harness.triton import Triton
+from bench.harness.triton import Triton, triton_processes
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
-from bench.report.records import UNKNOWN_MODEL, Contest, ContestantResult, Measurement
+from bench.report.contests import Contest, ContestantResult
+from bench.report.measurements import UNKNOWN_MODEL, Measurement
 
 WARM_UP_SECONDS = 1.5
 """The shortest warm-up of a server before it is measured."""
@@ -69,7 +70,7 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
             _drive(server, load, max(WARM_UP_SECONDS, load.seconds / 4))
         for number in range(rounds):
             for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
-                entry.rounds.append(measure(contestant, server, lineup.triton, load))
+                entry.rounds.append(measure(contestant, server, [lineup.triton], load))
                 progress(f"{title}: round {number + 1} of {rounds}, {entry.name}: {entry.rounds[-1].outcome.rate:.0f}/s")
         for entry, (contestant, server) in zip(contest.entries, servers, strict=True):
             memory = worker_memory(server.process, contestant.workers)
@@ -99,10 +100,10 @@ def measure_alone(
     with lineup.start(contestant) as server:
         _drive(server, load, WARM_UP_SECONDS)
         disturb(server)
-        return measure(contestant, server, lineup.triton, load)
+        return measure(contestant, server, [lineup.triton], load)
 
 
-def measure(contestant: Contestant, server: Running, triton: Triton, load: Load) -> Measurement:
+def measure(contestant: Contestant, server: Running, tritons: Sequence[Triton], load: Load) -> Measurement:
     """Measure one contestant for one round.
 
     Raises:
@@ -110,9 +111,9 @@ def measure(contestant: Contestant, server: Running, triton: Triton, load: Load)
     """
 
     def find() -> dict[str, list[psutil.Process]]:
-        return {"gateway": family(server.process), "triton": [triton.process], "stubs": children(triton.process)}
+        return {"gateway": family(server.process), **triton_processes(tritons)}
 
-    meters = Meters(find, triton.url, contestant.model if contestant.uses_triton else "")
+    meters = Meters(find, [triton.url for triton in tritons], contestant.model if contestant.uses_triton else "")
     return meters.read(_drive(server, load, load.seconds))
 
 

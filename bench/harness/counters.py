@@ -1,12 +1,14 @@
 """Triton's own counters of one model, over HTTP."""
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 
 from app.host.http import LOOPBACK
-from bench.report.records import TritonUse
+from bench.report.measurements import TritonUse
 
 _SECONDS = 5
 
@@ -28,6 +30,22 @@ class Counters(NamedTuple):
     queue_ns: int
     batches: dict[str, int]
     """Executions by batch size."""
+
+    @classmethod
+    def total(cls, several: Sequence["Counters"]) -> "Counters":
+        """Add up what a model has done in several Tritons."""
+        batches: Counter[str] = Counter()
+        for one in several:
+            batches.update(one.batches)
+        return cls(
+            inferences=sum(one.inferences for one in several),
+            executions=sum(one.executions for one in several),
+            successes=sum(one.successes for one in several),
+            compute_ns=sum(one.compute_ns for one in several),
+            waits=sum(one.waits for one in several),
+            queue_ns=sum(one.queue_ns for one in several),
+            batches=dict(batches),
+        )
 
     def since(self, before: "Counters") -> TritonUse:
         """Return what the model has done after `before`."""

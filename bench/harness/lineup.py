@@ -14,7 +14,7 @@ from bench.harness.processes import ROOT, Running, running
 from bench.harness.reference_environment import reference_python
 from bench.harness.triton import Triton
 from bench.models.repository import read_labels
-from bench.report.records import Comparison
+from bench.report.contests import Comparison
 
 NEREID = {
     "nereid_inline": "pixels in the gRPC message",

@@ -9,7 +9,7 @@ from typing import Self
 import psutil
 
 from bench.harness.meters import MIB, family
-from bench.report.records import WorkerMemory
+from bench.report.measurements import WorkerMemory
 
 SAMPLES_PER_SECOND = 5
 

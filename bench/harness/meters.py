@@ -1,6 +1,6 @@
 """What processes cost: CPU time and memory, from /proc."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ import psutil
 
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.load.outcome import Outcome
-from bench.report.records import Measurement
+from bench.report.measurements import Measurement
 
 MIB = 2**20
 
@@ -29,16 +29,16 @@ class Memory(NamedTuple):
 class Meters:
     """Meters CPU time and Triton's counters from its creation on."""
 
-    def __init__(self, find: Callable[[], Processes], triton: str, model: str) -> None:
+    def __init__(self, find: Callable[[], Processes], tritons: Sequence[str], model: str) -> None:
         """Start metering.
 
         Args:
             find: Finds the processes; called again at the end.
-            triton: URL of Triton's HTTP endpoint.
+            tritons: URLs of Triton's HTTP endpoints.
             model: Whose counters to read; empty: none.
         """
         self._find = find
-        self._triton = triton
+        self._tritons = tritons
         self._model = model
         self._before = _cpu_by_process(find())
         self._counters, self._note = self._read_counters()
@@ -52,17 +52,20 @@ class Meters:
         seconds["client"] = outcome.driver_cpu * outcome.seconds
         cpu_ms = {kind: spent * 1e3 / outcome.requests for kind, spent in seconds.items() if outcome.requests}
         counters, note = self._read_counters()
-        use = counters.since(self._counters) if counters and self._counters else None
-        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use, triton_note=self._note or note)
+        if not (counters and self._counters):
+            return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton_note=self._note or note)
+        use = Counters.total(counters).since(Counters.total(self._counters))
+        images = [now.inferences - then.inferences for now, then in zip(counters, self._counters, strict=True)]
+        return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use, images_by_triton=images)
 
-    def _read_counters(self) -> tuple[Counters | None, str]:
-        """Read the counters; return None and the reason if that is not possible."""
+    def _read_counters(self) -> tuple[list[Counters], str]:
+        """Read the counters of each Triton; return none and the reason if that is not possible."""
         if not self._model:
-            return None, ""
+            return [], ""
         try:
-            return read_counters(self._triton, self._model), ""
+            return [read_counters(triton, self._model) for triton in self._tritons], ""
         except CountersError as error:
-            return None, str(error)
+            return [], str(error)
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:

@@ -1,7 +1,8 @@
 """The embedded Triton for a measurement: ports, logs and models of its own, beside one that may be in use."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from bench.harness.errors import ContestantError
+from bench.harness.meters import children
 from bench.models.repository import YOLO, write_models
 
 
@@ -49,12 +51,13 @@ def link_installation(home: Path) -> None:
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str, key_file: Path | None = None) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
+        key_file: The key of its controls, if several have the same.
 
     Raises:
         InstallError, PackageError: It is not installed and cannot be.
@@ -67,17 +70,49 @@ def embedded_triton(repository: Path, model: str) -> Iterator[Triton]:
             environment.load(),
             model=model,
             model_repository=str(repository),
+            triton_urls="",
+            triton_control_key_file=str(key_file or ""),
             triton_home=home,
             triton_http_port=http,
             triton_grpc_port=grpc,
             triton_metrics_port=metrics,
         )
-        server = EmbeddedTriton(settings)
+        server = make_server(settings)
         try:
             server.start()
             yield Triton(settings, psutil.Process(server.pid))
         finally:
             server.stop()
+
+
+def make_server(settings: Settings) -> EmbeddedTriton:
+    """Make a Triton with the settings of `embedded_triton`; it does not run yet."""
+    key_file = settings.triton_control_key_file
+    return EmbeddedTriton(settings, Path(key_file).read_text(encoding="ascii") if key_file else "")
+
+
+@contextmanager
+def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[Triton]]:
+    """Run several embedded Tritons with the same models until the block ends; one gateway may use all of them.
+
+    Arguments and errors are those of `embedded_triton`.
+    """
+    with ExitStack() as stack:
+        key_file = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")), "control.key")
+        key_file.write_text(secrets.token_hex(32), encoding="ascii")
+        yield [stack.enter_context(embedded_triton(repository, model, key_file)) for _ in range(count)]
+
+
+def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process]]:
+    """Return the processes of Tritons by kind: `triton`, and `stubs`, which run their models."""
+    servers = [triton.process for triton in tritons]
+    return {"triton": servers, "stubs": [stub for server in servers for stub in children(server)]}
+
+
+def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
+    """Return the settings, by name, of a gateway that uses some of `embedded_tritons`."""
+    addresses = ",".join(triton.settings.triton_url for triton in tritons)
+    return {"triton_urls": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
 
 
 @contextmanager

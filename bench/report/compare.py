@@ -1,6 +1,7 @@
 """Two records, before and after."""
 
-from bench.report.records import Record, Run
+from bench.report.measurements import Run
+from bench.report.records import Record
 from bench.report.text import number, table
 
 MORE_IS_BETTER = {"requests/s", "mean batch", "goodput", "peak/s"}

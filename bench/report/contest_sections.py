@@ -7,9 +7,10 @@ from statistics import median
 
 from bench.report.charts import Bar, draw_bars
 from bench.report.contest_text import COMPARED, spread
+from bench.report.contests import Contest, ContestantResult
 from bench.report.html import row, section, table
+from bench.report.measurements import KINDS
 from bench.report.plots import batch_plots, cpu_plot, latency_plot, stage_bar, stage_plot
-from bench.report.records import KINDS, Contest, ContestantResult
 from bench.report.svg import colour
 from bench.report.text import number
 

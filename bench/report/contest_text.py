@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from bench.load.driver import BUSY_SHARE
-from bench.report.records import KINDS, Contest
+from bench.report.contests import Contest
+from bench.report.measurements import KINDS
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
 """What is compared between contestants, and the figure of it."""

@@ -6,8 +6,9 @@ from itertools import groupby
 
 from bench.report.charts import Line, draw_lines, linear_axis, log_axis
 from bench.report.html import row, section, table
+from bench.report.measurements import Overload, Run
 from bench.report.overload_text import COLUMNS
-from bench.report.records import Overload, Record, Run
+from bench.report.records import Record
 from bench.report.svg import colour
 
 Measured = tuple[str, Run, Overload]

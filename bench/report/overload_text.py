@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bench.report.records import Run
+from bench.report.measurements import Run
 from bench.report.text import number, table
 
 COLUMNS = {

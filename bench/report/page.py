@@ -8,6 +8,7 @@ from bench.report.contest_sections import contest_section
 from bench.report.overload_sections import overload_sections
 from bench.report.records import Record
 from bench.report.run_sections import run_sections
+from bench.report.scaling_sections import scaling_section
 
 _STYLE = Path(__file__).with_name("page.css")
 
@@ -18,6 +19,7 @@ def page(records: Sequence[tuple[str, Record]]) -> str:
         *run_sections(records),
         *overload_sections(records),
         *(contest_section(contest) for _, record in records for contest in record.contests),
+        *(scaling_section(scaling) for _, record in records for scaling in record.scalings),
     ]
     about = "".join(_about(name, record) for name, record in records)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Nereid: bench</title>'

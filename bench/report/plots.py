@@ -6,7 +6,7 @@ from html import escape
 
 from bench.load.outcome import merge_histograms
 from bench.report.charts import Axis, Bar, Line, draw_bars, draw_batches, draw_lines, log_axis
-from bench.report.records import KINDS
+from bench.report.measurements import KINDS
 from bench.report.svg import COLOURS, REST_COLOUR, colour
 from bench.report.text import number
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from bench.report.charts import Axis, Line, draw_lines, linear_axis, log_axis
 from bench.report.html import row, section, table
+from bench.report.measurements import KINDS, PERCENTILES, Run
 from bench.report.plots import batch_plots, cpu_plot, latency_plot, stage_bar, stage_plot
-from bench.report.records import KINDS, PERCENTILES, Record, Run
+from bench.report.records import Record
 from bench.report.svg import COLOURS, colour
 from bench.report.text import number
 

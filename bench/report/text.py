@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.report.records import PERCENTILES, Run
+from bench.report.measurements import PERCENTILES, Run
 
 _BATCHES_SHOWN = 6
 

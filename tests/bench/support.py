@@ -4,6 +4,8 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import product
+from typing import Literal
 
 import msgspec
 import psutil
@@ -14,7 +16,10 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.reference_environment import is_installed, reference_python
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
-from bench.report.records import Contest, ContestantResult, Measurement, Overload, Record, Run, TritonUse, WorkerMemory, make_record
+from bench.report.contests import Contest, ContestantResult
+from bench.report.measurements import Measurement, Overload, Run, TritonUse, WorkerMemory
+from bench.report.records import Record, make_record
+from bench.report.scaling import ScalePoint, Scaling
 
 CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"name":"yolo11n"}}'
 DOG = b'{"detections":[{"class_name":"dog"}]}'
@@ -179,6 +184,19 @@ def make_contest(**changes: object) -> Contest:
     ]
     contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)
     return msgspec.structs.replace(contest, **changes)
+
+
+def make_scaling(of: Literal["Triton", "worker"] = "Triton") -> Scaling:
+    """Make up two rounds of one and two Tritons or workers, for one and eight clients; two do more only for eight."""
+    points = []
+    for clients, count in product((1, 8), (1, 2)):
+        rounds = [make_measurement(scale * (count if clients > 1 else 1)) for scale in (50.0, 60.0)]
+        tritons = count if of == "Triton" else 1
+        for one in rounds:
+            one.images_by_triton = [40] * tritons
+            one.calls = {"1": 10, "3-4": 10} if clients > 1 else {"1": 40 * tritons}
+        points.append(ScalePoint(tritons=tritons, workers=1 if of == "Triton" else count, clients=clients, rounds=rounds))
+    return Scaling(of=of, model="wait_80_file", seconds=2.0, points=points)
 
 
 def make_runs_record(*runs: Run) -> Record:

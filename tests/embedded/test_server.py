@@ -519,6 +519,18 @@ def test_each_server_has_a_key_that_only_this_user_can_read(own: Settings, serve
     assert seen[0] != seen[1]
 
 
+def test_several_servers_can_share_a_key(own: Settings) -> None:
+    """The same at each start."""
+    server = EmbeddedTriton(own, "shared")
+    try:
+        for _ in range(2):
+            server.start()
+            assert key_file(own).read_text(encoding="ascii") == "shared"
+            server.stop()
+    finally:
+        server.stop()
+
+
 def test_no_key_is_known_before_the_server_is_ready(stand_in: Settings) -> None:
     """Else the gateway would tell it to whoever listens on the port meanwhile."""
     script(stand_in, "exit 3")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,11 +22,17 @@ class Traffic:
     """What the clients got so far."""
 
     url: str
-    statuses: Counter[int] = field(default_factory=Counter)
+    by_client: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """Statuses of the answers of each client."""
     wrong: list[str] = field(default_factory=list)
     """Answers that are those of another image."""
     slowest: float = 0.0
     """Seconds of the slowest answer."""
+
+    @property
+    def statuses(self) -> Counter[int]:
+        """Statuses of all answers."""
+        return sum(self.by_client.values(), Counter())
 
     @property
     def requests(self) -> int:
@@ -44,10 +50,10 @@ class Traffic:
         while True:
             try:
                 async with await Connection.open(self.url) as connection:
-                    while await self._ask(connection, Checksum.draw(source)):
+                    while await self._ask(connection, Checksum.draw(source), self.by_client[seed]):
                         pass
             except ConnectionError:
-                self.statuses[NO_ANSWER] += 1
+                self.by_client[seed][NO_ANSWER] += 1
                 await asyncio.sleep(_MAX_PAUSE_SECONDS)
 
     async def until(self, requests: int) -> None:
@@ -57,10 +63,10 @@ class Traffic:
             assert monotonic() < until, f"{self.requests} of {requests} requests: {self.statuses}"
             await asyncio.sleep(0.05)
 
-    async def _ask(self, connection: Connection, checksum: Checksum) -> bool:
+    async def _ask(self, connection: Connection, checksum: Checksum, statuses: Counter[int]) -> bool:
         """Ask once; return whether the connection can be used again."""
         answer = await connection.ask(encode(checksum.image, _PATH, Content_Type="image/png"))
-        self.statuses[answer.status] += 1
+        statuses[answer.status] += 1
         self.slowest = max(self.slowest, answer.seconds)
         if answer.status == 200:
             (found,) = json.loads(answer.body)["detections"]

@@ -23,6 +23,8 @@ from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.pool import TritonPool
 from app.triton.server import TritonServer
+from app.triton.shared_memory import Arena
+from app.triton.status import Unreachable
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import METRICS, eventually
@@ -257,6 +259,27 @@ async def test_one_that_was_restarted_registers_again_and_the_other_does_not(sta
 
     assert [len(fake.registrations) for fake in setup.fakes] == [2, 1]
     assert setup.usable() == [True, True]
+
+
+@pytest.mark.parametrize(("error", "is_usable"), [(TritonUnavailable("no key yet"), True), (Unreachable("gone"), False)])
+async def test_one_that_cannot_register_again_costs_nobody_an_answer(
+    stack: AsyncExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    error: GatewayError,
+    is_usable: bool,  # noqa: FBT001
+) -> None:
+    """It has no key for its controls yet, and gets the images inline; or it is gone again, and the other one gets them."""
+    setup = await opened(stack, "auto")
+    assert await setup.errors(20) == []
+
+    async def fail(_: Arena) -> bool:
+        raise error
+
+    monkeypatch.setattr(setup.pool.servers[0].regions, "add_again", fail)
+    setup.fakes[0].regions.clear()
+
+    assert await setup.errors(20) == []
+    assert setup.usable() == [is_usable, True]
 
 
 async def test_slots_that_a_lost_triton_may_read_are_not_used_again(stack: AsyncExitStack) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,7 +81,7 @@ def write(path: Path, text: str) -> None:
     """Write a file at once: whoever reads it finds the old text or the new one.
 
     Raises:
-        OSError: It cannot be written.
+        ContestantError: It cannot be written.
     """
     path = path.resolve()
     written = path.with_name(f".{path.name}.{os.getpid()}")
@@ -88,8 +89,10 @@ def write(path: Path, text: str) -> None:
         written.write_text(text, encoding="utf-8")
         shutil.copymode(path, written)
         written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            written.unlink()
+        raise ContestantError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _replace(text: str, old: Variant, new: Variant) -> str:

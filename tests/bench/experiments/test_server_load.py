@@ -12,7 +12,8 @@ import pytest
 from bench.__main__ import main
 from bench.experiments import server_load
 from bench.load.images import SAMPLE_FOLDER
-from bench.report.records import TritonUse, load_record
+from bench.report.measurements import TritonUse
+from bench.report.records import load_record
 
 NAMED = b'{"detections":[{"class_name":"cat"}],"model":{"name":"yolox_nano"}}'
 UNNAMED = b'{"detections":[{"class_name":"cat"}]}'

@@ -18,7 +18,7 @@ from bench.harness.processes import Running
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER
 from bench.models.repository import write_models
-from bench.report.records import Measurement
+from bench.report.measurements import Measurement
 from tests.bench.support import make_measurement
 
 

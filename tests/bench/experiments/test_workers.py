@@ -16,7 +16,7 @@ from bench.harness.lineup import Lineup
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER
 from bench.models.repository import write_models
-from bench.report.records import Measurement
+from bench.report.measurements import Measurement
 from tests.bench.support import make_measurement
 
 Case = tuple[int, int]

@@ -64,4 +64,4 @@ def test_a_server_that_ends_during_a_contest_is_one_line(fixtures: Triton, tmp_p
         pass
 
     with pytest.raises(ContestantError, match=f"{contestant.port} does not accept connections any more"):
-        measure(contestant, server, fixtures, LOAD)
+        measure(contestant, server, [fixtures], LOAD)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench.harness.counters import Counters, CountersError, read_counters
-from bench.report.records import TritonUse
+from bench.report.measurements import TritonUse
 from tests.fakes.http import answering
 
 ZERO = Counters(inferences=0, executions=0, successes=0, compute_ns=0, waits=0, queue_ns=0, batches={})
@@ -22,6 +22,14 @@ def test_only_what_happened_in_the_meantime_counts() -> None:
 
     assert after.since(before) == TritonUse(inferences=8, executions=2, queue_ms=0.5, compute_ms=2.0, batches={"4": 2})
     assert after.since(before).mean_batch == 4
+
+
+def test_counters_of_several_tritons_are_added_up() -> None:
+    """Batch sizes that only one of them had are kept."""
+    one = ZERO._replace(inferences=3, executions=2, batches={"1": 1, "2": 1})
+    other = ZERO._replace(inferences=5, executions=1, queue_ns=7, batches={"5": 1})
+
+    assert Counters.total([one, other]) == ZERO._replace(inferences=8, executions=3, queue_ns=7, batches={"1": 1, "2": 1, "5": 1})
 
 
 def test_a_model_that_did_nothing_divides_nothing_by_zero() -> None:

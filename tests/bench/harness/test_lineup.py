@@ -13,7 +13,7 @@ from bench.harness.lineup import DEFAULT, Lineup, add_counterparts, comparisons
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from bench.models.repository import write_models
-from bench.report.records import Comparison
+from bench.report.contests import Comparison
 
 
 @pytest.fixture(scope="module")

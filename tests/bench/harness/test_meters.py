@@ -8,7 +8,9 @@ import sys
 import psutil
 import pytest
 
+from bench.harness.counters import Counters
 from bench.harness.meters import MIB, Meters, busiest, children, cpu_seconds, family, listeners, worker_memory
+from bench.report.measurements import TritonUse
 from tests.bench.support import make_outcome
 
 CHILD = "import time; held = bytearray(50 << 20); print(flush=True); time.sleep(60)"
@@ -53,7 +55,7 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
     used = {parent.pid: 10.0, 1: 5.0}
     found = {"gateway": [parent], "triton": []}
     monkeypatch.setattr("bench.harness.meters.cpu_seconds", lambda process: used[process.pid])
-    meters = Meters(lambda: found, "", "")
+    meters = Meters(lambda: found, [], "")
     used[parent.pid] = 12.0
     found["gateway"] = [parent, psutil.Process(1)]
     measured = meters.read(make_outcome([1.0] * 100))
@@ -63,9 +65,29 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
     assert not measured.triton_note
 
 
+def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many images each of them has processed is told, too."""
+    images = {"http://one": 5, "http://other": 0}
+
+    def read_counters(triton: str, _model: str) -> Counters:
+        count = images[triton]
+        return Counters(
+            inferences=count, executions=count, successes=count, compute_ns=0, waits=0, queue_ns=0, batches={"1": count}
+        )
+
+    monkeypatch.setattr("bench.harness.meters.read_counters", read_counters)
+    meters = Meters(dict, list(images), "m")
+    images["http://one"] += 2
+    images["http://other"] += 3
+    measured = meters.read(make_outcome([1.0]))
+
+    assert measured.triton == TritonUse(inferences=5, executions=5, queue_ms=0.0, compute_ms=0.0, batches={"1": 5})
+    assert measured.images_by_triton == [2, 3]
+
+
 def test_counters_that_cannot_be_read_are_explained() -> None:
     """The rest is measured all the same."""
-    measured = Meters(dict, "http://127.0.0.1:1", "m").read(make_outcome([1.0]))
+    measured = Meters(dict, ["http://127.0.0.1:1"], "m").read(make_outcome([1.0]))
 
     assert measured.triton is None
     assert "http://127.0.0.1:1" in measured.triton_note

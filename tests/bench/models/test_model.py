@@ -15,7 +15,7 @@ from app.triton.messages import bytes_element_size, write_bytes_element
 from bench.harness.counters import Counters, read_counters
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
-from bench.report.records import TritonUse
+from bench.report.measurements import TritonUse
 from tests.support import eventually, json, sample_image, started
 
 FIXTURES = sorted(path.parent.name for path in (ROOT / "bench" / "models").glob("*/config.pbtxt"))

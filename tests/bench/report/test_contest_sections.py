@@ -1,7 +1,8 @@
 """The part of a page about contests."""
 
+from bench.report.contests import Comparison
 from bench.report.page import page
-from bench.report.records import Comparison, make_record
+from bench.report.records import make_record
 from tests.bench.report.elements import Elements
 from tests.bench.support import make_contest, make_outcome
 

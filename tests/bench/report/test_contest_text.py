@@ -1,7 +1,7 @@
 """Contests as text."""
 
 from bench.report.contest_text import contest_text, spread
-from bench.report.records import Comparison, Contest, ContestantResult
+from bench.report.contests import Comparison, Contest, ContestantResult
 from tests.bench.support import make_contest, make_measurement
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.report.records import Comparison, ContestantResult, Overload, WorkerMemory, load_record, make_record, save_record
-from tests.bench.support import make_contest, make_measurement, make_overload_runs, make_run, make_runs_record
+from bench.report.contests import Comparison
+from bench.report.records import load_record, make_record, save_record
+from tests.bench.support import make_contest, make_overload_runs, make_run, make_runs_record
 
 
 def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
@@ -34,39 +35,6 @@ def test_a_contest_survives_its_file(tmp_path: Path) -> None:
     assert read.contests == [contest]
     assert read.runs == []
     assert read.settings == {"model": "null"}
-
-
-def test_a_contestant_is_represented_by_its_median_round() -> None:
-    """Contests can thus be compared like runs; the memory of a worker is one of the figures."""
-    contest = make_contest()
-    contest.entries[1].resident_mib = [100.0, 120.0]
-    record = make_record({}, [make_run()], [contest])
-    _, reference, nereid = record.all_runs
-
-    assert nereid.key == ("nereid", "versus: null, 32 clients", "null", "32 clients")
-    assert nereid.outcome.rate == 350
-    assert nereid.figures["worker MiB"] == 120
-    assert reference.outcome.rate == 100
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    """Noise that hits a whole round does not change them."""
-    entries = [
-        ContestantResult(name=name, model="null", note="", rounds=[make_measurement(rate) for rate in rates])
-        for name, rates in (("reference", [100.0, 50.0]), ("nereid_shm", [400.0, 200.0]))
-    ]
-
-    assert make_contest(entries=entries).ratios("nereid_shm", "reference", "requests/s") == [4, 4]
-
-
-def test_a_round_without_the_figure_has_no_ratio() -> None:
-    """Nothing is divided by zero."""
-    entries = [
-        ContestantResult(name="base", model="null", note="", rounds=[make_measurement(0.0), make_measurement(10.0)]),
-        ContestantResult(name="one", model="null", note="", rounds=[make_measurement(5.0), make_measurement(5.0)]),
-    ]
-
-    assert make_contest(entries=entries).ratios("one", "base", "requests/s") == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +66,3 @@ def test_a_run_under_overload_survives_its_file(tmp_path: Path) -> None:
     assert figures["recovery"] == 1.2
     assert (figures["resident MiB before"], figures["resident MiB peak"], figures["resident MiB after"]) == (100, 120, 120)
     assert figures["proportional MiB after"] == 80
-
-
-def test_what_was_not_measured_under_overload_has_no_figure() -> None:
-    """A server that does not answer afterwards has not recovered; a worker may have ended before its memory was read."""
-    gone = WorkerMemory(seconds=[], resident_mib=[], proportional_mib=[])
-    figures = Overload(phase="at_once", offered=10, peak=10, before_ms=5.0, memory=[gone]).figures()
-
-    assert figures == {"offered/s": 10, "peak/s": 10}

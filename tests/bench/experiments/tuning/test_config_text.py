@@ -89,3 +89,12 @@ def test_an_unreadable_config_is_one_line(tmp_path: Path) -> None:
     """It names the file."""
     with pytest.raises(ContestantError, match="missing/config"):
         config_text.read(tmp_path / "missing" / "config.pbtxt")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """It stays as it is, if it is there, and nothing else stays behind."""
+    (tmp_path / "config.pbtxt").mkdir()
+    with pytest.raises(ContestantError, match=r"config\.pbtxt cannot be written: "):
+        config_text.write(tmp_path / "config.pbtxt", "max_batch_size: 8")
+
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.pbtxt"]

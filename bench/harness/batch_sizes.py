@@ -1,0 +1,42 @@
+"""How many images the gateway sends to Triton in one call, according to its own metrics."""
+
+from collections import Counter
+from http.client import HTTPException
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.host.http import LOOPBACK
+from bench.harness.errors import ContestantError
+
+_SECONDS = 5
+_BUCKET = "api_inference_batch_size_bucket"
+
+
+def read_batch_sizes(gateway: str, model: str) -> Counter[str]:
+    """Return how many calls the gateway has made for a model since its start, by the number of images in them.
+
+    Args:
+        gateway: URL of the gateway, on this machine.
+        model: Name of the model.
+
+    Raises:
+        ContestantError: The gateway has no metrics that can be read.
+    """
+    try:
+        with LOOPBACK.open(f"{gateway}/metrics", timeout=_SECONDS) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    except (OSError, HTTPException, ValueError) as error:
+        raise ContestantError(f"the metrics of {gateway} cannot be read: {error}") from error
+    buckets = [sample for family in families for sample in family.samples if sample.name == _BUCKET]
+    return _count(sorted((float(one.labels["le"]), int(one.value)) for one in buckets if one.labels["model"] == model))
+
+
+def _count(buckets: list[tuple[float, int]]) -> Counter[str]:
+    """Name each bucket by the sizes that only it counts."""
+    counts: Counter[str] = Counter()
+    last, before = 0, 0
+    for bound, calls in buckets:
+        largest = "" if bound == float("inf") else str(int(bound))
+        counts[largest if largest == str(last + 1) else f"{last + 1}-{largest}"] = calls - before
+        last, before = int(bound) if largest else last, calls
+    return counts

@@ -1,0 +1,59 @@
+"""Throughput over Tritons, workers and clients."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.report.records import load_record, make_record, save_record
+from bench.report.scaling import ScalePoint
+from tests.bench.support import make_scaling
+
+
+def test_a_scaling_survives_its_file(tmp_path: Path) -> None:
+    """Each point is represented by one of its rounds, so that two files can be compared."""
+    scaling = make_scaling()
+    save_record(tmp_path / "scale.json", make_record({}, scalings=[scaling]))
+    read = load_record(tmp_path / "scale.json")
+
+    assert read.scalings == [scaling]
+    assert [run.key for run in read.all_runs] == [
+        (size, "scale: Tritons: wait_80_file, 1 worker", "wait_80_file", load)
+        for load in ("1 client", "8 clients")
+        for size in ("1 Triton", "2 Tritons")
+    ]
+    assert [run.outcome.rate for run in read.all_runs] == [60, 60, 60, 120]
+
+
+def test_points_are_compared_with_the_smallest_gateway_under_the_same_load() -> None:
+    """What varies may be the number of workers, too."""
+    scaling = make_scaling("worker")
+
+    assert scaling.title == "workers: wait_80_file, 1 Triton"
+    assert [scaling.size(point) for point in scaling.points] == ["1 worker", "2 workers"] * 2
+    assert [scaling.base(point) for point in scaling.points] == [scaling.points[0]] * 2 + [scaling.points[2]] * 2
+
+
+def test_calls_and_images_of_all_rounds_are_added_up() -> None:
+    """A round in which Triton could not be asked counts for nothing."""
+    scaling = make_scaling()
+    point = scaling.points[3]
+    point.rounds[0].images_by_triton = [10, 30]
+    point.rounds[1].images_by_triton = []
+
+    assert point.images == [10, 30]
+    assert point.image_shares == [0.25, 0.75]
+    assert point.images_per_call == 1
+    assert scaling.call_sizes == ["1", "3-4"]
+    assert scaling.call_shares(point) == {"1": 0.5, "3-4": 0.5}
+
+
+def test_what_was_not_measured_divides_nothing_by_zero() -> None:
+    """A measurement may be stopped before its first round."""
+    scaling = make_scaling()
+    point = ScalePoint(tritons=1, workers=1, clients=64)
+    scaling.points.append(point)
+
+    assert point not in scaling.measured
+    assert len(scaling.runs()) == 4
+    assert point.images_per_call == pytest.approx(0)
+    assert scaling.call_shares(point) == {"1": 0, "3-4": 0}

@@ -1,0 +1,113 @@
+"""One of two Tritons is killed, hangs and comes back, behind a gateway of two workers that uses both."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from app.embedded.server import EmbeddedTriton
+from bench.harness.counters import read_counters
+from bench.harness.triton import Triton, embedded_tritons, make_server, settings_for
+from tests.faults.conftest import RecordFigure
+from tests.faults.serving import Gateway
+from tests.faults.test_failing_triton import gateway_to, stopped
+from tests.faults.traffic import traffic
+
+pytestmark = pytest.mark.faults
+
+_SHARE, _SHARE_SECONDS = 0.4, 5.0
+"""What a Triton that is back must get of the images, and how soon."""
+_WINDOW_SECONDS = 0.5
+_PATIENCE_SECONDS = 30.0
+_REQUESTS = 1000
+_STOPPED_SECONDS = 12.0
+"""More than two deadlines."""
+
+
+@pytest.fixture
+def tritons(fault_repository: Path) -> Iterator[list[Triton]]:
+    """Two Tritons."""
+    with embedded_tritons(fault_repository, "checksum", 2) as tritons:
+        yield tritons
+
+
+@pytest.fixture
+def gateway(tritons: list[Triton], tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway that uses both."""
+    with gateway_to(tritons[0], tmp_path, **settings_for(tritons)) as gateway:
+        yield gateway
+
+
+async def read_images(tritons: list[Triton]) -> list[int]:
+    """Return how many images each Triton has processed since its start."""
+    return [(await asyncio.to_thread(read_counters, triton.url, "checksum")).inferences for triton in tritons]
+
+
+async def until_share(tritons: list[Triton], place: int) -> float:
+    """Wait until a Triton has got its share of the images for a while; return after how many seconds."""
+    started = monotonic()
+    before = await read_images(tritons)
+    while True:
+        await asyncio.sleep(_WINDOW_SECONDS)
+        now = await read_images(tritons)
+        images = [after - first for after, first in zip(now, before, strict=True)]
+        if images[place] >= _SHARE * sum(images) > 0:
+            return monotonic() - started
+        assert monotonic() < started + _PATIENCE_SECONDS, images
+        before = now
+
+
+@contextmanager
+def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
+    """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
+    server = make_server(triton.settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+async def test_one_is_killed_and_started_again(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
+    """No client sees an error, neither then nor when the other one is killed while the first is back."""
+    first, second = tritons
+    with successor(first) as again:
+        async with traffic(gateway.url) as counted:
+            await counted.until(_REQUESTS)
+            first.process.kill()
+            await counted.until(counted.requests + _REQUESTS)
+            await asyncio.to_thread(again.start)
+            seconds = await until_share(tritons, 0)
+            await counted.until(counted.requests + _REQUESTS)
+            second.process.kill()
+            await counted.until(counted.requests + _REQUESTS)
+    record_figure("SIGKILL of one of two Tritons, twice: requests", counted.requests)
+    record_figure("SIGKILL of one of two Tritons, twice: answers other than 200", counted.requests - counted.statuses[200], 0)
+    record_figure("SIGKILL of one of two Tritons, twice: slowest answer, s", counted.slowest)
+    record_figure(f"a Triton that was started again: {_SHARE:.0%} of the images after, s", seconds, _SHARE_SECONDS)
+
+    assert set(counted.statuses) == {200}
+    assert counted.wrong == []
+    assert seconds <= _SHARE_SECONDS
+
+
+async def test_one_hangs_and_goes_on(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
+    """Each client misses at most one deadline, and sees no other error."""
+    first, _ = tritons
+    async with traffic(gateway.url) as counted:
+        await counted.until(_REQUESTS)
+        async with stopped(first.process):
+            await asyncio.sleep(_STOPPED_SECONDS)
+        seconds = await until_share(tritons, 0)
+    missed = max(statuses[504] for statuses in counted.by_client.values())
+    record_figure("SIGSTOP of one of two Tritons: requests", counted.requests)
+    record_figure("SIGSTOP of one of two Tritons: missed deadlines", counted.statuses[504])
+    record_figure("SIGSTOP of one of two Tritons: most deadlines that a client missed", missed, 1)
+    record_figure(f"a Triton that was continued: {_SHARE:.0%} of the images after, s", seconds, _SHARE_SECONDS)
+
+    assert set(counted.statuses) <= {200, 504}
+    assert missed <= 1
+    assert counted.wrong == []
+    assert seconds <= _SHARE_SECONDS
