@@ -212,7 +212,7 @@ def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["api", "--port", "0"], "NEREID_PORT"),
         (["serve", "--workers=-1"], "NEREID_WORKERS"),
         (["serve", "--instances", "many"], "NEREID_INSTANCES"),
-        (["serve", "--triton", "a:1,b:1"], "NEREID_TRITON_URLS"),
+        (["serve", "--triton", "a:1,a:1"], "NEREID_TRITON_URLS"),
         (["serve", "--triton", "http://triton:8001"], "NEREID_TRITON_URLS"),
         (["api", "--triton", "triton"], "NEREID_TRITON_URLS"),
     ],

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import grpc
 import msgspec
@@ -457,3 +458,30 @@ async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Are
     await client.register(arena)
 
     assert await client.list_regions() == {arena.region: arena.name, "theirs": "file"}
+
+
+class PeersTriton(FakeTriton):
+    """Notes from which connection each inference came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peers: list[str] = []
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Note the connection, and answer."""
+        self.peers.append(context.peer())
+        return await super().ModelInfer(request, context)
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_inferences_take_turns_on_the_connections(connections: int) -> None:
+    """There are as many as were asked for."""
+    fake = PeersTriton()
+    async with serving(fake):
+        client = TritonClient(fake.url, connections=connections)
+        for _ in range(2 * connections):
+            await client.infer(SPEC, [IMAGE], timeout_seconds=10)
+        await client.close()
+
+    assert len(set(fake.peers)) == connections
+    assert fake.peers[:connections] == fake.peers[connections:]

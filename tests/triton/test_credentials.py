@@ -97,6 +97,14 @@ async def test_a_triton_with_the_name_of_another_host_is_unavailable(authority: 
         assert await is_refused(port, load((ca_file, "", "")))
 
 
+async def test_the_address_of_a_name_is_certified_by_that_name(authority: trustme.CA, ca_file: str) -> None:
+    """The name was resolved; the certificate says nothing of its addresses."""
+    async with serving(FakeTriton(), tls=server_tls(authority, "gpus.example.org")) as port:
+        client = TritonClient(f"127.0.0.1:{port}", credentials=load((ca_file, "", "")), host="gpus.example.org")
+        assert await client.read_server() == ServerInfo("2.51.0")
+        await client.close()
+
+
 async def test_nothing_is_sent_unencrypted(authority: trustme.CA, ca_file: str) -> None:
     """If only one side uses TLS, there is no connection."""
     fake = FakeTriton()
