@@ -75,8 +75,8 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             ge=0,
             le=4096,
-            description="With `aggregate`: calls to Triton for one model that the whole host may have under way. 0: one more than "
-            "the model has instances.",
+            description="With `aggregate`: calls to each Triton for one model that the whole host may have under way, divided "
+            "among the workers and rounded up. 0: one more than the model has instances.",
         ),
     ] = 0
     timeout_seconds: Annotated[

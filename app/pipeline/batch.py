@@ -1,7 +1,7 @@
 """Images that wait for a call of their model, and the choice of those that go together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import monotonic
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from app.pipeline.call import CallContext
 from app.resilience.model_queue import Permit
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
-from app.triton.shared_memory import Slot
+from app.triton.shared_memory import Arena, Slot
 
 # A message is copied, while the event loop waits.
 _MAX_INLINE_BYTES = 8 << 20
@@ -38,9 +38,11 @@ class PendingImage:
 
 
 class Batch(NamedTuple):
-    """Images that go to Triton in one call; their tensors lie one behind the other, or travel inline."""
+    """Images that go to Triton in one call."""
 
     images: Sequence[PendingImage]
+    slot: Slot | None
+    """Slot of the first image, if the tensors of the others lie right behind it; None if all have to travel inline."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -51,11 +53,6 @@ class Batch(NamedTuple):
     def tensors(self) -> list[NDArray[Any]]:
         """Their input tensors."""
         return [image.buffer.tensor for image in self.images]
-
-    @property
-    def slot(self) -> Slot | None:
-        """Slot of the first one; None if they travel inline."""
-        return self.images[0].buffer.slot
 
     @property
     def remaining_seconds(self) -> float:
@@ -78,21 +75,25 @@ class Batch(NamedTuple):
         return all(image.result.done() for image in self.images)
 
 
-def next_batch(waiting: Sequence[PendingImage], max_images: int) -> Batch:
+def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
     """Choose what leaves next: the image that has waited longest, and others whose tensors can go with it.
 
     Args:
         waiting: In order of arrival; at least one.
         max_images: How many images a batch may have.
+        is_mapped: Tells whether the Triton that gets the batch has mapped an arena.
     """
     oldest = waiting[0]
-    if max_images == 1 or oldest.goes_alone:
-        return Batch([oldest])
-    others = [image for image in waiting if image.spec is oldest.spec and not image.goes_alone]
     slot = oldest.buffer.slot
-    if slot is None:
-        return Batch(_fit([image for image in others if image.buffer.slot is None][:max_images]))
-    return Batch(_run_around(oldest, slot, others, max_images))
+    if max_images == 1 or oldest.goes_alone:
+        return Batch([oldest], slot)
+    others = [image for image in waiting if image.spec is oldest.spec and not image.goes_alone]
+    if slot is not None and is_mapped(slot.arena):
+        run = _run_around(oldest, slot, others, max_images)
+        return Batch(run, run[0].buffer.slot)
+    inline = [image for image in others if (own := image.buffer.slot) is None or not is_mapped(own.arena)]
+    inline = _fit(inline[:max_images])
+    return Batch(inline, slot if len(inline) == 1 else None)
 
 
 def _run_around(oldest: PendingImage, slot: Slot, others: Sequence[PendingImage], max_images: int) -> list[PendingImage]:

@@ -5,7 +5,7 @@ import copy
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from app.errors import DeadlinePassed, InferenceFailed, InvalidModelOutput
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput
 from app.model.spec import ModelSpec
 from app.pipeline.batch import Batch, PendingImage, next_batch
 from app.resilience.retry_budget import RetryBudget
@@ -103,7 +103,8 @@ class Batcher:
         self._waiting = [image for image in self._waiting if not image.result.done()]
         while self._waiting and (served := self._triton.find(self._waiting[0].spec)) is not None:
             spec = served.server.specs.known(self._waiting[0].spec)
-            batch = next_batch(self._waiting, max(1, min(spec.max_batch, self._isolation.saved)))
+            max_images = max(1, min(spec.max_batch, self._isolation.saved))
+            batch = next_batch(self._waiting, max_images, served.server.regions.__contains__)
             place = Place(served, len(batch.images))
             task = asyncio.create_task(self._call(batch, place))
             call = Call(batch, task, place)
@@ -155,6 +156,8 @@ class Batcher:
 
 def _copy(error: BaseException) -> BaseException:
     """Copy an error, so that the requests that it is raised in do not refer to each other."""
+    if not isinstance(error, GatewayError):  # which may need more than its arguments
+        return error
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__
     return copied

@@ -25,11 +25,11 @@ RECTANGLES = {"red": (20, 30, 80, 90), "blue": (120, 10, 180, 60)}
 """x1 y1 x2 y2 in pixels of the scene."""
 
 
-def scene(image_format: str, background: str = "white") -> bytes:
-    """Draw a red and a blue rectangle."""
+def scene(image_format: str, background: str = "white", shift: int = 0) -> bytes:
+    """Draw a red and a blue rectangle, so many pixels further to the right."""
     image = Image.new("RGB", SIZE, background)
     for colour, (x1, y1, x2, y2) in RECTANGLES.items():
-        ImageDraw.Draw(image).rectangle((x1, y1, x2 - 1, y2 - 1), fill=colour)
+        ImageDraw.Draw(image).rectangle((x1 + shift, y1, x2 + shift - 1, y2 - 1), fill=colour)
     file = BytesIO()
     image.save(file, image_format)
     return file.getvalue()

@@ -1,6 +1,6 @@
 """Which images go to Triton together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,11 @@ def pending(  # noqa: PLR0913 - what an image has
     return PendingImage(spec, buffer, call, permit)
 
 
+def chosen(waiting: Sequence[PendingImage], max_images: int) -> Sequence[PendingImage]:
+    """Choose images for a Triton that has mapped all arenas."""
+    return next_batch(waiting, max_images, lambda _: True).images
+
+
 @contextmanager
 def open_arena(nbytes: int = 100) -> Iterator[Arena]:
     made = Arena(nbytes)
@@ -52,7 +57,7 @@ async def test_neighbours_go_together() -> None:
     with open_arena() as arena:
         images = [pending(arena) for _ in range(4)]
 
-        batch = next_batch(images, 8)
+        batch = next_batch(images, 8, lambda _: True)
         assert batch.images == images
         assert batch.slot == images[0].buffer.slot
         assert [id(tensor) for tensor in batch.tensors] == [id(image.buffer.tensor) for image in images]
@@ -63,7 +68,7 @@ async def test_slots_may_differ_in_size() -> None:
     with open_arena() as arena:
         images = [pending(arena, nbytes) for nbytes in (10, 3, 25)]
 
-        assert next_batch(images, 8).images == images
+        assert chosen(images, 8) == images
 
 
 async def test_the_order_in_memory_counts() -> None:
@@ -71,7 +76,7 @@ async def test_the_order_in_memory_counts() -> None:
     with open_arena() as arena:
         a, b, c = (pending(arena) for _ in range(3))
 
-        assert next_batch([b, c, a], 8).images == [a, b, c]
+        assert chosen([b, c, a], 8) == [a, b, c]
 
 
 async def test_what_is_not_ready_ends_a_batch() -> None:
@@ -79,8 +84,8 @@ async def test_what_is_not_ready_ends_a_batch() -> None:
     with open_arena() as arena:
         a, b, _, d, e = (pending(arena) for _ in range(5))
 
-        assert next_batch([a, b, d, e], 8).images == [a, b]
-        assert next_batch([d, a, b, e], 8).images == [d, e]
+        assert chosen([a, b, d, e], 8) == [a, b]
+        assert chosen([d, a, b, e], 8) == [d, e]
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -89,9 +94,9 @@ async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
     with open_arena() as arena:
         images = [pending(arena if is_shared else None) for _ in range(6)]
 
-        assert next_batch(images, 4).images == images[:4]
-        assert images[4] in next_batch(images[4:] + images[:4], 4).images
-        assert next_batch(images, 1).images == images[:1]
+        assert chosen(images, 4) == images[:4]
+        assert images[4] in chosen(images[4:] + images[:4], 4)
+        assert chosen(images, 1) == images[:1]
 
 
 async def test_slots_and_messages_do_not_mix() -> None:
@@ -99,9 +104,21 @@ async def test_slots_and_messages_do_not_mix() -> None:
     with open_arena() as arena, open_arena() as other:
         a, b, c, d, e = pending(arena), pending(), pending(other), pending(arena), pending()
 
-        assert next_batch([a, b, c, d, e], 8).images == [a, d]
-        assert next_batch([b, c, d, e, a], 8).images == [b, e]
-        assert next_batch([c, d, e, a, b], 8).images == [c]
+        assert chosen([a, b, c, d, e], 8) == [a, d]
+        assert chosen([b, c, d, e, a], 8) == [b, e]
+        assert chosen([c, d, e, a, b], 8) == [c]
+
+
+async def test_for_a_triton_that_maps_no_memory_slots_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All images travel inline, wherever they lie, and no other Triton takes the batch for one piece of memory."""
+    monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
+    with open_arena() as arena:
+        a, b, _, d = (pending(arena) for _ in range(4))
+        c = pending()
+
+        assert next_batch([a, c, d, b], 8, lambda _: False) == Batch([a, c], None)
+        assert next_batch([a, c, d, b], 8, lambda _: True) == Batch([a, b], a.buffer.slot)
+        assert next_batch([d], 8, lambda _: False) == Batch([d], d.buffer.slot)
 
 
 async def test_a_message_has_a_size_that_does_not_stop_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +126,8 @@ async def test_a_message_has_a_size_that_does_not_stop_the_worker(monkeypatch: p
     monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
     small, large = [pending() for _ in range(3)], [pending(nbytes=100) for _ in range(2)]
 
-    assert next_batch([*small, *large], 8).images == small[:2]
-    assert next_batch([*large, *small], 8).images == large[:1]
+    assert chosen([*small, *large], 8) == small[:2]
+    assert chosen([*large, *small], 8) == large[:1]
 
 
 async def test_only_images_of_one_spec_go_together() -> None:
@@ -118,7 +135,7 @@ async def test_only_images_of_one_spec_go_together() -> None:
     with open_arena() as arena:
         before, after = pending(arena), pending(arena, spec=from_triton_config({**CONFIG, "max_batch_size": 8}, "2"))
 
-        assert next_batch([before, after], 8).images == [before]
+        assert chosen([before, after], 8) == [before]
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -128,8 +145,8 @@ async def test_who_goes_alone_takes_nobody_along(is_shared: bool) -> None:  # no
         a, b, c = (pending(arena if is_shared else None) for _ in range(3))
         b.goes_alone = True
 
-        assert next_batch([b, a, c], 8).images == [b]
-        assert b not in next_batch([a, b, c], 8).images
+        assert chosen([b, a, c], 8) == [b]
+        assert b not in chosen([a, b, c], 8)
 
 
 async def test_a_batch_has_what_its_images_have() -> None:
@@ -139,7 +156,8 @@ async def test_a_batch_has_what_its_images_have() -> None:
             pending(request_id="a", seconds=5),
             pending(request_id="b", seconds=20, trace=TRACES[0]),
             pending(request_id="c", seconds=10, trace=TRACES[1]),
-        ]
+        ],
+        None,
     )
 
     assert batch.request_id == "a,b,c"
@@ -150,7 +168,7 @@ async def test_a_batch_has_what_its_images_have() -> None:
 
 async def test_a_batch_is_abandoned_when_the_last_request_has_left() -> None:
     """One that still waits keeps it."""
-    batch = Batch([pending(), pending()])
+    batch = Batch([pending(), pending()], None)
     batch.images[0].result.cancel()
     assert not batch.is_abandoned
     batch.images[1].result.cancel()

@@ -30,7 +30,7 @@ class Calls:
 
     def __init__(self, max_calls: float) -> None:
         self.max_calls = max_calls
-        server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec))
+        server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec), regions=set())
         self._served = ServedModel(server)
         self.batches: list[list[int]] = []
         """The numbers of the images of each call, in order."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import cycle
 
 import httpx
 import msgspec
@@ -46,16 +47,15 @@ async def batch_sizes(client: httpx.AsyncClient, model: str) -> tuple[float, flo
 @pytest.mark.parametrize("model", MODELS)
 async def test_each_image_of_a_call_gets_its_own_answer(one_by_one: httpx.AsyncClient, model: str) -> None:
     """Whatever is decoded how fast; only models without a batch dimension are asked one by one."""
-    wanted = [["red"], ["blue"], ["red", "blue"]]
     images, calls = await batch_sizes(one_by_one, model)
-    asking = [
-        one_by_one.post(f"/predict/{model}", params={"classes": ",".join(wanted[index % 3])}, content=SCENE)
-        for index in range(REQUESTS)
-    ]
+    scenes = {shift: models.scene("BMP", shift=shift) for shift in (-16, -8, 0, 8, 16)}
+    shifts = [shift for _, shift in zip(range(REQUESTS), cycle(scenes), strict=False)]
+    asking = [one_by_one.post(f"/predict/{model}?boxes=pixel", content=scenes[shift]) for shift in shifts]
     responses = await asyncio.gather(*asking)
 
-    for index, response in enumerate(responses):
-        assert [found["class_name"] for found in json(response)["detections"]] == wanted[index % 3]
+    for shift, response in zip(shifts, responses, strict=True):
+        found = {detection["class_name"]: detection["x1"] for detection in json(response)["detections"]}
+        assert found == pytest.approx({name: x1 + shift for name, (x1, *_) in models.RECTANGLES.items()}, abs=2)
     images, calls = (now - before for now, before in zip(await batch_sizes(one_by_one, model), (images, calls), strict=True))
     assert images == REQUESTS
     assert (calls == REQUESTS) is (model in {"unbatched", "file_in"})
