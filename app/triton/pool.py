@@ -119,7 +119,7 @@ class TritonPool:
         if len(self.servers) == 1:
             return []
         others = [server.model(model) for server in self.servers if server is not answered.server]
-        return [other for other in others if other.is_usable and other.is_silent(answered.speed, hang_seconds)]
+        return [other for other in others if other.is_usable and other.is_silent(hang_seconds)]
 
     def parallel_images(self, spec: ModelSpec) -> int:
         """Return how many images all Tritons that have a model can process at a time."""

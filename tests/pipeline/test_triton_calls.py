@@ -15,6 +15,7 @@ from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.triton_calls import TritonCalls
+from app.resilience import circuit_breaker
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue
 from app.resilience.worker_table import WorkerTable
@@ -27,7 +28,7 @@ from app.triton.shared_memory import Arena
 from app.triton.status import Overloaded, Unreachable
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import METRICS, eventually
+from tests.support import METRICS, captured_log, eventually
 
 CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
 SPEC = from_triton_config(CONFIG_OF_BATCHES, "1")
@@ -48,9 +49,11 @@ class AnsweringTriton(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG_OF_BATCHES
+        self.call_seconds = 0.0
 
     async def ModelInfer(self, request: object, context: object) -> object:  # noqa: N802
         """Answer each image."""
+        await asyncio.sleep(self.call_seconds)
         images = request.inputs[0].shape[0]  # type: ignore[attr-defined]
         self.answer = infer_response(output0=np.zeros((images, 2, 6), np.float32))
         return await super().ModelInfer(request, context)
@@ -235,6 +238,19 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(setup: Setup) 
     before = setup.fakes[0].images
     assert await setup.errors(30) == []
     assert setup.fakes[0].images > before
+
+
+async def test_one_that_is_slow_is_used_beside_a_fast_one(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be left out once, until it is known how long its calls take."""
+    log = captured_log(monkeypatch, circuit_breaker)
+    setup.fakes[0].call_seconds, setup.fakes[1].call_seconds = 0.8, 0.02
+
+    async def ask() -> None:
+        while setup.fakes[0].images < 6:
+            await setup.infer()
+
+    await asyncio.gather(*(ask() for _ in range(4)))
+    assert [call.args for call in log].count(("circuit opened",)) <= 1
 
 
 async def test_one_alone_that_hangs_is_not_compared(stack: AsyncExitStack) -> None:
