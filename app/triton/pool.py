@@ -47,12 +47,16 @@ class TritonPool:
         self.leaving.append(server)
 
     def cached(self, model: str) -> ModelSpec | None:
-        """Return the spec of a model, if it is known: that of the first Triton that has it."""
+        """Return the spec of a model, if it is known: that of the first Triton that has it, if possible of one that runs it."""
+        if len(self.servers) == 1:
+            return self.servers[0].specs.cached(model)
+        first = None
         for server in self.servers:
             spec = server.specs.cached(model)
-            if spec is not None:
+            if spec is not None and server.is_usable(model):
                 return spec
-        return None
+            first = first or spec
+        return first
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask all Tritons if it is not known.
