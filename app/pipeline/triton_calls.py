@@ -19,11 +19,24 @@ from app.triton.messages import InferResult
 from app.triton.pool import TritonPool
 from app.triton.served_model import Place, ServedModel
 from app.triton.shared_memory import Slot
-from app.triton.status import Disconnected, Draining, Overloaded, Unanswered, UnknownRegion, Unreachable
+from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unanswered, UnknownRegion, Unreachable
 
 _MAX_RETRY_DELAY_SECONDS = 0.05
-# Triton has not run the model, or the connection broke.
-_LOST = (Unreachable, Disconnected, Draining)
+# The connection broke, or Triton ends: the same address may answer a moment later.
+_INTERRUPTED = (Unreachable, Disconnected, Draining)
+# A Triton that has lost a call is left out at once if another one works.
+_LOST = (*_INTERRUPTED, ModelDied)
+# Why a call is made once more, elsewhere if possible.
+_REASONS: dict[type[GatewayError], str] = {
+    Unreachable: "unreachable",
+    Disconnected: "disconnected",
+    Draining: "draining",
+    ModelDied: "model_died",
+    Overloaded: "overloaded",
+    ModelNotReady: "not_ready",
+    UnknownModel: "not_ready",
+}
+_NOT_ANSWERED = tuple(_REASONS)
 
 
 class TritonCalls:
@@ -106,8 +119,8 @@ class TritonCalls:
         except UnknownRegion:  # Triton was restarted
             reason = "unknown_region"
             slot = await self._restore_slot(batch, place, slot)
-        except (*_LOST, ModelNotReady, UnknownModel) as error:
-            reason = type(error).__name__.lower() if isinstance(error, _LOST) else "not_ready"
+        except _NOT_ANSWERED as error:
+            reason = _REASONS[type(error)]
             slot = await self._go_elsewhere(batch, place, error)
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
@@ -123,7 +136,7 @@ class TritonCalls:
             return None
         try:
             return slot if await place.served.server.regions.add_again(slot.arena) else None
-        except _LOST as lost:
+        except _INTERRUPTED as lost:
             return await self._go_elsewhere(batch, place, lost)
         except TritonUnavailable:  # it has just been started, and the key for its controls is not known yet
             return None
@@ -149,7 +162,7 @@ class TritonCalls:
         """Wait for a moment before the same Triton is called again; raise the error if it is not to be."""
         delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
-        if is_given_up or not isinstance(error, _LOST) or not self._retries.take():
+        if is_given_up or not isinstance(error, _INTERRUPTED) or not self._retries.take():
             raise error
         await asyncio.sleep(delay)
 

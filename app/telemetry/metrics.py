@@ -14,7 +14,7 @@ from app.telemetry.timing import STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for which a request is rejected while the gateway is full."""
-RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready")
+RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready", "model_died", "overloaded")
 """Reasons for which an inference is tried again."""
 
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)

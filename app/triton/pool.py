@@ -47,12 +47,16 @@ class TritonPool:
         self.leaving.append(server)
 
     def cached(self, model: str) -> ModelSpec | None:
-        """Return the spec of a model, if it is known: that of the first Triton that has it."""
+        """Return the spec of a model, if it is known: that of the first Triton that has it, if possible of one that runs it."""
+        if len(self.servers) == 1:
+            return self.servers[0].specs.cached(model)
+        first = None
         for server in self.servers:
             spec = server.specs.cached(model)
-            if spec is not None:
+            if spec is not None and server.is_usable(model):
                 return spec
-        return None
+            first = first or spec
+        return first
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask all Tritons if it is not known.
@@ -119,7 +123,7 @@ class TritonPool:
         if len(self.servers) == 1:
             return []
         others = [server.model(model) for server in self.servers if server is not answered.server]
-        return [other for other in others if other.is_usable and other.is_silent(answered.speed, hang_seconds)]
+        return [other for other in others if other.is_usable and other.is_silent(hang_seconds)]
 
     def parallel_images(self, spec: ModelSpec) -> int:
         """Return how many images all Tritons that have a model can process at a time."""

@@ -33,6 +33,8 @@ class ServedModel:
         """When Triton last answered for the model, as `time.monotonic` counts."""
         self._busy_since = 0.0
         """When calls began to be under way."""
+        self._call_seconds = 0.0
+        """How long a call takes."""
         self.forget_speed()
 
     @property
@@ -46,11 +48,12 @@ class ServedModel:
         return max(self._answered_images, _NEXT_TO_NONE) / self._busy_seconds if self._busy_seconds else 0.0
 
     def forget_speed(self) -> None:
-        """Measure the speed anew: Triton may be another one now."""
+        """Measure the speed anew: Triton may be another one now.
+
+        How long a call takes stays known: a slow one would seem silent again.
+        """
         self._measured_since = monotonic()
         self._answered_images, self._busy_seconds = 0.0, 0.0
-        self._call_seconds = 0.0
-        """How long a call takes."""
 
     def begin(self, images: int) -> None:
         """Count a call that begins."""
@@ -73,17 +76,15 @@ class ServedModel:
             self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
         self.answered_at = now
 
-    def is_silent(self, usual_speed: float, hang_seconds: float) -> bool:
+    def is_silent(self, hang_seconds: float) -> bool:
         """Return whether Triton has answered nothing for much longer than it should take.
 
         Args:
-            usual_speed: Images per second that another Triton answers, if the speed of this one is not known.
             hang_seconds: A call that has no answer after this time has failed.
         """
         if not self.images:
             return False
-        speed = self.speed or usual_speed
-        expected = self.images / speed if speed else hang_seconds
+        expected = self.images / self.speed if self.speed else hang_seconds
         patience = max(_MIN_SILENCE_SECONDS, self._call_seconds * _LATE, min(expected * _VERY_LATE, hang_seconds / _VERY_LATE))
         return monotonic() - max(self._busy_since, self.answered_at) > patience
 

@@ -25,6 +25,10 @@ class Draining(TritonUnavailable):
     """Triton is being stopped, and takes no more requests."""
 
 
+class ModelDied(TritonUnavailable):
+    """The process that runs the model has ended: Triton rejects every request for it, until it has started another one."""
+
+
 class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 
@@ -47,7 +51,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("NOT_FOUND", "Unable to find shared memory region", UnknownRegion, "Triton was restarted; retry the request"),
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", Unanswered, "Triton did not answer in time"),
-    ("INTERNAL", "is not healthy", TritonUnavailable, "the model's process has died"),
+    ("INTERNAL", "is not healthy", ModelDied, "the model's process has died"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
 _REGION_IN_USE = "currently in use"

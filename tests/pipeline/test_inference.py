@@ -41,7 +41,7 @@ from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.server_info import ServerInfo
 from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.status import Disconnected, Draining, Overloaded, Unreachable
+from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unreachable
 from app.triton.transport import Transport
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
 from tests.support import AGGREGATION, METRICS, SCENE, eventually, finds, json, pool_of, started
@@ -525,7 +525,7 @@ async def test_a_request_that_was_lost_is_tried_once_more(
     assert first.id == second.id == "id"
 
 
-@pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS, (SICK, TritonUnavailable)])
+@pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS, (SICK, ModelDied)])
 async def test_no_request_is_tried_more_than_twice(
     setup: Setup, second: tuple[grpc.StatusCode, str], expected: type[GatewayError]
 ) -> None:
@@ -549,7 +549,7 @@ async def test_a_forgotten_region_is_the_only_reason_to_try_again(setup: Setup) 
     assert len(setup.fake.requests) == 2
 
 
-@pytest.mark.parametrize(("refusal", "expected"), [*ANSWERS, (SICK, TritonUnavailable)])
+@pytest.mark.parametrize(("refusal", "expected"), [*ANSWERS, (SICK, ModelDied)])
 async def test_an_answer_is_no_reason_to_try_again(
     setup: Setup, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
 ) -> None:

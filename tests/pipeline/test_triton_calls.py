@@ -15,6 +15,7 @@ from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.triton_calls import TritonCalls
+from app.resilience import circuit_breaker
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue
 from app.resilience.worker_table import WorkerTable
@@ -24,10 +25,10 @@ from app.triton.messages import InferResult
 from app.triton.pool import TritonPool
 from app.triton.server import TritonServer
 from app.triton.shared_memory import Arena
-from app.triton.status import Unreachable
+from app.triton.status import Overloaded, Unreachable
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import METRICS, eventually
+from tests.support import METRICS, captured_log, eventually
 
 CONFIG_OF_BATCHES = {**CONFIG, "max_batch_size": 4}
 SPEC = from_triton_config(CONFIG_OF_BATCHES, "1")
@@ -37,6 +38,8 @@ REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
 BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+DIED = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
 POISON = grpc.StatusCode.INTERNAL, "the model has failed"
 
 
@@ -46,9 +49,11 @@ class AnsweringTriton(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.config = CONFIG_OF_BATCHES
+        self.call_seconds = 0.0
 
     async def ModelInfer(self, request: object, context: object) -> object:  # noqa: N802
         """Answer each image."""
+        await asyncio.sleep(self.call_seconds)
         images = request.inputs[0].shape[0]  # type: ignore[attr-defined]
         self.answer = infer_response(output0=np.zeros((images, 2, 6), np.float32))
         return await super().ModelInfer(request, context)
@@ -144,7 +149,7 @@ async def test_both_get_calls_and_images_wait_only_while_both_are_busy(setup: Se
     assert [fake.most_running for fake in setup.fakes] == [1, 1]
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, NOT_LOADED, GONE])
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, FULL, NOT_LOADED, GONE])
 async def test_what_one_does_not_take_goes_to_the_other(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
     """No caller notices, however many there are at the same moment: there is a retry for each call."""
     setup.max_calls = 100
@@ -155,7 +160,7 @@ async def test_what_one_does_not_take_goes_to_the_other(setup: Setup, refusal: t
     assert setup.fakes[1].images == 30
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN])
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED])
 async def test_one_that_loses_a_call_is_left_out_at_once(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
     """It gets a probe now and then, and calls again once it has answered one."""
     setup.fakes[0].refusal = refusal
@@ -170,6 +175,20 @@ async def test_one_that_loses_a_call_is_left_out_at_once(setup: Setup, refusal: 
     assert setup.pool.servers[0].model("tiny").speed == 0
     await asyncio.wait_for(asyncio.gather(*(setup.infer() for _ in range(20))), 10)
     assert setup.fakes[0].images > lost
+
+
+async def test_one_that_has_too_much_to_do_works(setup: Setup) -> None:
+    """It is asked again as soon as it may have room; if there is none at either, the caller is told."""
+    setup.fakes[0].refusal = FULL
+    assert await setup.errors(30) == []
+    assert setup.usable() == [True, True]
+    setup.fakes[1].refusal = FULL
+    asked = setup.fakes[0].images + setup.fakes[1].images
+
+    with pytest.raises(Overloaded):
+        await setup.infer()
+    assert setup.fakes[0].images + setup.fakes[1].images == asked + 2
+    assert setup.usable() == [True, True]
 
 
 async def test_the_last_one_that_works_is_not_left_out_at_once(setup: Setup) -> None:
@@ -219,6 +238,19 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(setup: Setup) 
     before = setup.fakes[0].images
     assert await setup.errors(30) == []
     assert setup.fakes[0].images > before
+
+
+async def test_one_that_is_slow_is_used_beside_a_fast_one(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be left out once, until it is known how long its calls take."""
+    log = captured_log(monkeypatch, circuit_breaker)
+    setup.fakes[0].call_seconds, setup.fakes[1].call_seconds = 0.8, 0.02
+
+    async def ask() -> None:
+        while setup.fakes[0].images < 6:
+            await setup.infer()
+
+    await asyncio.gather(*(ask() for _ in range(4)))
+    assert [call.args for call in log].count(("circuit opened",)) <= 1
 
 
 async def test_one_alone_that_hangs_is_not_compared(stack: AsyncExitStack) -> None:

@@ -144,6 +144,22 @@ async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.Mo
     assert [(call.kwargs["triton"], call.kwargs["model"]) for call in log] == [(two.fakes[1].url, "tiny")]
 
 
+async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Two) -> None:
+    """Its spec is that of all requests then."""
+    two.fakes[1].config = {**CONFIG, "parameters": {"labels": {"string_value": "person"}}}
+    await ask_both(two)
+    specs = [server.specs.known(SPEC) for server in two.servers]
+    assert two.pool.cached("tiny") is specs[0]
+    open_circuit(two.servers[0])
+    assert two.pool.cached("tiny") is specs[1]
+    found = two.pool.find(specs[1], one_call)
+    assert found is not None
+    assert found.server is two.servers[1]
+    open_circuit(two.servers[1])
+
+    assert two.pool.cached("tiny") is specs[0]
+
+
 async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
     """Each Triton gets as many calls as suit it, and the limit of requests is that of all."""
     two.fakes[1].config = {**CONFIG, "max_batch_size": 0, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}

@@ -118,7 +118,7 @@ def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> N
     answer(served, clock, 0.1)
     clock.now += 3600
 
-    assert not served.is_silent(10, HANG_SECONDS)
+    assert not served.is_silent(HANG_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,29 @@ def test_one_is_silent_when_it_takes_much_longer_than_usual(
     answer(served, clock, call_seconds)
     served.begin(images)
     clock.now += silent_after - 0.01
-    assert not served.is_silent(1e9, HANG_SECONDS)
+    assert not served.is_silent(HANG_SECONDS)
     clock.now += 0.02
 
-    assert served.is_silent(1e9, HANG_SECONDS)
+    assert served.is_silent(HANG_SECONDS)
 
 
-def test_one_that_has_shown_nothing_is_measured_by_another(served: ServedModel, clock: Clock) -> None:
-    """Or by the deadline of requests, if nothing is known."""
+def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served: ServedModel, clock: Clock) -> None:
+    """It may be slow."""
     served.begin(1)
-    clock.now += 2.1
-    assert not served.is_silent(0, HANG_SECONDS)
+    clock.now += 2.4
+    assert not served.is_silent(HANG_SECONDS)
+    clock.now += 0.2
 
-    assert served.is_silent(1, HANG_SECONDS)
+    assert served.is_silent(HANG_SECONDS)
+
+
+def test_one_that_was_left_out_because_it_is_slow_is_known_to_be(served: ServedModel, clock: Clock) -> None:
+    """Its next call may take as long as the last one."""
+    answer(served, clock, 4.0)
+    served.forget_speed()
+    served.begin(1)
+    clock.now += 5.9
+    assert not served.is_silent(HANG_SECONDS)
+    clock.now += 0.2
+
+    assert served.is_silent(HANG_SECONDS)

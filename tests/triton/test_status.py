@@ -9,6 +9,7 @@ from app.triton.client import TritonClient
 from app.triton.status import (
     Disconnected,
     Draining,
+    ModelDied,
     Overloaded,
     Unanswered,
     UnknownRegion,
@@ -47,7 +48,7 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
         (grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid-1-0'", UnknownRegion),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Unanswered),
         (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
-        (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", TritonUnavailable),
+        (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", ModelDied),
         (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InferenceFailed),
         (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", InferenceFailed),
         (grpc.StatusCode.UNKNOWN, "/opt/secret/path", InferenceFailed),
@@ -75,7 +76,7 @@ def test_every_status_has_an_error(status: grpc.StatusCode, details: str | None)
     assert isinstance(from_query_error(rpc_error(status, details)), GatewayError)
 
 
-@pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded])
+@pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded, ModelDied])
 def test_every_way_to_be_unavailable_is_the_same_for_a_caller(kind: type[TritonUnavailable]) -> None:
     """Who is not answered is told to come back, whether or not the gateway has tried again."""
     assert issubclass(kind, TritonUnavailable)
