@@ -150,10 +150,11 @@ class TritonCalls:
             return None
 
     def _move(self, batch: Batch, place: Place, error: GatewayError) -> bool:
-        """Let another Triton have a call that has failed, if there is one that works."""
+        """Let another Triton have a call that has failed, if there is one that works and takes as many images."""
         if batch.is_abandoned:
             return False
-        other = self._pool.find(batch.spec, _no_limit, besides=place.served)
+        images = len(batch.images)
+        other = self._pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=place.served)
         if other is None:
             return False
         self._note_end(batch, place, error)
