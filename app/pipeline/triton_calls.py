@@ -115,56 +115,60 @@ class TritonCalls:
     async def _try(self, batch: Batch, place: Place) -> InferResult:
         slot = self._readable_slot(batch, place)
         try:
-            return await self._call(batch, place, slot)
-        except UnknownRegion:  # Triton was restarted
-            reason = "unknown_region"
-            slot = await self._restore_slot(batch, place, slot)
+            try:
+                return await self._call(batch, place, slot)
+            except UnknownRegion:  # Triton was restarted
+                reason = "unknown_region"
+                slot = await self._restore_slot(batch, place, slot)
         except _NOT_ANSWERED as error:
             reason = _REASONS[type(error)]
-            slot = await self._go_elsewhere(batch, place, error)
+            slot = None
+            if self._move(batch, place, error):
+                slot = self._readable_slot(batch, place)
+            elif not await self._may_retry(batch, error):
+                raise  # not in a function that gets the error: its frame and the error would refer to each other, and to the images
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self._metrics.retries.add(1, reason)
         return await self._call(batch, place, slot)
 
     async def _restore_slot(self, batch: Batch, place: Place, slot: Slot | None) -> Slot | None:
-        """Have the images' memory mapped again; without it, they travel inline. A Triton that dies meanwhile is not called again.
+        """Have the images' memory mapped again; without it, they travel inline.
 
         Triton rejects a request for memory that it does not know at once, so that another try costs it nothing.
+
+        Raises:
+            Unreachable, Disconnected, Draining: It has died meanwhile.
         """
         if slot is None or batch.remaining_seconds <= 0:
             return None
         try:
             return slot if await place.served.server.regions.add_again(slot.arena) else None
-        except _INTERRUPTED as lost:
-            return await self._go_elsewhere(batch, place, lost)
+        except _INTERRUPTED:
+            raise
         except TritonUnavailable:  # it has just been started, and the key for its controls is not known yet
             return None
 
-    async def _go_elsewhere(self, batch: Batch, place: Place, error: GatewayError) -> Slot | None:
-        """Find another Triton for a call, or wait for a moment before the same one is called again.
-
-        Returns:
-            The slot that it can read.
-
-        Raises:
-            GatewayError: The given one, if neither is possible.
-        """
-        other = None if batch.is_abandoned else self._pool.find(batch.spec, _no_limit, besides=place.served)
+    def _move(self, batch: Batch, place: Place, error: GatewayError) -> bool:
+        """Let another Triton have a call that has failed, if there is one that works and takes as many images."""
+        if batch.is_abandoned:
+            return False
+        images = len(batch.images)
+        other = self._pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=place.served)
         if other is None:
-            await self._wait_for_retry(batch, error)
-            return None
+            return False
         self._note_end(batch, place, error)
         place.move(other)  # it gets no more than the calls that the first one had
-        return self._readable_slot(batch, place)
+        return True
 
-    async def _wait_for_retry(self, batch: Batch, error: GatewayError) -> None:
-        """Wait for a moment before the same Triton is called again; raise the error if it is not to be."""
+    async def _may_retry(self, batch: Batch, error: GatewayError) -> bool:
+        """Wait for a moment before the same Triton is called again; return whether it is to be."""
         delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
         if is_given_up or not isinstance(error, _INTERRUPTED) or not self._retries.take():
-            raise error
+            return False
         await asyncio.sleep(delay)
+        return True
 
     def _readable_slot(self, batch: Batch, place: Place) -> Slot | None:
         return self._pool.transport.find(place.served.server.regions, batch.slot)

@@ -455,18 +455,24 @@ async def test_an_inconsistent_response_keeps_the_spec(setup: Setup) -> None:
     assert setup.fake.config_reads == 1
 
 
+STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
+REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused"
+BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
+
+
 class Pixels(np.ndarray[Any, Any]):
     """An array whose instances can be counted."""
 
 
-async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> None:
-    """Its image is freed at once, not when the garbage collector runs."""
-    setup.fake.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"
+@pytest.mark.parametrize("refusal", [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), BROKEN])
+async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup, refusal: tuple[grpc.StatusCode, str]) -> None:
+    """Its image is freed at once, not when the garbage collector runs; also if it was tried again, or could not be."""
+    setup.fake.refusal = refusal
     gc.collect()
     gc.disable()
     try:
-        for _ in range(3):
-            with suppress(InferenceFailed), await setup.admit() as permit:
+        for _ in range(8):  # more than the retries that are saved up
+            with suppress(InferenceFailed, TritonUnavailable), await setup.admit() as permit:
                 buffer = InputBuffer(setup.inline, permit)
                 buffer.tensor = IMAGE.copy().view(Pixels)
                 await setup.inferences.run(SPEC, buffer, CallContext(Deadline.after(5), Timing(), "id"), permit)
@@ -477,9 +483,6 @@ async def test_a_failed_inference_leaves_no_reference_cycle(setup: Setup) -> Non
     assert len(alive) <= 1  # of the buffer that is still a name here
 
 
-STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
-REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused"
-BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 SICK = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
 LOST = ((STOPPING, Draining), (REFUSED, Unreachable), (BROKEN, Disconnected))
 """Refusals after which a request is tried again."""

@@ -59,9 +59,14 @@ class AnsweringTriton(FakeTriton):
         return await super().ModelInfer(request, context)
 
     @property
+    def batches(self) -> list[int]:
+        """How many images each call had, without those of probes."""
+        return [request.inputs[0].shape[0] for request in self.requests if request.id != "probe"]
+
+    @property
     def images(self) -> int:
         """How many images it was asked for, without those of probes."""
-        return sum(request.inputs[0].shape[0] for request in self.requests if request.id != "probe")
+        return sum(self.batches)
 
 
 class Setup:
@@ -95,6 +100,12 @@ class Setup:
     def usable(self) -> list[bool]:
         """Return which of the Tritons count as working."""
         return [server.model("tiny").is_usable for server in self.pool.servers]
+
+    async def let_second_take_two(self) -> None:
+        """Give the second one a model with smaller batches."""
+        self.fakes[1].config = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
+        self.pool.servers[1].specs.forget("tiny")
+        await self.pool.servers[1].specs.get("tiny")
 
     async def until_busy(self, number: int) -> None:
         """Send images until a Triton has one."""
@@ -371,12 +382,26 @@ async def test_images_that_wait_leave_when_a_triton_comes_back(setup: Setup) -> 
 
 async def test_batches_are_as_large_as_the_triton_takes(setup: Setup) -> None:
     """A model may have another batch size elsewhere."""
-    smaller = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
-    setup.fakes[1].config = smaller
-    setup.pool.servers[1].specs.forget("tiny")
-    await setup.pool.servers[1].specs.get("tiny")
+    await setup.let_second_take_two()
     assert msgspec.structs.replace(setup.pool.servers[1].specs.known(SPEC), max_batch=4) == SPEC
     assert await setup.errors(30) == []
 
-    assert max(request.inputs[0].shape[0] for request in setup.fakes[0].requests) <= 4
-    assert max(request.inputs[0].shape[0] for request in setup.fakes[1].requests) <= 2
+    assert [max(fake.batches) for fake in setup.fakes] == [4, 2]
+
+
+async def test_a_batch_does_not_go_where_it_is_too_large(setup: Setup) -> None:
+    """The same Triton is asked again."""
+    await setup.let_second_take_two()
+    near, far = setup.fakes
+    near.may_answer.clear()
+    far.may_answer.clear()
+    asking = asyncio.ensure_future(setup.errors(12))
+    assert await eventually(lambda: [fake.running for fake in setup.fakes] == [1, 1])
+    near.next_refusals = [None, BROKEN]
+    near.may_answer.set()
+    assert await eventually(lambda: len(near.requests) >= 3)
+    far.may_answer.set()
+
+    assert await asking == []
+    assert near.batches[:3] == [1, 4, 4]
+    assert max(far.batches) <= 2
