@@ -145,6 +145,7 @@ class Transport:
         """
         if arena in self._arenas.values():
             self._arenas = {slot_bytes: known for slot_bytes, known in self._arenas.items() if known is not arena}
+            arena.retire()  # a thread may be about to take a slot of it
             _ = self._start(self._remove_unused(arena))
 
     async def refresh(self) -> None:
@@ -225,7 +226,7 @@ class Transport:
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
         """Remove an arena if it has not been used for so long and no slot of it is lent."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire():
+        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire_unused():
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
