@@ -10,7 +10,7 @@ from app.doctor.finding import Finding, count, failure, ok, warning
 from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within
 from app.triton import shared_memory
-from app.triton.transport import arena_bytes
+from app.triton.arena_size import arena_bytes
 
 _MIB = 2**20
 # Of an image of 640 x 640 pixels, UINT8: while the model is not known.

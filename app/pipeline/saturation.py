@@ -27,11 +27,14 @@ def sample(
         metrics.batch_waiting.set(batcher.waiting, model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
-    for server in [*pool.servers, *pool.leaving]:
+    servers = [*pool.servers, *pool.leaving]
+    for server in servers:
         metrics.triton_images.add(server.take_new_images(), server.address)
         metrics.triton_calls.set(sum(served.calls for served in server.models.values()), server.address)
         for model, served in server.models.items():
             metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), server.address, model)
+    for gauge in (metrics.triton_calls, metrics.triton_left_out):
+        gauge.clear_except({server.address for server in servers})
     slots, in_use = pool.transport.count_slots()
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)

@@ -5,7 +5,7 @@ own, which pile up as workers are replaced, and a full disk ends the process wit
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -148,6 +148,12 @@ class Gauge:
     def set(self, value: int, *values: str) -> None:
         """Set this worker's number."""
         self._table.set(self._column(values), value)
+
+    def clear_except(self, known: Collection[str]) -> None:
+        """Set this worker's numbers to 0 where the value of the first label is not a known one: what it names is gone."""
+        for values, column in self._columns.items():
+            if values[0] not in known:
+                self._table.set(column, 0)
 
     def collect(self, gauges: Names) -> Metric:
         """Return the numbers of all workers."""

@@ -33,6 +33,8 @@ class TritonPool:
         self.leaving: list[TritonServer] = []
         """Those that get no more calls, until theirs have ended."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        """Connections that are being closed, which takes seconds if a Triton does not answer any more."""
         for server in servers:
             self.add(server)
 
@@ -164,7 +166,9 @@ class TritonPool:
                 self._ask(server, model)
         for server in [server for server in self.leaving if not server.is_busy]:
             self.leaving.remove(server)
-            await self._close(server)
+            closing = asyncio.create_task(self._close(server))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def stop_probing(self) -> None:
         """Leave circuits as they are."""
@@ -175,7 +179,7 @@ class TritonPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*map(self._close, [*self.servers, *self.leaving]))
+        await asyncio.gather(*self._closing, *map(self._close, [*self.servers, *self.leaving]))
 
     def _ask(self, server: TritonServer, model: str) -> None:
         """Ask a Triton for a model, if it may have it by now."""

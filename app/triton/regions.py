@@ -13,6 +13,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 
 _RETRY_SECONDS = 30.0
+_SILENT_RETRY_SECONDS = 2.0
 
 LOG = structlog.get_logger()
 
@@ -28,6 +29,8 @@ class Regions:
         self._registering: SingleFlight[None] = SingleFlight()
         self.unavailable_until = 0.0
         """Until when Triton is known to map nothing, as `time.monotonic` counts."""
+        self.silent_until = 0.0
+        """Until when not to ask a Triton that did not answer the last time; 0 if it did."""
         self._is_swept = False
         """Whether Triton has been told to unmap what killed workers have left."""
 
@@ -37,7 +40,7 @@ class Regions:
 
     @property
     def is_available(self) -> bool:
-        """Whether Triton may map an arena."""
+        """Whether Triton may map an arena: it has not rejected one lately."""
         return monotonic() >= self.unavailable_until
 
     async def add(self, arena: Arena) -> None:
@@ -81,11 +84,14 @@ class Regions:
         try:
             await self._client.register(arena)
         except TritonUnavailable:  # a Triton that does not answer has not rejected it
+            self.silent_until = monotonic() + _SILENT_RETRY_SECONDS
             return
         except GatewayError as error:
+            self.silent_until = 0.0
             self._asked.discard(arena.region)
             self.note_unavailable(str(error.__cause__ or error))
             return
+        self.silent_until = 0.0
         self._mapped.add(arena.region)
         if not self._is_swept:
             self._is_swept = True

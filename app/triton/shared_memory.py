@@ -84,11 +84,16 @@ class Arena:
         with self._lock:
             self._ring.give_back(slot.offset)
 
-    def retire(self) -> bool:
+    def retire(self) -> None:
+        """Lend no more slots."""
+        with self._lock:
+            self._is_retired = True
+
+    def retire_unused(self) -> bool:
         """Lend no more slots, if none is lent; return whether that is so."""
         with self._lock:
-            self._is_retired = not self._ring.lent_bytes
-            return self._is_retired
+            self._is_retired = self._is_retired or not self._ring.lent_bytes
+            return not self._ring.lent_bytes
 
     def close(self) -> None:
         """Remove the file. The memory itself is freed with the last array on it."""

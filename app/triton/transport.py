@@ -10,19 +10,17 @@ import structlog
 from app.errors import TritonUnavailable
 from app.resilience.single_flight import SingleFlight
 from app.triton import shared_memory
+from app.triton.arena_size import MAX_WORKER_BYTES, arena_bytes
 from app.triton.regions import Regions
 from app.triton.shared_memory import Arena, Slot
 
-SLOTS = 32
-"""Images that an arena has room for, at most. If a worker handles more at a time, the tensors of the others are sent inline."""
-MAX_ARENA_BYTES = 128 << 20
-MAX_WORKER_BYTES = 256 << 20
-"""All arenas of a worker together."""
 _RETRY_SECONDS = 30.0
 _IDLE_SECONDS = 60.0
 # An arena makes room for another one sooner, but not so soon that sizes in turn would create one for each request.
 _MIN_IDLE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_PATIENCE_SECONDS = 0.2  # of a request that a Triton could answer without an arena
+_IMPATIENT_SECONDS = 2.0  # during which those after it do not wait at all
 
 LOG = structlog.get_logger()
 
@@ -48,8 +46,8 @@ class Transport:
         self._tasks: set[asyncio.Task[None]] = set()
         """Arenas that are being removed or registered."""
         self._is_closing = False
-        self._no_room_until: dict[int, float] = {}
-        """By size of slots: until when there is known to be no room for an arena of this size."""
+        self._inline_until: dict[int, float] = {}
+        """By size of slots: until when requests do not wait for an arena of this size, for want of room or of an answer."""
 
     @property
     def active_mode(self) -> Literal["shm", "inline"]:
@@ -91,21 +89,27 @@ class Transport:
         arena = self._arenas.get(slot_bytes)
         if arena is not None:
             return self._is_mapped(arena)
-        if self._mode == "inline" or not _count_slots(slot_bytes):
-            return True
-        unavailable_until = min((regions.unavailable_until for regions in self.regions), default=0.0)
-        return monotonic() < max(unavailable_until, self._no_room_until.get(slot_bytes, 0.0))
+        goes_inline = self._mode == "inline" or not arena_bytes(slot_bytes) or monotonic() < self._inline_until.get(slot_bytes, 0.0)
+        return goes_inline or not any(map(self._may_map, self.regions))
 
     async def prepare(self, slot_bytes: int) -> None:
-        """Create slots for tensors of up to this size, if shared memory is available and within its budget."""
+        """Create slots for tensors of up to this size, if shared memory is available and within its budget.
+
+        A Triton that hangs delays no request that another one could answer: the slots may exist only later then.
+        """
         arena = self._arenas.get(slot_bytes)
         if arena is not None and not self._is_mapped(arena):
             del self._arenas[slot_bytes]
             for regions in self.regions:
                 regions.note_unavailable("Triton was restarted and rejected it then")
-            await self._remove(arena)
-        if not self.is_prepared(slot_bytes):
-            await self._creating.run(slot_bytes, lambda: self._create(slot_bytes))
+            _ = self._start(self._remove(arena))
+        if self.is_prepared(slot_bytes):
+            return
+        try:
+            async with asyncio.timeout(self._patience()):
+                await self._creating.run(slot_bytes, lambda: self._create(slot_bytes))
+        except TimeoutError:
+            self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
         """Take a slot, from any thread. None: the tensor has to be sent inline.
@@ -139,11 +143,10 @@ class Transport:
 
         Those that are lent stay where they are until they are given back: other Tritons may read them.
         """
-        for slot_bytes, known in self._arenas.items():
-            if known is arena:
-                del self._arenas[slot_bytes]
-                _ = self._start(self._remove_unused(arena))
-                return
+        if arena in self._arenas.values():
+            self._arenas = {slot_bytes: known for slot_bytes, known in self._arenas.items() if known is not arena}
+            arena.retire()  # a thread may be about to take a slot of it
+            _ = self._start(self._remove_unused(arena))
 
     async def refresh(self) -> None:
         """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly.
@@ -166,6 +169,16 @@ class Transport:
         """Return whether any Triton reads it."""
         return any(arena in regions for regions in self.regions)
 
+    def _may_map(self, regions: Regions) -> bool:
+        """Return whether to let a Triton map an arena; one alone is asked again at once, because no other can answer a request."""
+        return regions.is_available and (len(self.regions) == 1 or monotonic() >= regions.silent_until)
+
+    def _patience(self) -> float | None:
+        """Return how long a request waits for an arena, seconds; None: as long as it takes, because nothing answers it without."""
+        if self._mode == "shm" or len(self.regions) == 1:
+            return None
+        return 0.0 if any(regions.silent_until for regions in self.regions) else _PATIENCE_SECONDS
+
     def _require_inline(self) -> None:
         if self._mode == "shm":
             raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
@@ -174,7 +187,7 @@ class Transport:
         """Register the arenas with the Tritons that have not mapped them, if they may."""
         for regions in self.regions:
             for arena in self._arenas.values():
-                if arena not in regions and regions.is_available and not self._is_closing:
+                if arena not in regions and self._may_map(regions) and not self._is_closing:
                     _ = self._start(self._map(regions, arena))
 
     async def _map(self, regions: Regions, arena: Arena) -> None:
@@ -188,7 +201,7 @@ class Transport:
             if self._nbytes + nbytes > MAX_WORKER_BYTES:
                 await self._retire(other, _MIN_IDLE_SECONDS)
         if self._nbytes + nbytes > MAX_WORKER_BYTES:
-            self._no_room_until[slot_bytes] = monotonic() + _MIN_IDLE_SECONDS
+            self._inline_until[slot_bytes] = monotonic() + _MIN_IDLE_SECONDS
             return
         self._nbytes += nbytes
         try:
@@ -196,16 +209,15 @@ class Transport:
         except OSError as error:
             self._nbytes -= nbytes
             LOG.warning("no shared memory for tensors of this size; sending them inline", nbytes=slot_bytes, reason=str(error))
-            self._no_room_until[slot_bytes] = monotonic() + _RETRY_SECONDS
+            self._inline_until[slot_bytes] = monotonic() + _RETRY_SECONDS
             return
-        adding = [self._start(regions.add(arena)) for regions in self.regions if regions.is_available]
+        adding = {self._start(regions.add(arena)) for regions in self.regions if self._may_map(regions)}
         while adding and not self._is_mapped(arena):  # one is enough to begin with
-            _, left = await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
-            adding = list(left)
+            _, adding = await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
         if self._is_mapped(arena):
             self._arenas[slot_bytes] = arena
         else:
-            await self._remove(arena)
+            _ = self._start(self._remove(arena))
 
     def _by_last_use(self) -> list[int]:
         """Return the sizes of the arenas, that of the least recently used one first."""
@@ -214,7 +226,7 @@ class Transport:
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
         """Remove an arena if it has not been used for so long and no slot of it is lent."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire():
+        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire_unused():
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
@@ -236,13 +248,3 @@ class Transport:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def arena_bytes(slot_bytes: int) -> int:
-    """Return the size of an arena for tensors of this size; 0 if they are too large for one."""
-    return _count_slots(slot_bytes) * slot_bytes
-
-
-def _count_slots(slot_bytes: int) -> int:
-    """Return how many slots of this size an arena has; none if one alone is too large."""
-    return min(SLOTS, MAX_ARENA_BYTES // slot_bytes)

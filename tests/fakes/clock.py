@@ -4,12 +4,13 @@ import pytest
 
 
 class Clock:
-    """Takes the place of `monotonic` in a module."""
+    """Takes the place of `monotonic` in some modules."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         self.now = 1000.0
         """Seconds; a test may set it."""
-        monkeypatch.setattr(f"{module}.monotonic", self)
+        for module in modules:
+            monkeypatch.setattr(f"{module}.monotonic", self)
 
     def __call__(self) -> float:
         return self.now

@@ -51,6 +51,9 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.may_tell = asyncio.Event()
         """Questions about the server and its models wait for it."""
         self.may_tell.set()
+        self.may_map = asyncio.Event()
+        """Registrations of regions and their ends wait for it."""
+        self.may_map.set()
         self.accepts_regions = True
         self.still_read = 0
         """How often unregistering a region is refused, because an inference reads it."""
@@ -101,6 +104,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.registrations.append(request)
+        await self.may_map.wait()
         if self.refusal:
             await context.abort(*self.refusal)
         if not self.accepts_regions:
@@ -112,6 +116,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         return messages.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await self.may_map.wait()
         if self.still_read:
             self.still_read -= 1
             await context.abort(grpc.StatusCode.INTERNAL, f"Cannot unregister {request.name}, it is currently in use.")

@@ -9,9 +9,10 @@ import pytest
 from app.errors import TritonUnavailable
 from app.pipeline.buffer import InputBuffer
 from app.resilience.lease import Lease
+from app.triton.arena_size import SLOTS
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Slot
-from app.triton.transport import SLOTS, Transport
+from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton
 from tests.support import open_buffer, transport_to
 

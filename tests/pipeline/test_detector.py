@@ -32,9 +32,10 @@ from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.triton import transport as transport_module
+from app.triton import arena_size
+from app.triton.arena_size import SLOTS
 from app.triton.client import TritonClient
-from app.triton.transport import SLOTS, Transport
+from app.triton.transport import Transport
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response
 from tests.imaging.samples import GREY, png
@@ -664,7 +665,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
 @pytest.mark.usefixtures("triton")
 async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are slots, and shared memory is still available. With a real Triton."""
-    monkeypatch.setattr(transport_module, "SLOTS", 2)
+    monkeypatch.setattr(arena_size, "SLOTS", 2)
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for _ in range(5):
             json(await client.post("/predict/six_columns", content=SCENE[:500]), 422)

@@ -15,8 +15,9 @@ from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.preprocess import fill_input
+from app.triton.arena_size import SLOTS
 from app.triton.client import TritonClient
-from app.triton.transport import SLOTS, Transport
+from app.triton.transport import Transport
 from tests.fakes.triton import CONFIG, FakeTriton
 from tests.support import open_buffer, transport_to
 

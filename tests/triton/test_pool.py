@@ -274,6 +274,28 @@ async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
     assert not await two.pool.is_ready("tiny")
 
 
+async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two) -> None:
+    """Its arenas are unmapped and its connection is closed beside what is done regularly, and before the pool has closed."""
+    gone, fake = two.servers[0], two.fakes[0]
+    transport = Transport("auto", gone.regions)
+    pool = TritonPool(transport)
+    pool.leaving.append(gone)
+    two.pool.servers.remove(gone)
+    await transport.prepare(4096)
+    assert len(fake.regions) == 1
+    fake.may_map.clear()
+    async with asyncio.timeout(1):
+        await pool.refresh()
+    assert not pool.leaving
+    fake.may_map.set()
+    await pool.close()
+
+    assert not fake.regions
+    with pytest.raises(grpc.aio.UsageError, match="closed"):
+        await gone.client.is_ready("tiny")
+    await transport.close()
+
+
 async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
     """There is no choice: no spec is compared, and its errors are those of the callers."""
     fake = FakeTriton()

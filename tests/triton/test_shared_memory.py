@@ -78,13 +78,13 @@ def test_an_arena_retires_only_if_no_slot_is_lent() -> None:
     """Until then all slots stay in use; afterwards none is lent any more."""
     made = Arena(30)
     slots = [made.take(10) for _ in range(2)]
-    assert not made.retire()
+    assert not made.retire_unused()
     for slot in slots:
         assert slot
         slot.free()
 
     assert sorted(slot.offset for slot in iter(lambda: made.take(10), None)) == [0, 10, 20]
-    assert not made.retire()
+    assert not made.retire_unused()
     made.close()
 
 
@@ -92,8 +92,23 @@ def test_a_retired_arena_lends_no_slot() -> None:
     """Nobody can write to it any more."""
     made = Arena(30)
 
-    assert made.retire()
+    assert made.retire_unused()
     assert made.take(10) is None
+    made.close()
+
+
+def test_an_arena_retires_with_slots_that_are_lent() -> None:
+    """They stay where they are; no other is lent, and nothing makes it lend again."""
+    made = Arena(30)
+    slot = made.take(10)
+    assert slot
+    made.retire()
+    assert made.take(10) is None
+    assert not made.retire_unused()
+    assert made.take(10) is None
+    slot.free()
+
+    assert made.retire_unused()
     made.close()
 
 
@@ -103,7 +118,7 @@ def test_an_arena_retires_while_threads_take_slots() -> None:
         made = Arena(20)
         with ThreadPoolExecutor(2) as threads:
             lent = [threads.submit(made.take, 10) for _ in range(2)]
-            is_retired = made.retire()
+            is_retired = made.retire_unused()
         slots = [slot for job in lent if (slot := job.result())]
 
         assert len(slots) == (0 if is_retired else 2)

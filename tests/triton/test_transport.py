@@ -20,13 +20,16 @@ from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import TritonUnavailable
 from app.main import create_app
+from app.triton import arena_size
 from app.triton import regions as regions_module
 from app.triton import transport as transport_module
+from app.triton.arena_size import MAX_ARENA_BYTES, SLOTS, arena_bytes
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.transport import MAX_ARENA_BYTES, SLOTS, Transport, arena_bytes
+from app.triton.transport import Transport
 from tests.fakes import models
+from tests.fakes.clock import Clock
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import (
     NEEDS_BYTES,
@@ -130,7 +133,7 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
 async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
     """Until one is given back."""
-    monkeypatch.setattr(transport_module, "SLOTS", 1)
+    monkeypatch.setattr(arena_size, "SLOTS", 1)
     slot = await taken(transport)
     assert slot
     assert await taken(transport) is None
@@ -359,12 +362,12 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
 
 
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
-    """The next request tries again at once, and nothing is left of the attempt."""
+    """If there is no other, the next request tries again at once; nothing is left of the attempt."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     assert await taken(transport) is None
-    assert own_arenas() == before
+    assert await eventually(lambda: own_arenas() == before)
     assert not transport.is_prepared(NBYTES)
     fake.refusal = None
 
@@ -398,7 +401,7 @@ async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_
     assert transport.take(NBYTES, NBYTES) is None
     assert (SHM / slot.arena.name).exists()
     await transport.prepare(NBYTES)
-    assert not (SHM / slot.arena.name).exists()
+    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
     assert transport.is_prepared(NBYTES)
     assert transport.take(NBYTES, NBYTES) is None
 
@@ -429,7 +432,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
     assert transport.active_mode == "inline"
     await transport.prepare(NBYTES)
 
-    assert not (SHM / slot.arena.name).exists()
+    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
     assert fake.regions == set()
 
 
@@ -502,11 +505,56 @@ async def test_a_triton_that_hangs_delays_no_slot(
     assert len(fakes[0].regions) == 1
 
 
+async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
+    two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for memory now and then, beside the requests, and gets slots again once it answers."""
+    fakes, regions, transport = two_tritons
+    clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
+    before = own_arenas()
+    fakes[1].accepts_regions = False
+    fakes[0].may_map.clear()
+    for _ in range(2):
+        async with asyncio.timeout(1):
+            assert await taken(transport) is None
+        assert await eventually(lambda: own_arenas() == before)
+        assert regions[0].silent_until
+        clock.now += 30
+    assert [len(fake.registrations) for fake in fakes] == [2, 2]
+    fakes[0].may_map.set()
+    assert await taken(transport) is None
+
+    assert await eventually(lambda: transport.is_prepared(NBYTES) and transport.active_mode == "shm")
+    assert not regions[0].silent_until
+    assert await taken(transport)
+
+
+async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
+    two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is created for a try every two seconds. What was rejected meanwhile is not tried again."""
+    fakes, _, transport = two_tritons
+    log = captured_log(monkeypatch, regions_module)
+    clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
+    fakes[0].refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    fakes[1].accepts_regions = False
+    for _ in range(10):
+        assert await taken(transport) is None
+    assert await eventually(lambda: len(fakes[0].registrations) == 1)
+    clock.now += 2.1
+    for _ in range(10):
+        assert await taken(transport) is None
+    assert await eventually(lambda: len(fakes[0].registrations) == 2)
+
+    assert len(fakes[1].registrations) == 1
+    assert [call.kwargs["triton"] for call in log] == [fakes[1].url]
+
+
 async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
     """The arenas stay as long as the worker."""
     fake, client = fake_triton
     transport = Transport("auto")
-    assert transport.is_prepared(NBYTES) is False
+    assert transport.is_prepared(NBYTES)
     later = FakeTriton()
     async with serving(later):
         first, second = Regions(client), Regions(TritonClient(later.url))
@@ -531,6 +579,7 @@ async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
     assert slot is not None
     assert await eventually(lambda: all(fake.regions for fake in fakes))
     transport.abandon(slot.arena)
+    assert slot.arena.take(NBYTES) is None  # as a thread does that has found the arena before
     await asyncio.sleep(0.2)
     assert all(fake.regions == {slot.arena.region} for fake in fakes)
     assert transport.find(regions[1], slot) is slot
@@ -557,7 +606,7 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a full /dev/shm nor too few slots make the tensor travel inline."""
     _, client = fake_triton
-    monkeypatch.setattr(transport_module, "SLOTS", 1)
+    monkeypatch.setattr(arena_size, "SLOTS", 1)
     transport = transport_to(client, "shm")
     assert await taken(transport)
     with pytest.raises(TritonUnavailable, match="required by the settings"):
@@ -718,7 +767,7 @@ async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_tra
 @pytest.mark.usefixtures("triton")
 async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without a slot carry their tensors themselves; no two get each other's boxes."""
-    monkeypatch.setattr(transport_module, "SLOTS", 2)
+    monkeypatch.setattr(arena_size, "SLOTS", 2)
     empty = BytesIO()
     Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
 
