@@ -640,10 +640,11 @@ def test_folder_of_sockets_that_cannot_be_made_is_one_line(
 ) -> None:
     """The message has its path."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv("NEREID_SOCKET_FOLDER", str(tmp_path / "file" / "run"))
+    monkeypatch.chdir(tmp_path)  # a path may have no more than 80 characters
+    monkeypatch.setenv("NEREID_SOCKET_FOLDER", "file/run")
 
     assert main(["serve", "--triton", "127.0.0.1:8001", "--instances", "2", "--port", str(free_port())]) == 1
-    assert str(tmp_path / "file" / "run") in one_line(capsys)
+    assert "file/run" in one_line(capsys)
 
 
 def test_folder_of_sockets_that_cannot_be_written_is_one_line(
