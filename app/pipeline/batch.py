@@ -30,7 +30,7 @@ class PendingImage:
         self.permit = permit
         """Kept until nothing reads the tensor any more."""
         self.result: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
-        """Cancelled when the request has left."""
+        """Also done, without a result, when the request has left."""
         self.ready_at = monotonic()
         """When it began to wait, as `time.monotonic` counts."""
         self.goes_alone = False

@@ -81,7 +81,7 @@ class Batcher:
         self._isolation.note_request()
         self._waiting.append(image)
         self.send()
-        # A timer costs a quarter of what `asyncio.timeout` does.
+        # A timer costs half of what `asyncio.timeout` does.
         timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
         try:
             return await image.result

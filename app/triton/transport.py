@@ -112,20 +112,20 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
-        """Take a slot, from any thread. None: the tensor has to be sent inline.
+        """Take a slot, from any thread. None: the tensor has to be sent inline, because all slots are lent or Triton maps none.
 
         Args:
             slot_bytes: The size that was prepared.
             nbytes: Size of the tensor, which is no larger.
 
         Raises:
-            TritonUnavailable: The mode is `shm`, but no slot is available.
+            TritonUnavailable: The mode is `shm`, but there is no such memory.
         """
         arena = self._arenas.get(slot_bytes)
-        slot = arena.take(nbytes) if arena is not None and self._is_mapped(arena) else None
-        if slot is None:
-            self._require_inline()
-        return slot
+        if arena is not None and self._is_mapped(arena):
+            return arena.take(nbytes)
+        self._require_inline()
+        return None
 
     def find(self, regions: Regions, slot: Slot | None) -> Slot | None:
         """Return a slot if a Triton can read it. None: the tensor has to be sent inline to that one.
@@ -180,8 +180,9 @@ class Transport:
         return 0.0 if any(regions.silent_until for regions in self.regions) else _PATIENCE_SECONDS
 
     def _require_inline(self) -> None:
+        """Raise an error where the settings allow no tensors inline for want of shared memory."""
         if self._mode == "shm":
-            raise TritonUnavailable("shared memory is required by the settings, but no slot is available")
+            raise TritonUnavailable("shared memory is required by the settings, but is not available")
 
     def _map_everywhere(self) -> None:
         """Register the arenas with the Tritons that have not mapped them, if they may."""

@@ -26,10 +26,9 @@ from app.imaging.letterbox import Letterbox
 from app.main import create_app
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
-from bench.harness.reference_detector import QUERY, MatchCounts, boxes
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, limits, store
-from tests.support import IMAGES, REPOSITORY, ROOT, SHARED, json, sample_image, started
-from tests.system.files import infer_files
+from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, started
+from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
 ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
 SIDE = 640
@@ -165,24 +164,10 @@ async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -
     np.testing.assert_array_equal(after["image"], before["image"])
 
 
-@pytest.mark.parametrize(
-    "images", [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))], ids=["sample", "coco"]
-)
+@IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """Matched by class at IoU 0.9 and confidence 0.25, over all images together."""
-    if not images:
-        pytest.skip("there are no images in ../shared/images")
-    tally = MatchCounts()
-    for path in images:
-        of_pixels, of_file = [
-            boxes(json(await gateway.post(f"/predict/{model}", params=QUERY, content=path.read_bytes())))
-            for model in (NETWORK, ENSEMBLE)
-        ]
-        tally.add(of_pixels, of_file)
-    print(f"{ENSEMBLE} with DALI: {tally}")  # noqa: T201
-
-    assert tally.expected >= len(images) / 2
-    assert tally.f1 >= 0.98
+    """However the files become pixels."""
+    await check_boxes(gateway, NETWORK, ENSEMBLE, images)
 
 
 async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:

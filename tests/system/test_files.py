@@ -24,9 +24,8 @@ from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.zoo import registry
 from app.zoo.pull import pull
-from bench.harness.reference_detector import QUERY, MatchCounts, boxes
-from tests.support import IMAGES, REPOSITORY, SHARED, json, sample_image, started
-from tests.system.files import infer_files
+from tests.support import REPOSITORY, json, sample_image, started
+from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
 CUT_SHORT = sample_image("coffee.jpg")[:5000]
@@ -73,24 +72,10 @@ async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator
     await client.close()
 
 
-@pytest.mark.parametrize(
-    "images", [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))], ids=["sample", "coco"]
-)
+@IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """Matched by class at IoU 0.9 and confidence 0.25, over all images together."""
-    if not images:
-        pytest.skip("there are no images in ../shared/images")
-    tally = MatchCounts()
-    for path in images:
-        of_pixels, of_file = [
-            boxes(json(await gateway.post(f"/predict/{model}", params=QUERY, content=path.read_bytes())))
-            for model in (PIXEL_MODEL, FILE_MODEL)
-        ]
-        tally.add(of_pixels, of_file)
-    print(f"{FILE_MODEL}: {tally}")  # noqa: T201
-
-    assert tally.expected >= len(images) / 2
-    assert tally.f1 >= 0.98
+    """However the files become pixels."""
+    await check_boxes(gateway, PIXEL_MODEL, FILE_MODEL, images)
 
 
 async def test_answer_names_the_model_and_the_image(gateway: httpx.AsyncClient) -> None:
