@@ -92,7 +92,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick full sustained sweep open overload versus limit scale stages metrics workers options compare report accuracy instances dashboard
+# Measure: quick full sustained sweep open overload tail versus limit scale stages metrics workers options compare report accuracy instances dashboard
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

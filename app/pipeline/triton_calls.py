@@ -13,6 +13,7 @@ from app.pipeline.batch import Batch, PendingImage
 from app.pipeline.batcher import LATE, Call
 from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
+from app.resilience.concurrency import BatchTimes
 from app.resilience.retry_budget import RetryBudget
 from app.telemetry.metrics import Metrics
 from app.triton.messages import InferResult
@@ -200,8 +201,9 @@ class TritonCalls:
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
         if isinstance(error, DeadlinePassed | None):
+            now = monotonic()
             for image in batch.images:
-                image.permit.measure()
+                image.permit.measure(BatchTimes(place.began_at - image.ready_at, now - place.began_at))
         served.note_answer(len(batch.images) if error is None else 0, place.began_at)
         if served.circuit is not None:
             served.circuit.note_success()

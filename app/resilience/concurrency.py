@@ -5,11 +5,15 @@ many as allowed are in progress. By Little's law that many keep a model busy, wh
 
     limit <- limit x target duration / measured duration
 
-It grows only if it was reached. A model that takes long even for a single request, but not longer for several, gets more of
+Where images wait in the gateway for the next call of their model, that wait should not be longer than two calls either: more
+requests would not make the batches any larger, and only wait longer (`bench overload --models wait_50_batch8`).
+
+The limit grows only if it was reached. A model that takes long even for a single request, but not longer for several, gets more of
 them as long as they end in time. A rule on the growth of the duration alone would take the batches of a busy model for overload.
 """
 
 from time import monotonic
+from typing import NamedTuple
 
 _MIN_SAMPLES = 4
 _MIN_SECONDS = 0.25
@@ -18,6 +22,17 @@ _MAX_SHRINK = 0.5
 # No longer than alone, but for noise; within the usual deadline, of which the target is half.
 _FLAT, _IN_TIME = 1.2, 1.8
 _SMOOTHING = 0.1  # weight of the newest request in the averages
+# How many calls an image may wait for, before its own. With one, batches are not always full when requests are late.
+_MAX_WAIT_CALLS = 2
+
+
+class BatchTimes(NamedTuple):
+    """What a request waited for after its image was ready, seconds."""
+
+    wait: float
+    """For its call to begin; 0 if nothing lets it wait."""
+    call: float
+    """For the call to end."""
 
 
 class ConcurrencyLimit:
@@ -46,7 +61,9 @@ class ConcurrencyLimit:
         """Note that a request was rejected, or had to wait, because of the limit."""
         self._is_reached = True
 
-    def add(self, seconds: float, position: int, limit: float, *, is_near: bool, workers: int = 1) -> bool:
+    def add(  # noqa: PLR0913 - what there is to know of a request
+        self, seconds: float, position: int, limit: float, *, is_near: bool, batch: BatchTimes | None = None, workers: int = 1
+    ) -> bool:
         """Measure a request that has ended, in time or not; return whether `value` was found anew.
 
         Args:
@@ -54,6 +71,7 @@ class ConcurrencyLimit:
             position: How many requests were in progress when it began, itself included.
             limit: The limit in force, which is an average over workers.
             is_near: Whether almost as many as allowed were in progress when it began.
+            batch: Its part in a batch, if it was in one.
             workers: Number of workers that measure their part of the requests.
         """
         is_first = not self.pace
@@ -71,6 +89,9 @@ class ConcurrencyLimit:
             return is_first
         self._samples += 1
         self._seconds += seconds
+        if batch is not None:
+            self._wait_seconds += batch.wait
+            self._call_seconds += batch.call
         # Half of those in progress are several batches, whose requests all take as long.
         if self._samples < max(_MIN_SAMPLES, position / workers / 2) or now - self._since < _MIN_SECONDS:
             return is_first
@@ -78,6 +99,8 @@ class ConcurrencyLimit:
         ratio = self._target / duration
         if duration < _FLAT * self._alone and duration < _IN_TIME * self._target:
             ratio = _MAX_GROWTH
+        if self._wait_seconds:
+            ratio = min(ratio, _MAX_WAIT_CALLS * self._call_seconds / self._wait_seconds)
         if self._is_reached or ratio < 1:
             self.value = min(max(limit * min(max(ratio, _MAX_SHRINK), _MAX_GROWTH), 1.0), self._ceiling)
         self._is_reached = False
@@ -86,3 +109,4 @@ class ConcurrencyLimit:
 
     def _restart(self) -> None:
         self._samples, self._seconds, self._since = 0, 0.0, monotonic()
+        self._wait_seconds = self._call_seconds = 0.0

@@ -7,7 +7,7 @@ from collections import deque
 from time import monotonic
 
 from app.errors import GatewayFull
-from app.resilience.concurrency import ConcurrencyLimit
+from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
@@ -42,9 +42,9 @@ class Permit(Lease):
         self._began = monotonic()
         self.on_release(self._leave)
 
-    def measure(self) -> None:
+    def measure(self, batch: BatchTimes | None = None) -> None:
         """Measure how long the request took; to be called when its result is there, in time or not."""
-        self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near)
+        self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
     def _leave(self) -> None:
         self._queue.leave(self._pool)
@@ -141,11 +141,11 @@ class ModelQueue:
         if pool.line:
             self._wake(pool)
 
-    def measure(self, seconds: float, position: int, *, is_near: bool) -> None:
+    def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Take note of how long a request took; see `ConcurrencyLimit.add`."""
         was_stale = self._is_stale
         self._measured_at = monotonic()
-        is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, workers=self._table.workers)
+        is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
         if is_new or was_stale:
             self._share_limit(self._measured.value)
 

@@ -8,14 +8,13 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from app.config import Settings
-from app.host.ports import find_free
 from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
 from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
 from bench.harness.contest import Load, measure_alone
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import NEREID, Lineup
 from bench.harness.meters import Meters, family
-from bench.harness.processes import running
+from bench.harness.minimal_server import minimal_server
 from bench.harness.triton import fixture_triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run as drive
@@ -77,10 +76,7 @@ def add_to(commands: Commands) -> None:
 
 def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None = None) -> Cost:
     """Measure the minimal server; with a Triton, each body is forwarded to it."""
-    (port,) = find_free(1)
-    command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
-    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_url, "BENCH_TRITON_KEY": str(triton.control_key_path)}
-    with running(command, variables, port, "/", logs / "http_only.log") as server:
+    with minimal_server(logs, workers, triton) as server:
         url = f"{server.url}/detect"
         drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
         meters = Meters(lambda: {"gateway": family(server.process)}, [], "")

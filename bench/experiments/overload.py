@@ -19,7 +19,7 @@ from bench.report.measurements import Run
 from bench.report.overload_text import overload_text
 from bench.report.records import make_record, save_record
 
-MODELS = ("wait_20", "wait_200", YOLO)
+MODELS = ("wait_20", "wait_200", "wait_50_batch8", YOLO)
 FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}
 """Phases with a constant rate, and how many times the peak that is."""
 CROWDS = {"polite": True, "at_once": False}

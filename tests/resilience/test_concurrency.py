@@ -3,11 +3,12 @@
 import heapq
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import pytest
 
 from app.resilience import concurrency
-from app.resilience.concurrency import ConcurrencyLimit
+from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
 
 TARGET = 1.0
 DEADLINE = 2 * TARGET
@@ -42,8 +43,17 @@ class Model:
 class Simulation:
     """Requests for a simulated model, on a simulated clock."""
 
-    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch, ceiling: float = 1e6, initial: float = 8) -> None:
+    def __init__(
+        self,
+        model: Model,
+        monkeypatch: pytest.MonkeyPatch,
+        ceiling: float = 1e6,
+        initial: float = 8,
+        *,
+        waits_in_gateway: bool = False,
+    ) -> None:
         self.now = 0.0
+        self._waits_in_gateway = waits_in_gateway
         monkeypatch.setattr(concurrency, "monotonic", lambda: self.now)
         self.model = model
         self.limit = ConcurrencyLimit(initial, ceiling, TARGET)
@@ -63,7 +73,9 @@ class Simulation:
                 is_near = position >= 0.8 * int(self.limit.value)
                 heapq.heappush(self._running, (self.model.finish(self.now), self.now, position, is_near))
             self.now, began, position, is_near = heapq.heappop(self._running)
-            self.limit.add(self.now - began, position, self.limit.value, is_near=is_near)
+            call = self.model.seconds
+            batch = BatchTimes(self.now - began - call, call) if self._waits_in_gateway else None
+            self.limit.add(self.now - began, position, self.limit.value, is_near=is_near, batch=batch)
             durations.append(self.now - began)
         return durations
 
@@ -73,7 +85,7 @@ Simulate = Callable[..., Simulation]
 
 @pytest.fixture
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
-    def make(*model: float, **options: float) -> Simulation:
+    def make(*model: float, **options: Any) -> Simulation:
         instances, batch, seconds = model
         return Simulation(Model(int(instances), int(batch), seconds), monkeypatch, **options)
 
@@ -106,6 +118,18 @@ def test_a_full_gateway_keeps_the_model_busy(simulate: Simulate, model: tuple[fl
     instances, batch, seconds = model
     assert len(durations) / 20 > 0.9 * instances * batch / seconds
     assert max(durations) < 2 * TARGET
+
+
+@pytest.mark.parametrize("model", [(1, 8, 0.05), (1, 64, 0.05), (2, 16, 0.03)])
+def test_images_wait_for_two_calls_at_most(simulate: Simulate, model: tuple[float, ...]) -> None:
+    """More would not make the batches larger. The model stays busy."""
+    simulation = simulate(*model, waits_in_gateway=True)
+    simulation.run(20)
+    durations = simulation.run(20)
+
+    instances, batch, seconds = model
+    assert median(durations) == pytest.approx(3 * seconds, rel=0.35)
+    assert len(durations) / 20 > 0.9 * instances * batch / seconds
 
 
 def test_the_first_request_gives_a_first_estimate(simulate: Simulate) -> None:
