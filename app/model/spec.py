@@ -28,6 +28,7 @@ _BYTES = "TYPE_STRING"
 DECODED = "decoded"
 """Name of the output by which a model that takes files tells of each, in one number, whether it could be decoded."""
 _DEFAULT_SIDE = 640
+_DEFAULT_IOU = 0.7
 # Larger files are rare; they travel inside the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -52,6 +53,10 @@ class OutputFormat(Enum):
         self.description = description
         self.is_heavy = is_heavy
         """Whether it must be decoded in a thread, not on the event loop."""
+
+
+RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
+"""Formats that find each object many times: the gateway has to suppress boxes."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for the cached properties
@@ -86,6 +91,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     """Divisor of each byte, for a float input."""
     has_normalized_boxes: bool
     iou: float
+    """Intersection over union above which two boxes of a class are one object, unless the caller says otherwise."""
+    max_iou: float
+    """The highest that callers may ask for: above it, the model itself has suppressed boxes; 1 if it suppresses none."""
     labels: tuple[str, ...]
     source: str
     licence: str
@@ -158,6 +166,9 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     output_format, output_names = _read_outputs(model, 1 if has_written_batch else 0, count_anchors(input_size))
     types = {tensor.name: tensor.data_type for tensor in model.output}
     is_yolox = output_format is OutputFormat.YOLOX_HEAD
+    iou = _DEFAULT_IOU if hints.iou is None else hints.iou
+    # Rows of six come from networks trained to find each object once, unless their config tells of an NMS.
+    suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     return ModelSpec(
         name=model.name,
         version=version,
@@ -181,7 +192,8 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         channels=hints.channels or ("BGR" if is_yolox else "RGB"),
         scale=hints.scale or (1.0 if is_yolox else 255.0),
         has_normalized_boxes=hints.box_units == "normalized",
-        iou=hints.iou,
+        iou=iou,
+        max_iou=iou if suppresses else 1.0,
         labels=hints.class_names(),
         source=hints.source,
         licence=hints.licence,

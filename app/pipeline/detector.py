@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import select, to_class_ids
+from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
@@ -188,6 +188,8 @@ class Detector:
             memory.add(len(data))
             spec = await self.prepare(model, deadline)
             class_ids = to_class_ids(options.classes, spec.labels)
+            suppression = to_suppression(options.iou, spec, is_agnostic=options.agnostic)
+            wanted = partial(select, confidence=options.confidence, class_ids=class_ids, suppression=suppression)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
@@ -201,8 +203,9 @@ class Detector:
             timing.lap("decode")
             result = await self._inferences.run(spec, buffer, call, permit)
             timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
-            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
+            decode = partial(_decode, spec, result.outputs, transform, wanted, options.max_detections)
+            is_heavy = spec.output_format.is_heavy or suppression is not None
+            found = await self._pool.run(decode, deadline, permit) if is_heavy else decode()
         timing.lap("post")
         return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
 
@@ -237,10 +240,9 @@ def _decode(
     spec: ModelSpec,
     outputs: dict[str, NDArray[Any]],
     transform: LetterboxTransform,
-    options: DetectOptions,
-    class_ids: frozenset[int] | None,
+    wanted: Callable[[Candidates], Candidates],
+    max_detections: int,
 ) -> Candidates:
     """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = decode_outputs(spec, outputs)
-    found = found._replace(boxes=transform.to_image(found.boxes))
-    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)
+    found = wanted(decode_outputs(spec, outputs))
+    return keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)
