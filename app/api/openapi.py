@@ -23,7 +23,7 @@ from app.api.schema import Problem
 
 _ERRORS = {
     400: "Malformed request or parameter, or an empty body",
-    404: "Unknown model",
+    404: "Unknown model, or unknown version of it",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",

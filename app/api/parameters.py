@@ -31,6 +31,10 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Those of every request for an inference."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+    version: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
+        Meta(description="Version of the model, one of those that `/models` lists. Default: the newest."),
+    ] = None
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,
         Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
@@ -86,7 +90,9 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def options(self) -> DetectOptions:
         """What they ask of the detector."""
-        return DetectOptions(self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic)
+        return DetectOptions(
+            self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
+        )
 
 
 P = TypeVar("P", bound=Parameters)

@@ -72,6 +72,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     state: Literal["ready", "not_ready", "not_pulled"]
     version: str | None = None
+    """The version that answers, unless a request asks for another one: the newest."""
+    versions: list[str] = []
+    """All that are ready, ascending."""
     width: int | None = None
     height: int | None = None
     output_format: str | None = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from app.errors import UnsupportedModel
 from app.model.anchors import count_anchors
+from app.model.reference import refer_to
 from app.model.triton_config import ModelConfig, ModelParameters, Placement, TensorConfig
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
@@ -64,6 +65,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     name: str
     version: str
+    is_pinned: bool = False
+    """Whether requests ask for this version; otherwise Triton chooses, and may choose a newer one by now."""
     device: Literal["cpu", "gpu"]
     max_batch: int
     """How many images a call may have."""
@@ -97,6 +100,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     labels: tuple[str, ...]
     source: str
     licence: str
+
+    @cached_property
+    def reference(self) -> str:
+        """How the gateway refers to the model."""
+        return refer_to(self.name, self.version) if self.is_pinned else self.name
 
     @cached_property
     def requested_names(self) -> tuple[str, ...]:
@@ -142,12 +150,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         return self.input_format is InputFormat.HWC and self.dtype is np.uint8 and self.channels == "RGB"
 
 
-def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
+def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool = False) -> ModelSpec:
     """Derive the spec of a model.
 
     Args:
         config: The model's config as Triton's JSON.
         version: The version that will be used.
+        is_pinned: Whether requests are to ask for it.
 
     Raises:
         UnsupportedModel: No adapter fits; the message names the tensors.
@@ -172,6 +181,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     return ModelSpec(
         name=model.name,
         version=version,
+        is_pinned=is_pinned,
         max_batch=max(1, model.max_batch_size),
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)

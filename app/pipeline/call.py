@@ -26,6 +26,8 @@ class DetectOptions(NamedTuple):
     """Intersection over union above which two boxes are one object; None for what the model's config says."""
     agnostic: bool = False
     """Whether boxes of different classes can be one object."""
+    version: int | None = None
+    """Version of the model; None for the newest that Triton has loaded."""
 
 
 class CallContext(NamedTuple):

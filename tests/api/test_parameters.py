@@ -43,6 +43,8 @@ def test_model_name_is_an_alias_of_model() -> None:
         ("timeout_ms", "1", 1),
         ("timeout_ms", "600000", 600_000),
         ("boxes", "normalized", "normalized"),
+        ("version", "1", 1),
+        ("version", "9223372036854775807", 2**63 - 1),
         ("boxes", "pixel", "pixel"),
         ("boxes", "cxcywh", "cxcywh"),
         ("iou", "0", 0.0),
@@ -84,6 +86,11 @@ def test_values_within_their_range_are_accepted(name: str, text: str, value: obj
         ("max_detections", "nan"),
         ("max_detections", "ten"),
         ("max_detections", "9" * 5000),
+        ("version", "0"),
+        ("version", "-1"),
+        ("version", "9223372036854775808"),
+        ("version", "latest"),
+        ("version", ""),
         ("iou", "-0.1"),
         ("iou", "1.0001"),
         ("iou", "nan"),
@@ -146,10 +153,10 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
 
 def test_each_kind_of_request_has_parameters_of_its_own() -> None:
     """What one has is unknown to another."""
-    pairs = [("model", "tiny"), ("timeout_ms", "5")]
-    assert parse(pairs, Parameters) == Parameters(model="tiny", timeout_ms=5)
+    pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
+    assert parse(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
 
-    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, timeout_ms$"):
+    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms$"):
         parse([("iou", "0.5")], Parameters)
 
 
@@ -212,9 +219,9 @@ def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] 
 def test_the_options_of_the_detector_are_those_of_the_parameters() -> None:
     """The detector gets all parameters but the format of the boxes, which only the response needs."""
     pairs = [("model", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
-    pairs += [("iou", "0.5"), ("agnostic", "true")]
+    pairs += [("iou", "0.5"), ("agnostic", "true"), ("version", "2")]
 
-    assert parse(pairs, DetectParameters).options == DetectOptions("tiny", 0.4, ["cat", "3"], 7, iou=0.5, agnostic=True)
+    assert parse(pairs, DetectParameters).options == DetectOptions("tiny", 0.4, ["cat", "3"], 7, iou=0.5, agnostic=True, version=2)
     assert DetectParameters().options == DetectOptions(None, 0.25, None, 100)
 
 
