@@ -72,6 +72,7 @@ def test_model_takes_an_image_and_returns_detections(name: str, file: str) -> No
     assert spec.has_batch_dimension
     assert spec.input_size == (recipe.square, recipe.square)
     assert spec.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
+    assert spec.max_iou == recipe.iou
 
 
 @both

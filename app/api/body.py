@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -12,17 +13,13 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 
 from app.api import parameters
 from app.api.content_type import JSON, MULTIPART, media_type
+from app.api.parameters import DetectParameters, Parameters
 from app.errors import InvalidParameter, MalformedRequest
 
 FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
 
-_Member = str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-# Structs instead of dicts: parsing stops at the first unknown member, however many follow.
-_Outline: Any = msgspec.defstruct(
-    "_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in ("image", *parameters.NAMES)], forbid_unknown_fields=True
-)
-_Members: Any = msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in ("image", *parameters.NAMES)])
+_Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MAX_MEMBER_BYTES = 1 << 16
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
@@ -43,14 +40,14 @@ def needs_parsing(content_type: str) -> bool:
     return media_type(content_type) in {MULTIPART, JSON}
 
 
-def parse_body(data: bytes, content_type: str) -> ParsedBody:
-    """Parse a multipart or JSON body; its `Content-Type` header tells which.
+def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBody:
+    """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
 
     Raises:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
-    parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
+    parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data, kind)
     if not parsed.image:
         raise MalformedRequest("the image is empty")
     return parsed
@@ -82,28 +79,40 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
     return ParsedBody(files[0], pairs)
 
 
-def parse_json(data: bytes) -> ParsedBody:
+@cache
+def _outlines(kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
+    """Make the types of a JSON object with an image and parameters of a kind: all as it is, and with types.
+
+    Structs instead of dicts: parsing stops at the first unknown member, however many follow.
+    """
+    names = ("image", *parameters.names(kind))
+    outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
+    return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
+
+
+def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
     """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
+    outline, typed = _outlines(kind)
     try:
-        image = msgspec.json.decode(data, type=_Outline).image
+        image = msgspec.json.decode(data, type=outline).image
         if bytes(memoryview(image)[:1]) != b'"':
             raise MalformedRequest('the JSON object has no string "image"')
-        members = _parse_members(data, image)
+        members = _parse_members(data, image, typed)
         encoded = msgspec.json.decode(image, type=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of many digits
         if found := _UNKNOWN.fullmatch(str(error)):
-            raise parameters.unknown_parameter(found[1]) from error
+            raise parameters.unknown_parameter(found[1], kind) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
     return ParsedBody(_decode_base64(encoded), members)
 
 
-def _parse_members(data: bytes, image: msgspec.Raw) -> list[tuple[str, str]]:
+def _parse_members(data: bytes, image: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
     """Parse the members beside the image, once it is known that they are few bytes."""
     if len(data) - len(image) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
     start = _address(image) - _address(data)
     rest = data[:start] + b'""' + data[start + len(image) :]
-    msgspec.json.decode(rest, type=_Members)  # checks the types, but keeps only the last of several members of one name
+    msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
     if [name for name, _ in pairs].count("image") > 1:
         raise InvalidParameter("image is given more than once")
@@ -134,4 +143,6 @@ def _to_text(name: str, content: bytes) -> str:
 
 
 def _to_parameter(value: _Member) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

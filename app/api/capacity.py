@@ -14,6 +14,7 @@ from app.api.keys import ApiKeys
 from app.api.parameters import MODEL_NAMES
 from app.api.route import note_route
 from app.errors import GatewayFull, Unauthorized
+from app.model.reference import refer_to
 from app.resilience.admission import WHOLE, Share
 
 _VERSION = "/v1"
@@ -45,7 +46,10 @@ class CapacityMiddleware:
         await self.app(scope, receive, send)
 
     async def _check(self, scope: HTTPScope) -> None:
-        """Check a request for the model in its path, in its query, or the default one; a model in the body is known later."""
+        """Check a request for the model in its path, in its query, or the default one; a model in the body is known later.
+
+        So is a version there: if path or query name the model, its newest version is checked until then.
+        """
         path = scope["path"]
         if path not in _DETECT:
             path = normalize_path(path)  # as Litestar does
@@ -58,18 +62,16 @@ class CapacityMiddleware:
         note_route(scope, version + (_PREDICT_TEMPLATE if is_predict else path))
         detector = self._resources.detector
         query = scope["query_string"]
-        named = ""
-        if is_predict:
-            named = path.removeprefix(_PREDICT)
-        elif b"model" in query:
-            values = parse_qs(query.decode("latin-1"))
-            named = next((values[name][0] for name in MODEL_NAMES if name in values), "")
-        model = named or detector.default_model
+        values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
+        named = path.removeprefix(_PREDICT) if is_predict else next((values[name][0] for name in MODEL_NAMES if name in values), "")
+        pinned = values.get("version", [""])[0]
+        name = named or detector.default_model
+        model = refer_to(name, pinned)
         context = context_of(scope)
         if named or not needs_parsing(context.content_type):
             context.model = model
-            if detector.is_known(model):
-                context.log_fields["model"] = model
+            if detector.is_known(name):
+                context.log_fields["model"] = name
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
         if detector.is_usable(model):
             await detector.admission.check(model, share)

@@ -29,7 +29,8 @@ class RequestContext:
         self.body_limits: BodyLimits
         """Set by the guard of routes with a body."""
         self.model = ""
-        """The model that path or query name, or the default one; empty if the body may name it, and for other routes."""
+        """Reference of the model that path and query name, or of the default one; empty if the body may name it, and for other
+        routes."""
         self.share = WHOLE
         """The part of a model's limit that the request may use."""
         self.is_body_received = False

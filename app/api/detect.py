@@ -19,6 +19,7 @@ from app.api.formatting import to_response
 from app.api.guards import GuardedRoute
 from app.api.json_response import JsonResponse
 from app.api.openapi import PROBLEMS, DetectOperation
+from app.api.parameters import DetectParameters
 from app.api.schema import DetectResponse
 from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
@@ -59,7 +60,7 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
     if query:
         pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
     # An invalid query is rejected before the body is read.
-    wanted = parameters.parse(pairs)
+    wanted = parameters.parse(pairs, DetectParameters)
     seconds = detector.timeout_seconds(wanted.timeout_ms)
     with ClientWatch(request.receive, context.body_limits) as client:
         with detector.admission.start_upload() as upload:
@@ -67,9 +68,9 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
             context.is_body_received = True
             received_at = monotonic()
             if body.needs_parsing(context.content_type):
-                parse = partial(body.parse_body, image, context.content_type)
+                parse = partial(body.parse_body, image, context.content_type, DetectParameters)
                 image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
-                wanted = parameters.parse([*pairs, *more])
+                wanted = parameters.parse([*pairs, *more], DetectParameters)
                 seconds = detector.timeout_seconds(wanted.timeout_ms)
         context.timing.lap("read")
         # Triton would export spans of a trace that is not sampled, too.

@@ -9,6 +9,7 @@ from app.pipeline.call import Detections
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
+_BBOXES = ("coco", "cxcywh")
 
 
 def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
@@ -30,20 +31,22 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
 
     Args:
         found: Boxes in pixels. A class id without a label is its own name.
-        unit: `normalized` 0 to 1 of the image, `pixel`, or `coco` x y width height in pixels.
+        unit: `normalized` 0 to 1 of the image, or in pixels `pixel`, `coco` x y width height, `cxcywh` centre x y width height.
     """
     if not len(found.scores):
         return []
     boxes = found.boxes.astype(np.float64)
     if unit == "normalized":
         boxes /= np.array([found.width, found.height] * 2)
-    elif unit == "coco":
+    elif unit in _BBOXES:
         boxes[:, 2:] -= boxes[:, :2]
+    if unit == "cxcywh":
+        boxes[:, :2] += boxes[:, 2:] / 2
     numbers = boxes.round(_FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS).tolist()
     labels = found.spec.labels
     return [
         Detection(
-            **({"bbox": tuple(box)} if unit == "coco" else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
+            **({"bbox": tuple(box)} if unit in _BBOXES else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
             confidence=min(round(score, _SCORE_DIGITS), 1.0),
             class_=id_,
             class_id=id_,

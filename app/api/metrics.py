@@ -8,6 +8,7 @@ from litestar.di import NamedDependency
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.errors import DeadlinePassed
+from app.model.reference import split_reference
 from app.telemetry.metrics import Metrics, render
 from app.triton.metrics import read_metrics
 
@@ -17,7 +18,8 @@ async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[Worke
     """Show the metrics of all workers of this host, in a format that Prometheus reads."""
     worker.detector.sample()
     ours = worker.metrics
-    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, ours.models())]
+    models = {split_reference(model)[0] for model in ours.models()}
+    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, models)]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
 

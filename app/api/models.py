@@ -18,6 +18,10 @@ async def models(tritons: NamedDependency[TritonPool], detector: NamedDependency
     return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
 
 
+def _version_number(version: str) -> int:
+    return int(version) if version.isdecimal() else 0
+
+
 async def _describe(detector: Detector, name: str, state: ModelState | None) -> ModelInfo:
     """Describe a model; the state is Triton's, None for a model that Triton does not have."""
     if state is None:
@@ -34,6 +38,7 @@ async def _describe(detector: Detector, name: str, state: ModelState | None) -> 
         name,
         "ready",
         version=spec.version,
+        versions=sorted(state.versions, key=_version_number),
         width=spec.input_size[0],
         height=spec.input_size[1],
         output_format=spec.output_format.description,

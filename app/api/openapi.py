@@ -17,13 +17,13 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
-from app.api.parameters import Parameters
+from app.api.parameters import DetectParameters, Parameters
 from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
 _ERRORS = {
     400: "Malformed request or parameter, or an empty body",
-    404: "Unknown model",
+    404: "Unknown model, or unknown version of it",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
@@ -53,11 +53,12 @@ _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", 
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
-    """Translate the part of JSON Schema that msgspec writes for `Parameters`."""
+    """Translate the part of JSON Schema that msgspec writes for parameters."""
     # `str | None` is written as anyOf, and an enumeration of strings without any type.
-    kinds = [kind["type"] for kind in description.get("anyOf", []) if kind["type"] != "null"] or ["string"]
+    kinds = [kind for kind in description.get("anyOf", []) if kind["type"] != "null"] or [{"type": "string"}]
+    description = kinds[0] | description
     return Schema(
-        type=OpenAPIType(description.get("type", kinds[0])),
+        type=OpenAPIType(description["type"]),
         enum=description.get("enum"),
         minimum=description.get("minimum"),
         maximum=description.get("maximum"),
@@ -66,9 +67,9 @@ def _to_schema(description: dict[str, Any]) -> Schema:
     )
 
 
-def _parameter_schemas() -> dict[str, Schema]:
-    (_, components) = msgspec.json.schema_components([Parameters])
-    return {name: _to_schema(field) for name, field in components["Parameters"]["properties"].items()}
+def _parameter_schemas(kind: type[Parameters]) -> dict[str, Schema]:
+    (_, components) = msgspec.json.schema_components([kind])
+    return {name: _to_schema(field) for name, field in components[kind.__name__]["properties"].items()}
 
 
 @dataclass
@@ -78,7 +79,7 @@ class DetectOperation(Operation):
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
-        fields = {name: schema for name, schema in _parameter_schemas().items() if name not in in_path}
+        fields = {name: schema for name, schema in _parameter_schemas(DetectParameters).items() if name not in in_path}
         self.parameters = [
             *(self.parameters or []),
             *(

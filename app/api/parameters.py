@@ -1,8 +1,12 @@
-"""Parse the parameters of a request: the same in the query, in form fields and in JSON members."""
+"""Parse the parameters of a request: the same in the query, in form fields and in JSON members.
+
+Each kind of request has a class of parameters, which says all that is known of them; the OpenAPI document is generated from it.
+"""
 
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,44 +20,96 @@ _ALIASES = {"model_name": "model"}
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter that names the model."""
 _MAX_LENGTH = 4096
+# What msgspec says of text that is no value of a type, and what callers call that type.
+_WRONG_TYPE = re.compile(r"Expected `(bool|int|float)(?: \| null)?`, got `str`")
+_TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+# Below a half, names have little in common; `conf` for `confidence` is just above.
+_SIMILARITY = 0.55
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The parameters of one request. The OpenAPI document is generated from the descriptions here."""
+    """Those of every request for an inference."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+    version: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
+        Meta(description="Version of the model, one of those that `/models` lists. Default: the newest."),
+    ] = None
+    timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=600_000)] | None,
+        Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+        """
+        if self.model is not None and not _MODEL_NAME.fullmatch(self.model):
+            raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
+
+
+class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections."""
+
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
+    iou: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="Overlap, as intersection over union, above which only the better of two boxes of a class is returned. "
+            "Default and maximum: that of the model, if it drops such boxes itself; the maximum is 1 for others."
+        ),
+    ] = None
+    agnostic: Annotated[bool, Meta(description="Whether boxes of different classes are compared, too.")] = False
     classes: Annotated[
         str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
     ] = None
     max_detections: Annotated[
         int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
     ] = 100
-    timeout_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=600_000)] | None,
-        Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
-    ] = None
     boxes: Annotated[
         BoxFormat,
         Meta(
             description="`normalized`: corners as fractions of the image; `pixel`: corners in pixels; "
-            "`coco`: `bbox` as x, y, width, height in pixels."
+            "`coco`: `bbox` as x, y, width, height in pixels; `cxcywh`: `bbox` as centre x, centre y, width, height in pixels."
         ),
     ] = "normalized"
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+            InvalidParameter: There are no classes in the list of classes.
+        """
+        super().__post_init__()
+        if split_classes(self.classes) == []:
+            raise InvalidParameter("classes: expected names or ids, separated by commas")
 
     @property
     def options(self) -> DetectOptions:
         """What they ask of the detector."""
-        return DetectOptions(self.model, self.confidence, split_classes(self.classes), self.max_detections)
+        return DetectOptions(
+            self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
+        )
 
 
-NAMES = (*Parameters.__struct_fields__, *_ALIASES)
-"""All names of parameters, including aliases."""
+P = TypeVar("P", bound=Parameters)
 
 
-def unknown_parameter(name: str) -> InvalidParameter:
-    """Return the error for a name that is not a parameter; it lists those that are."""
-    return InvalidParameter(f"unknown parameter {name[:64]!r}; supported parameters: {', '.join(Parameters.__struct_fields__)}")
+def names(kind: type[Parameters]) -> tuple[str, ...]:
+    """Return all names of a kind's parameters, including aliases."""
+    return (*kind.__struct_fields__, *_ALIASES)
+
+
+def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
+    """Return the error for a name that is not a parameter of this kind; it suggests a similar one, and lists all."""
+    given = name[:64].lower()
+    similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
+    question = f"did you mean {similar[0]!r}? " if similar else ""
+    supported = ", ".join(kind.__struct_fields__)
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 
 
 def split_classes(classes: str | None) -> list[str] | None:
@@ -61,8 +117,8 @@ def split_classes(classes: str | None) -> list[str] | None:
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
-def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
-    """Convert name-value pairs.
+def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
+    """Convert name-value pairs to parameters of a kind.
 
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
@@ -71,20 +127,19 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     values: dict[str, str] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
-        if name not in Parameters.__struct_fields__:
-            raise unknown_parameter(given)
+        if name not in kind.__struct_fields__:
+            raise unknown_parameter(given, kind)
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")
         if len(value) > _MAX_LENGTH:
             raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
         values[name] = value
     try:
-        parameters = msgspec.convert(values, Parameters, strict=False)
+        return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$.")
-        raise InvalidParameter(f"{field.rstrip('`')}: {message}") from error
-    if split_classes(parameters.classes) == []:
-        raise InvalidParameter("classes: expected names or ids, separated by commas")
-    if parameters.model is not None and not _MODEL_NAME.fullmatch(parameters.model):
-        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
-    return parameters
+        raise InvalidParameter(f"{field.rstrip('`')}: {_WRONG_TYPE.sub(_expected, message)}") from error
+
+
+def _expected(found: re.Match[str]) -> str:
+    return f"Expected {_TYPES[found[1]]}"

@@ -5,14 +5,15 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-BoxFormat = Literal["normalized", "pixel", "coco"]
+BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """One object: corners in the unit the caller asked for, or a `bbox` as in COCO files, never both.
+    """One object: corners in the unit the caller asked for, or a `bbox` in pixels, never both.
 
-    Corners are relative to the top left of the upright image; `bbox` is x, y, width, height in pixels.
+    Both are relative to the top left of the upright image; `bbox` is x, y, width, height as in COCO files, where x and y are those
+    of its left upper corner for `coco`, of its centre for `cxcywh`.
     """
 
     x1: float | UnsetType = UNSET
@@ -71,6 +72,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     state: Literal["ready", "not_ready", "not_pulled"]
     version: str | None = None
+    """The version that answers, unless a request asks for another one: the newest."""
+    versions: list[str] = []
+    """All that are ready, ascending."""
     width: int | None = None
     height: int | None = None
     output_format: str | None = None

@@ -17,7 +17,7 @@ _MAX_CLASSES = 2**31
 
 
 class Candidates(NamedTuple):
-    """What a model found in one image, in no particular order."""
+    """What a model found in one image, in no particular order; a raw head finds each object many times."""
 
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the model's input or of the image."""
@@ -106,14 +106,14 @@ def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidate
     (head,) = tensors
     _expect_shape(spec, head, (None, None))
     _expect_classes(spec, head, len(head) - 4)
-    return Candidates(*nms.from_yolo(head.astype(np.float32), spec.iou))
+    return Candidates(*nms.from_yolo(head.astype(np.float32)))
 
 
 def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (head,) = tensors
     _expect_shape(spec, head, (count_anchors(spec.input_size), None))
     _expect_classes(spec, head, head.shape[1] - 5)
-    return Candidates(*nms.from_yolox(head.astype(np.float32), spec.iou, spec.input_size))
+    return Candidates(*nms.from_yolox(head.astype(np.float32), spec.input_size))
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from app.errors import UnsupportedModel
 from app.model.anchors import count_anchors
+from app.model.reference import refer_to
 from app.model.triton_config import ModelConfig, ModelParameters, Placement, TensorConfig
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
@@ -28,6 +29,7 @@ _BYTES = "TYPE_STRING"
 DECODED = "decoded"
 """Name of the output by which a model that takes files tells of each, in one number, whether it could be decoded."""
 _DEFAULT_SIDE = 640
+_DEFAULT_IOU = 0.7
 # Larger files are rare; they travel inside the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -54,11 +56,17 @@ class OutputFormat(Enum):
         """Whether it must be decoded in a thread, not on the event loop."""
 
 
+RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
+"""Formats that find each object many times: the gateway has to suppress boxes."""
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for the cached properties
     """One model, as the gateway sees it."""
 
     name: str
     version: str
+    is_pinned: bool = False
+    """Whether requests ask for this version; otherwise Triton chooses, and may choose a newer one by now."""
     device: Literal["cpu", "gpu"]
     max_batch: int
     """How many images a call may have."""
@@ -86,9 +94,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     """Divisor of each byte, for a float input."""
     has_normalized_boxes: bool
     iou: float
+    """Intersection over union above which two boxes of a class are one object, unless the caller says otherwise."""
+    max_iou: float
+    """The highest that callers may ask for: above it, the model itself has suppressed boxes; 1 if it suppresses none."""
     labels: tuple[str, ...]
     source: str
     licence: str
+
+    @cached_property
+    def reference(self) -> str:
+        """How the gateway refers to the model."""
+        return refer_to(self.name, self.version) if self.is_pinned else self.name
 
     @cached_property
     def requested_names(self) -> tuple[str, ...]:
@@ -134,12 +150,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         return self.input_format is InputFormat.HWC and self.dtype is np.uint8 and self.channels == "RGB"
 
 
-def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
+def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool = False) -> ModelSpec:
     """Derive the spec of a model.
 
     Args:
         config: The model's config as Triton's JSON.
         version: The version that will be used.
+        is_pinned: Whether requests are to ask for it.
 
     Raises:
         UnsupportedModel: No adapter fits; the message names the tensors.
@@ -158,9 +175,13 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     output_format, output_names = _read_outputs(model, 1 if has_written_batch else 0, count_anchors(input_size))
     types = {tensor.name: tensor.data_type for tensor in model.output}
     is_yolox = output_format is OutputFormat.YOLOX_HEAD
+    iou = _DEFAULT_IOU if hints.iou is None else hints.iou
+    # Rows of six come from networks trained to find each object once, unless their config tells of an NMS.
+    suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     return ModelSpec(
         name=model.name,
         version=version,
+        is_pinned=is_pinned,
         max_batch=max(1, model.max_batch_size),
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)
@@ -181,7 +202,8 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         channels=hints.channels or ("BGR" if is_yolox else "RGB"),
         scale=hints.scale or (1.0 if is_yolox else 255.0),
         has_normalized_boxes=hints.box_units == "normalized",
-        iou=hints.iou,
+        iou=iou,
+        max_iou=iou if suppresses else 1.0,
         labels=hints.class_names(),
         source=hints.source,
         licence=hints.licence,

@@ -10,7 +10,8 @@ Its `parameters` tell what the tensors cannot, with these defaults:
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
     square      pixels              side of the input, where its shape does not tell (`imgsz`, else 640)
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
-    iou         0 to 1              overlap above which two boxes of a class are one object, for raw heads (0.7)
+    iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
+                                    model suppresses boxes itself
     metadata                        what Ultralytics' exporter writes: a Python dict as text
     device      cpu | gpu           where it runs, if it is an ensemble, whose config cannot tell (cpu)
     source, licence                 shown by /models
@@ -77,7 +78,7 @@ class ModelParameters(msgspec.Struct):
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
-    iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
     source: str = ""
     licence: str = ""

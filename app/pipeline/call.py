@@ -22,6 +22,12 @@ class DetectOptions(NamedTuple):
     classes: list[str] | None
     """Names or ids; None for all classes."""
     max_detections: int
+    iou: float | None = None
+    """Intersection over union above which two boxes are one object; None for what the model's config says."""
+    agnostic: bool = False
+    """Whether boxes of different classes can be one object."""
+    version: int | None = None
+    """Version of the model; None for the newest that Triton has loaded."""
 
 
 class CallContext(NamedTuple):

@@ -9,12 +9,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import select, to_class_ids
+from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
+from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
@@ -48,7 +49,7 @@ class Limits(NamedTuple):
 
 
 class Detector:
-    """Joins the steps of a request. Each worker has one."""
+    """Joins the steps of a request. Each worker has one. Its methods take references of models, unless they say names."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it joins
         self,
@@ -105,7 +106,7 @@ class Detector:
         return self._tritons.is_usable(model)
 
     def is_known(self, model: str) -> bool:
-        """Return whether this is the name of a model, and not just a word of the caller's."""
+        """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
         return model == self.default_model or model in self.pullable or self._tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
@@ -142,9 +143,10 @@ class Detector:
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
-            if model in self.pullable:
+            name, _ = split_reference(model)
+            if name in self.pullable:
                 raise UnknownModel(
-                    f"Triton does not have {model}; get it with `nereid pull {model}` or `./just pull {model}`, then restart Triton"
+                    f"Triton does not have {name}; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
                 ) from None
             raise
         return spec
@@ -181,16 +183,18 @@ class Detector:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
         deadline, timing = call.deadline, call.timing
-        model = options.model or self.default_model
+        model = refer_to(options.model or self.default_model, options.version)
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
             spec = await self.prepare(model, deadline)
             class_ids = to_class_ids(options.classes, spec.labels)
+            suppression = to_suppression(options.iou, spec, is_agnostic=options.agnostic)
+            wanted = partial(select, confidence=options.confidence, class_ids=class_ids, suppression=suppression)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
+            permit = await self.admission.admit(spec.reference, self._tritons.parallel_images(spec), memory, deadline, call.share)
         except BaseException:
             memory.release()
             raise
@@ -201,8 +205,9 @@ class Detector:
             timing.lap("decode")
             result = await self._inferences.run(spec, buffer, call, permit)
             timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
-            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
+            decode = partial(_decode, spec, result.outputs, transform, wanted, options.max_detections)
+            is_heavy = spec.output_format.is_heavy or suppression is not None
+            found = await self._pool.run(decode, deadline, permit) if is_heavy else decode()
         timing.lap("post")
         return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
 
@@ -237,10 +242,9 @@ def _decode(
     spec: ModelSpec,
     outputs: dict[str, NDArray[Any]],
     transform: LetterboxTransform,
-    options: DetectOptions,
-    class_ids: frozenset[int] | None,
+    wanted: Callable[[Candidates], Candidates],
+    max_detections: int,
 ) -> Candidates:
     """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = decode_outputs(spec, outputs)
-    found = found._replace(boxes=transform.to_image(found.boxes))
-    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)
+    found = wanted(decode_outputs(spec, outputs))
+    return keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)

@@ -41,7 +41,7 @@ async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
     try:
         # A connection on which nothing is sent is not known to be lost.
         while not (await asyncio.wait({task}, timeout=_ASK_SECONDS))[0]:
-            await client.is_ready(spec.name)
+            await client.is_ready(spec.reference)
         with suppress(InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):  # which are answers
             task.result()
     finally:

@@ -80,7 +80,7 @@ class TritonCalls:
         """
         for _ in batch.images:
             self._retries.note_request()
-        self._metrics.batch_images.observe(len(batch.images), batch.spec.name)
+        self._metrics.batch_images.observe(len(batch.images), batch.spec.reference)
         try:
             result = await self._try(batch, place)
         except GatewayError as error:
@@ -207,14 +207,14 @@ class TritonCalls:
         served.note_answer(len(batch.images) if error is None else 0, place.began_at)
         if served.circuit is not None:
             served.circuit.note_success()
-        for silent in self._pool.find_silent(served, spec.name, self._hang_seconds):
+        for silent in self._pool.find_silent(served, spec.reference, self._hang_seconds):
             self._circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
-            self._pool.forget(served, spec.name)
+            self._pool.forget(served, spec.reference)
 
     def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
-        model = image.spec.name
+        model = image.spec.reference
         waited_for = [call.place.served] if call is not None else [server.model(model) for server in self._pool.servers]
         for served in waited_for:
             if served.images and served.answered_at < image.ready_at:
@@ -230,7 +230,7 @@ class TritonCalls:
 
     def _circuit(self, served: ServedModel, spec: ModelSpec) -> CircuitBreaker:
         if served.circuit is None:
-            served.circuit = CircuitBreaker(spec.name, partial(_probe, served, spec), triton=served.server.address)
+            served.circuit = CircuitBreaker(spec.reference, partial(_probe, served, spec), triton=served.server.address)
         return served.circuit
 
 

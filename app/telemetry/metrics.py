@@ -92,7 +92,7 @@ class Metrics:
                 yield instrument.collect(gauges)
 
     def models(self) -> set[str]:
-        """Return the models that any worker has used."""
+        """Return the models that any worker has used, by reference."""
         return {model for (model,) in read_names(self.table.keys()).get(self.model_active.name, ())}
 
 

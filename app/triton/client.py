@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
+from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable, UnknownVersion
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
@@ -90,14 +91,16 @@ class TritonClient:
         return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
-        """Return whether a model is ready; False also when Triton does not answer."""
+        """Return whether a model, named by its reference, is ready; False also when Triton does not answer."""
+        name, version = split_reference(model)
+        request = service_pb2.ModelReadyRequest(name=name, version=version)
         with suppress(GatewayError):
-            answer = await _query(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS))
+            answer = await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))
             return bool(answer.ready)
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
-        """List the models in Triton's repository; one is ready if one of its versions is.
+        """List the models in Triton's repository, by name; one is ready if one of its versions is.
 
         Raises:
             TritonUnavailable: Triton does not answer.
@@ -106,22 +109,32 @@ class TritonClient:
         index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         states: dict[str, ModelState] = {}
         for version in index.models:
-            if version.name not in states or version.state == "READY":
-                states[version.name] = ModelState(version.state, " ".join(version.reason.partition("\n")[0].split()))
+            reason = " ".join(version.reason.partition("\n")[0].split())
+            ready = {version.version} if version.state == "READY" else set()
+            state = ModelState(version.state, reason, frozenset(ready))
+            states[version.name] = states[version.name].join(state) if version.name in states else state
         return states
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Ask for a model's config, as Triton's JSON, and the newest version that is loaded.
+        """Ask for a model's config, as Triton's JSON, and the version that it is of: the newest one that is loaded, unless given.
+
+        Args:
+            model: Its reference.
 
         Raises:
             UnknownModel: There is no such model.
+            UnknownVersion: This version of it is not loaded; the message names those that are.
             ModelNotReady: It is not loaded.
             TritonUnavailable: Triton does not answer.
         """
-        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=_QUERY_SECONDS))
-        answer = await _query(self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS))
-        newest = max((version for version in metadata.versions if version.isdigit()), key=int, default="")
-        return MessageToDict(answer.config, preserving_proto_field_name=True), newest
+        name, version = split_reference(model)
+        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=_QUERY_SECONDS))
+        loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
+        if version and version not in loaded:
+            raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
+        request = service_pb2.ModelConfigRequest(name=name, version=version)
+        answer = await _query(self._stub.ModelConfig(request, timeout=_QUERY_SECONDS))
+        return MessageToDict(answer.config, preserving_proto_field_name=True), version or (loaded[-1] if loaded else "")
 
     async def register(self, arena: Arena) -> None:
         """Let Triton map an arena.

@@ -27,8 +27,15 @@ class ModelState(NamedTuple):
     """READY, UNAVAILABLE, LOADING ..., or empty if Triton has refused to load it without a reason that it keeps."""
     reason: str
     """Why it is not ready, one line; empty if it is, or if only Triton's log tells."""
+    versions: frozenset[str] = frozenset()
+    """Those that are ready."""
 
     @property
     def is_ready(self) -> bool:
         """Whether it can be used."""
         return self.state == "READY"
+
+    def join(self, other: "ModelState") -> "ModelState":
+        """Return the state of a model of which this is known, too: of another version, or on another Triton."""
+        best = other if other.is_ready and not self.is_ready else self
+        return best._replace(versions=self.versions | other.versions)

@@ -49,6 +49,17 @@ async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> Non
     assert model["classes"] == ["red", "blue"]
     assert (model["source"], model["licence"]) == ("here", "MIT")
     assert model["detail"] is None
+    assert model["versions"] == ["1"]
+
+
+async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
+    """Those that are ready, as numbers ascend, and the newest as the one that answers."""
+    fake, client = gateway
+    fake.model_versions = ["2", "10"]
+    fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]
+    model = by_name(json(await client.get("/models")))["a"]
+
+    assert (model["version"], model["versions"]) == ("10", ["2", "10"])
 
 
 async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:

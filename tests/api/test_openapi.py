@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app import __version__
-from app.api.parameters import Parameters
+from app.api.parameters import DetectParameters
 from app.main import create_app
 from tests.api.conftest import settings_for
 from tests.support import json, started
@@ -28,9 +28,10 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
     )
     assert operation["requestBody"]["content"]["multipart/form-data"]["schema"]["required"] == ["image"]
     parameters = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"]}
-    assert set(parameters) == {"model", "confidence", "classes", "max_detections", "timeout_ms", "boxes"}
-    assert parameters["confidence"]["maximum"] == 1
-    assert parameters["boxes"]["enum"] == ["coco", "normalized", "pixel"]
+    assert set(parameters) == set(DetectParameters.__struct_fields__)
+    assert parameters["confidence"]["maximum"] == parameters["iou"]["maximum"] == 1
+    assert parameters["agnostic"]["type"] == "boolean"
+    assert parameters["boxes"]["enum"] == ["coco", "cxcywh", "normalized", "pixel"]
     assert set(operation["responses"]) == {"200", "400", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504"}
     assert "application/problem+json" in operation["responses"]["422"]["content"]
 
@@ -41,7 +42,7 @@ async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN
     content = operation["requestBody"]["content"]
     query = {parameter["name"]: parameter for parameter in operation["parameters"]}
 
-    for name in Parameters.__struct_fields__:
+    for name in DetectParameters.__struct_fields__:
         assert query[name]["in"] == "query"
         assert not query[name]["required"]
         assert query[name]["schema"]["description"]

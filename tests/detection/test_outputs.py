@@ -147,15 +147,6 @@ def test_yolox_head_is_decoded() -> None:
     assert found.class_ids.tolist() == [1]
 
 
-def test_heads_are_suppressed_at_the_overlap_of_the_spec() -> None:
-    """`iou` of the spec decides whether two boxes are one object."""
-    head = np.zeros((5, 2), np.float32)
-    head.T[:] = [[50, 50, 100, 100, 0.9], [75, 50, 50, 100, 0.8]]
-
-    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.5), {"o": head[None]}).boxes) == 2
-    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.4), {"o": head[None]}).boxes) == 1
-
-
 @pytest.mark.parametrize(
     ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
 )

@@ -70,6 +70,7 @@ def test_spec_of_a_plain_model() -> None:
         scale=255.0,
         has_normalized_boxes=False,
         iou=0.7,
+        max_iou=1.0,
         labels=(),
         source="",
         licence="",
@@ -117,6 +118,25 @@ def test_every_parameter_is_read() -> None:
     assert (given.channels, given.scale, given.input_size) == ("BGR", 1.5, (416, 416))
     assert (given.has_normalized_boxes, given.iou) == (True, 0.45)
     assert (given.source, given.licence) == ("https://example.org/m", "MIT")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "iou", "expected"),
+    [
+        (END_TO_END, None, (0.7, 0.7)),
+        (END_TO_END, "0.45", (0.45, 0.45)),
+        ((SIX_COLUMNS,), None, (0.7, 1.0)),
+        ((SIX_COLUMNS,), "0.45", (0.45, 0.45)),
+        ((SIX_COLUMNS,), "0", (0.0, 0.0)),
+        ((YOLO_HEAD,), None, (0.7, 1.0)),
+        ((YOLO_HEAD,), "0.45", (0.45, 1.0)),
+    ],
+)
+def test_the_overlap_of_boxes_and_its_maximum(outputs: tuple[Tensor, ...], iou: str | None, expected: tuple[float, float]) -> None:
+    """A model that suppresses boxes itself sets the maximum: one with four tensors always, with rows of six if its config tells."""
+    spec = spec_of(*outputs, iou=iou) if iou else spec_of(*outputs)
+
+    assert (spec.iou, spec.max_iou) == expected
 
 
 def test_parameters_of_others_are_ignored() -> None:

@@ -182,10 +182,14 @@ async def test_the_default_model_is_asked_unless_another_is_named(
         (OPTIONS._replace(classes=["1"]), [0.5]),
         (OPTIONS._replace(max_detections=1), [0.75]),
         (OPTIONS._replace(confidence=0.9), []),
+        (OPTIONS._replace(iou=0.1), [0.75, 0.5]),
+        (OPTIONS._replace(iou=0.13, agnostic=True), [0.75, 0.5]),
+        (OPTIONS._replace(iou=0.12, agnostic=True), [0.75]),
+        (OPTIONS._replace(iou=0.12, agnostic=True, classes=["1"]), [0.5]),
     ],
 )
 async def test_only_the_detections_asked_for_are_returned(detector: Detector, options: DetectOptions, scores: list[float]) -> None:
-    """Confidence, classes and maximum number are those of the options."""
+    """Confidence, overlap, classes and maximum number are those of the options. The intersection of both is 1/8 of their union."""
     found = await detect(detector, options=options)
 
     assert found.scores.tolist() == scores
@@ -273,6 +277,28 @@ async def test_a_raw_head_is_decoded_in_a_thread(
 
     assert found.spec.output_format.is_heavy is is_threaded
     assert [name.startswith("decode") for name in threads] == [is_threaded]
+
+
+@pytest.mark.parametrize("options", [OPTIONS._replace(iou=0.5), OPTIONS._replace(agnostic=True)])
+async def test_boxes_are_suppressed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, detector: Detector, options: DetectOptions
+) -> None:
+    """Hundreds of boxes take longer than the event loop should wait, whatever the model's outputs."""
+    threads = in_which_threads(monkeypatch, "decode_outputs")
+    await detect(detector, options=options)
+
+    assert [name.startswith("decode") for name in threads] == [True]
+
+
+async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(fake_triton: Fake, detector: Detector) -> None:
+    """The request is rejected before its image is decoded, and leaves no memory reserved."""
+    fake, _ = fake_triton
+    fake.config = outputs_config(**FOUR)
+    with pytest.raises(InvalidParameter, match=r"^iou: tiny itself drops boxes that overlap by more than 0\.7, the maximum$"):
+        await detect(detector, b"no image", options=OPTIONS._replace(iou=0.71))
+
+    assert not fake.requests
+    assert detector.admission.memory.own_bytes == 0
 
 
 async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
