@@ -159,6 +159,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
         pytest.skip(f"the published network of {request.param} is not available here")
     network = onnx.load(networks[request.param])
     recipe = registry.load(REPOSITORY / "models.toml")[request.param].recipe
+    assert isinstance(recipe, DetectionRecipe)
     published = session(network)
     model = compose_model(network, recipe)
     return Subject(recipe, published, model, session(model))
