@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
+from app.config import Settings
 from app.model.triton_config import ModelParameters
 from app.zoo.efficientnet import build_lite0
 from app.zoo.torch_weights import read_weights
@@ -101,6 +103,20 @@ def test_images_of_a_batch_do_not_affect_each_other(model: onnxruntime.Inference
 
     assert together.sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
     assert together == pytest.approx(np.concatenate([probabilities(model, image) for image in images]), abs=1e-5)
+
+
+@pytest.mark.usefixtures("triton")
+def test_embedded_triton_answers_the_same(settings: Settings) -> None:
+    """Its backend runs the model as it runs detectors, several images at once."""
+    image = {"name": "image", "datatype": "UINT8", "shape": [2, 224, 224, 3], "data": [gradients().ravel().tolist()] * 2}
+    url = f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{NAME}/infer"
+    answer = httpx.post(url, json={"inputs": [image]}, trust_env=False).raise_for_status()
+    (output,) = answer.json()["outputs"]
+    found = np.reshape(output["data"], output["shape"])
+
+    assert (output["name"], found.shape) == ("probabilities", (2, 1000))
+    for row in found:
+        assert row[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
 
 
 @pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
