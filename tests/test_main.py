@@ -19,6 +19,7 @@ from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
 from app.pipeline import detector
 from app.triton.shared_memory import SHM
+from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
@@ -258,7 +259,7 @@ async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Set
         async with started(create_app(with_registry)) as client:
             models = json(await client.get("/models"))["models"]
 
-    assert {model["name"] for model in models if model["state"] == "not_pulled"} == {"yolo11n", "yolo11n_file", "yolox_nano"}
+    assert {model["name"] for model in models if model["state"] == "not_pulled"} == registry.load(REPOSITORY / "models.toml").keys()
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:

@@ -2,7 +2,8 @@
 
 Its `parameters` tell what the tensors cannot, with these defaults:
 
-    labels      class names, comma separated (else the `names` of Ultralytics' `metadata`, else the class ids)
+    labels      class names, comma separated, or a JSON array, for names with commas (else the `names` of Ultralytics'
+                `metadata`, else the class ids)
     placement   center | top_left   where the image lies in the model's input (top_left for a YOLOX head)
     enlarge     true | false        whether small images are enlarged to the input size (true)
     pad         0 to 255            the value around the image (114)
@@ -84,10 +85,14 @@ class ModelParameters(msgspec.Struct):
     licence: str = ""
     metadata: str = ""
 
+    def __post_init__(self) -> None:
+        """Reject labels that begin like a JSON array and are none."""
+        self._labels()
+
     def class_names(self) -> tuple[str, ...]:
         """Return the class names by id; empty if the config has none."""
-        if self.labels:
-            return tuple(label.strip() for label in self.labels.split(","))
+        if labels := self._labels():
+            return tuple(label.strip() for label in labels)
         names = self._exporter_metadata().get("names")
         if not isinstance(names, dict) or names.keys() != set(range(len(names))):
             return ()
@@ -99,6 +104,14 @@ class ModelParameters(msgspec.Struct):
         if isinstance(size, list | tuple) and size:
             size = size[0]
         return self.square or (size if isinstance(size, int) and size > 0 else None)
+
+    def _labels(self) -> list[str]:
+        if not self.labels.startswith("["):
+            return self.labels.split(",") if self.labels else []
+        try:
+            return msgspec.json.decode(self.labels, type=list[str])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"labels begin with [, but are not a JSON array of texts: {error}") from error
 
     def _exporter_metadata(self) -> dict[str, Any]:
         try:
