@@ -6,6 +6,7 @@ GatewayError
 ├── Unauthorized            401  the API key is missing or wrong
 ├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
+├── NotAcceptable           406  no format of the result is of a type that the caller accepts
 ├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body has more bytes than allowed
 ├── ImageTooLarge           413  the image's header announces more pixels than allowed
@@ -60,6 +61,10 @@ class Forbidden(GatewayError):
 
 class UnknownModel(GatewayError):
     status, code, title = 404, "unknown_model", "There is no such model"
+
+
+class NotAcceptable(GatewayError):
+    status, code, title = 406, "not_acceptable", "The result has no format of an accepted type"
 
 
 class BodyTimeout(GatewayError):

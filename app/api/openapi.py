@@ -24,6 +24,7 @@ from app.api.schema import Problem
 _ERRORS = {
     400: "Malformed request or parameter, or an empty body",
     404: "Unknown model",
+    406: "`Accept` allows no type that a result can have",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
@@ -55,10 +56,10 @@ _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", 
 def _to_schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for `Parameters`."""
     # `str | None` is written as anyOf, and an enumeration of strings without any type.
-    kinds = [kind["type"] for kind in description.get("anyOf", []) if kind["type"] != "null"] or ["string"]
+    kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
     return Schema(
-        type=OpenAPIType(description.get("type", kinds[0])),
-        enum=description.get("enum"),
+        type=OpenAPIType(description.get("type", kind.get("type", "string"))),
+        enum=description.get("enum", kind.get("enum")),
         minimum=description.get("minimum"),
         maximum=description.get("maximum"),
         default=description.get("default"),
