@@ -6,7 +6,7 @@ from contextlib import suppress
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
 from app.api.json_response import VARY
 from app.resilience.memory import MemoryBudget
 
@@ -25,7 +25,7 @@ class LargeResponse(ASGIResponse):
         self._content_type = content_type
         self._memory = memory
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send the response, or the part of it that the client takes.
 
         Raises:
@@ -39,26 +39,18 @@ class LargeResponse(ASGIResponse):
                 VARY,
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if len(self.body) <= _CHUNK_BYTES:
-                await send({"type": "http.response.body", "body": self.body, "more_body": False})
-            else:
-                await self._send_chunks(scope, receive, send)
+            await self._send_body(context_of(scope), send)
 
-    async def _send_chunks(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand over the body, until the client has it, is too slow, or has disconnected."""
-        context = context_of(scope)
-        disconnect = asyncio.ensure_future(receive())  # the body of the request has been received: nothing else can come
+    async def _send_body(self, context: RequestContext, send: Send) -> None:
+        """Hand over the body, until the client has it or is too slow; then the server closes the connection."""
         time = asyncio.get_running_loop().time
         end = time() + context.body_limits.total_seconds
         left = len(self.body)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end) as limit:
                 for start in range(0, len(self.body), _CHUNK_BYTES):
-                    if disconnect.done():
-                        break
-                    chunk = self.body[start : start + _CHUNK_BYTES]
                     limit.reschedule(min(time() + context.body_limits.pause_seconds, end))
+                    chunk = self.body[start : start + _CHUNK_BYTES]
                     await send({"type": "http.response.body", "body": chunk, "more_body": left > len(chunk)})
                     left -= len(chunk)
-        disconnect.cancel()
         context.is_client_gone = left > 0

@@ -9,36 +9,39 @@ from numpy.typing import NDArray
 
 from app.imaging.label import Colour, Label, fit, readable_name, render
 
-# Far apart in hue or brightness, and none like skin, sky or foliage.
+# Bright enough for dark scenes, and saturated enough for bright ones. Neighbours differ most.
 _PALETTE: tuple[Colour, ...] = (
     (230, 25, 75),
-    (0, 130, 200),
-    (255, 225, 25),
-    (145, 30, 180),
-    (60, 220, 75),
-    (245, 130, 48),
-    (70, 240, 240),
-    (240, 50, 230),
-    (0, 0, 200),
-    (210, 245, 60),
-    (0, 128, 128),
-    (250, 190, 212),
-    (128, 0, 0),
-    (170, 255, 195),
-    (170, 110, 40),
-    (220, 190, 255),
-    (0, 100, 0),
-    (255, 215, 180),
-    (0, 0, 128),
-    (255, 250, 200),
+    (30, 120, 255),
+    (255, 215, 0),
+    (190, 70, 230),
+    (60, 200, 75),
+    (255, 130, 30),
+    (50, 225, 240),
+    (245, 60, 200),
+    (185, 235, 50),
+    (130, 110, 255),
+    (0, 165, 150),
+    (255, 140, 170),
+    (200, 130, 60),
+    (80, 170, 255),
+    (110, 235, 170),
+    (250, 95, 85),
 )
+_EDGE: Colour = (0, 0, 0)
 _MIN_TEXT_SIZE = 12
 _MIN_LINE_WIDTH = 2
 # Relative to the side of a square that has as many pixels as the image.
 _TEXT_SIZE = 0.022
 _LINE_WIDTH = 0.0028
+# A label has half of the image's width, or enough for a short name, in heights of its text.
+_MIN_LABEL_WIDTH = 12
 # A frame leaves at least two thirds of its box as they are.
 _MIN_BOX_WIDTHS = 6
+# A box that has fewer times the area of a label should not be hidden by it.
+_SMALL_BOX_LABELS = 3
+# A label that is hidden in part cannot be read, while much of an object can be.
+_LABEL_WEIGHT = 3
 
 
 class Marks(NamedTuple):
@@ -74,12 +77,13 @@ def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
     scale = sqrt(height * width)
     line_width = max(_MIN_LINE_WIDTH, round(scale * _LINE_WIDTH))
     text_size = max(_MIN_TEXT_SIZE, round(scale * _TEXT_SIZE))
+    max_width = min(width, max(width // 2, _MIN_LABEL_WIDTH * text_size))
     boxes = [_to_rectangle(box, width, height) for box in marks.boxes.tolist()]
     colours = [colour_of(class_id) for class_id in marks.class_ids.tolist()]
     for box, colour in reversed(list(zip(boxes, colours, strict=True))):
         _draw_frame(pixels, box, line_width, colour)
     labels = [
-        fit(readable_name(name, class_id), f"{score:.2f}", text_size, width, height // 2)
+        fit(readable_name(name, class_id), f"{score:.2f}", text_size, max_width, height // 2)
         for name, class_id, score in zip(marks.names, marks.class_ids.tolist(), marks.scores.tolist(), strict=True)
     ]
     places = _place(labels, boxes, width, height)
@@ -100,26 +104,48 @@ def _to_rectangle(box: Sequence[float], width: int, height: int) -> _Rectangle:
 
 
 def _draw_frame(pixels: NDArray[np.uint8], box: _Rectangle, line_width: int, colour: Colour) -> None:
+    """Draw a frame on the inner side of a box, and a thin dark one inside it, which sets it off from bright pixels."""
+    side = min(box.right - box.left, box.bottom - box.top)
+    line = max(1, min(line_width, side // _MIN_BOX_WIDTHS))
+    if line > 1:
+        edge = line + max(1, line // 3)
+        _draw_lines(pixels, box, edge, _EDGE)
+    _draw_lines(pixels, box, line, colour)
+
+
+def _draw_lines(pixels: NDArray[np.uint8], box: _Rectangle, width: int, colour: Colour) -> None:
     left, top, right, bottom = box
-    line = max(1, min(line_width, min(right - left, bottom - top) // _MIN_BOX_WIDTHS))
-    pixels[top : top + line, left:right] = colour
-    pixels[bottom - line : bottom, left:right] = colour
-    pixels[top:bottom, left : left + line] = colour
-    pixels[top:bottom, right - line : right] = colour
+    pixels[top : top + width, left:right] = colour
+    pixels[bottom - width : bottom, left:right] = colour
+    pixels[top:bottom, left : left + width] = colour
+    pixels[top:bottom, right - width : right] = colour
 
 
 def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: int, height: int) -> list[_Rectangle]:
-    """Find a place at its box for each label, inside the image, where it covers as little as possible of better ones."""
+    """Find a place at its box for each label, inside the image, where it hides as little as possible.
+
+    What counts are the labels of better detections, and boxes of which a label would hide a large part.
+    """
+    corners = np.array(boxes, np.int64).reshape(-1, 4)
+    areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1)
     places = np.zeros((len(labels), 4), np.int64)
     for index, (label, box) in enumerate(zip(labels, boxes, strict=True)):
         if label is not None:
-            lefts = box.left, box.right - label.width
-            tops = box.top - label.height, box.top, box.bottom, box.bottom - label.height
-            corners = np.array([(left, top) for left in lefts for top in tops])
-            corners = np.maximum(0, np.minimum(corners, (width - label.width, height - label.height)))
-            candidates = np.hstack((corners, corners + np.array((label.width, label.height))))
-            places[index] = candidates[np.argmin(_overlaps(candidates, places[:index]))]
+            small = corners[areas < _SMALL_BOX_LABELS * label.width * label.height]
+            candidates = _candidates(label, box, width, height)
+            hidden = _LABEL_WEIGHT * _overlaps(candidates, places[:index]) + _overlaps(candidates, small)
+            places[index] = candidates[np.argmin(hidden)]
     return [_Rectangle(*place) for place in places.tolist()]
+
+
+def _candidates(label: Label, box: _Rectangle, width: int, height: int) -> NDArray[np.int64]:
+    """Return the places (8, 4) for a label at its box, best first, moved into the image where they stick out."""
+    size = np.array((label.width, label.height))
+    lefts = box.left, box.right - label.width
+    tops = box.top - label.height, box.top, box.bottom, box.bottom - label.height
+    corners = np.array([(left, top) for left in lefts for top in tops])
+    corners = np.maximum(0, np.minimum(corners, (width, height) - size))
+    return np.hstack((corners, corners + size))
 
 
 def _overlaps(candidates: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Render the label of a box: a name and a score on a filled background.
 
-OpenCV has fonts inside: Latin, Greek, Cyrillic, Hebrew, Arabic, Chinese, Japanese and Korean. So the machine needs none.
+OpenCV's wheels have fonts inside: Latin, Greek, Cyrillic, Chinese, Japanese, Korean and more. So the machine needs none.
 """
 
 import unicodedata
@@ -18,7 +18,9 @@ Colour = tuple[int, int, int]
 _WEIGHT = 500
 # Of a label and of its baseline, in heights of the text.
 _LINE_HEIGHT, _BASELINE = 1.4, 1.08
-_MAX_CHARACTERS = 64  # of a name: many times what fits beside a box
+_MAX_CHARACTERS = 40  # of a name
+# OpenCV neither joins the letters of these scripts nor turns their order around.
+_RIGHT_TO_LEFT = {"R", "AL"}
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 # OpenCV draws this for a character that its fonts do not have.
 _REPLACEMENT = "?"
@@ -30,7 +32,7 @@ _BRIGHT = 140
 
 
 def readable_name(name: str, class_id: int) -> str:
-    """Return a name as it can be drawn: on one line, and not too long; `class ID` where the fonts lack a character."""
+    """Return a name as it can be drawn: on one line, and not too long; `class ID` if its script cannot be drawn."""
     name = "".join(character if character.isprintable() else " " for character in name[: _MAX_CHARACTERS + 1])
     name = unicodedata.normalize("NFC", name).strip()
     if len(name) > _MAX_CHARACTERS:
@@ -94,9 +96,13 @@ def _width(text: str, text_size: int) -> int:
 
 @lru_cache(4096)
 def _can_draw(text: str) -> bool:
-    """Return whether the fonts have each character."""
+    """Return whether each character is drawn as it should be."""
     missing = _draw_character(_REPLACEMENT)
-    return not any(character != _REPLACEMENT and np.array_equal(_draw_character(character), missing) for character in text)
+    return not any(
+        unicodedata.bidirectional(character) in _RIGHT_TO_LEFT or np.array_equal(_draw_character(character), missing)
+        for character in text
+        if character != _REPLACEMENT
+    )
 
 
 def _draw_character(character: str) -> NDArray[np.uint8]:

@@ -18,6 +18,8 @@ else:
 
 _BY_NAME = {format_.name: format_ for format_ in FORMATS}
 _BY_TYPE = {media_type: format_ for format_ in FORMATS for media_type in format_.media_types}
+MEDIA_TYPES = tuple(_BY_TYPE)
+"""All types that `Accept` can ask for."""
 # What most programs send, which is not worth parsing.
 _USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 
@@ -36,7 +38,7 @@ def choose(name: FormatName | None, accept: bytes) -> Format:
         return _BY_NAME[name]
     if accept in _USUAL:
         return FORMATS[0]
-    media_type = best(accept, tuple(_BY_TYPE))
+    media_type = best(accept, MEDIA_TYPES)
     if media_type is None:
-        raise NotAcceptable(f"Accept allows none of {', '.join(_BY_TYPE)}; without the header the result is JSON")
+        raise NotAcceptable(f"Accept allows none of {', '.join(MEDIA_TYPES)}; without the header the result is JSON")
     return _BY_TYPE[media_type]
