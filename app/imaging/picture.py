@@ -1,4 +1,4 @@
-"""Draw detections on the upright image and encode the picture: all that the pipeline needs of this for pictures."""
+"""Decode an image, draw detections on it and encode the picture: what the pipeline needs of this package beside `canvas`."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -31,13 +31,14 @@ def draw_picture(
         marks: What to draw.
         picture_type: Of the result.
         limits: Maximum sizes of images.
-        reserve: Called once the header is accepted, with an estimate of the memory that this takes, bytes.
+        reserve: Called once the header is accepted, with an estimate of the memory that this takes, bytes; raises what the
+            caller wants to be raised if there is none.
 
     Returns:
         The encoded picture.
 
     Raises:
-        GatewayError: As `read_header` and `decode` say.
+        GatewayError: As `read_header`, `decode` and `reserve` say.
     """
     header = read_header(data, limits)
     size = header.width, header.height
