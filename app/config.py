@@ -86,9 +86,12 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
     ] = 20.0
     body_pause_seconds: Annotated[
-        float, Meta(gt=0, le=600, description="Maximum time between two reads of a request body, seconds.")
+        float,
+        Meta(gt=0, le=600, description="Maximum time between two reads of a request body, or two writes of a picture, seconds."),
     ] = 10.0
-    body_seconds: Annotated[float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, seconds.")] = 30.0
+    body_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, or to send a picture, seconds.")
+    ] = 30.0
     max_requests: Annotated[
         int,
         Meta(

@@ -7,6 +7,7 @@ GatewayError
 ├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
 ├── UnknownVersion          404  the model exists, but not in this version
+├── NotAcceptable           406  no format of the result is of a type that the caller accepts
 ├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body has more bytes than allowed
 ├── ImageTooLarge           413  the image's header announces more pixels than allowed
@@ -65,6 +66,10 @@ class UnknownModel(GatewayError):
 
 class UnknownVersion(GatewayError):
     status, code, title = 404, "unknown_version", "There is no such version of the model"
+
+
+class NotAcceptable(GatewayError):
+    status, code, title = 406, "not_acceptable", "The result has no format of an accepted type"
 
 
 class BodyTimeout(GatewayError):

@@ -112,6 +112,7 @@ def test_model_takes_an_image_and_returns_what_its_task_asks_for(name: str, file
 def test_detector_needs_no_post_processing(name: str, file: str) -> None:
     """The gateway recognises what the graph has done already."""
     recipe = ENTRIES[name].recipe
+    assert isinstance(recipe, DetectionRecipe)
     spec = spec_of(name, file)
 
     assert spec.input_format is InputFormat.HWC

@@ -17,6 +17,8 @@ class RequestContext:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
+        self.accept = b""
+        """The `Accept` header; empty if there is none."""
         self.timing = Timing()
         self.trace: TraceContext | None = None
         """The request's own span, or its caller's if there is no tracing here; None if it belongs to no trace."""

@@ -5,27 +5,30 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl
 
-import msgspec
 from litestar import Request
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
 
 from app.api import body, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
-from app.api.formatting import to_response
+from app.api.formats.answer import Answer
+from app.api.formats.choice import choose
 from app.api.guards import GuardedRoute
-from app.api.json_response import JsonResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.parameters import DetectParameters
-from app.api.schema import DetectResponse
+from app.api.schema import CocoResult, DetectResponse
 from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
 from app.resilience.deadline import Deadline
 
-_RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
+_RESPONSES = {
+    200: ResponseSpec(DetectResponse | list[CocoResult], description="The detections", generate_examples=False),
+    **PROBLEMS,
+}
 
 
 @GuardedRoute(
@@ -36,7 +39,7 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", ge
     responses=_RESPONSES,
     status_code=200,
 )
-async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> JsonResponse:
+async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
     return await _detect(request, detector, [])
 
@@ -49,12 +52,12 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
     responses=_RESPONSES,
     status_code=200,
 )
-async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> JsonResponse:
+async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, detector, [("model", model)])
 
 
-async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> JsonResponse:
+async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
     context = context_of(request.scope)
     query = request.scope["query_string"]
     if query:
@@ -77,11 +80,11 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
         trace = context.trace if context.trace is not None and context.trace.is_sampled else None
         call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
         model = wanted.options.model or detector.default_model
+        chosen = choose(wanted.format, context.accept)
         try:
             found = await detector.detect(image, wanted.options, call)
         finally:
             if detector.is_known(model):
                 context.log_fields["model"] = model
-    context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
-    response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
-    return JsonResponse(msgspec.json.encode(response))
+        context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
+        return await chosen.respond(Answer(found, image, wanted.boxes, wanted.image_id, context, call, detector))

@@ -64,6 +64,7 @@ class RequestContextMiddleware:
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
+        context.accept = headers.get(b"accept", b"")
         attach(context, scope)
         context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics

@@ -8,6 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
+    OpenAPIResponse,
     OpenAPIType,
     Operation,
     Parameter,
@@ -17,6 +18,8 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
+from app.api.content_type import JSON
+from app.api.formats.choice import MEDIA_TYPES
 from app.api.parameters import DetectParameters, Parameters
 from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
@@ -24,6 +27,7 @@ from app.api.schema import Problem
 _ERRORS = {
     400: "Malformed request or parameter, or an empty body",
     404: "Unknown model, or unknown version of it",
+    406: "`Accept` allows no type that a result can have",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
@@ -51,6 +55,8 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 
 _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
 
+_PICTURE_TYPES = [media_type for media_type in MEDIA_TYPES if media_type != JSON]
+
 
 def _to_schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for parameters."""
@@ -72,9 +78,14 @@ def _parameter_schemas(kind: type[Parameters]) -> dict[str, Schema]:
     return {name: _to_schema(field) for name, field in components[kind.__name__]["properties"].items()}
 
 
+def _binary(media_type: str) -> OpenAPIMediaType:
+    """Describe a body that is an image."""
+    return OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=media_type))
+
+
 @dataclass
 class DetectOperation(Operation):
-    """Adds what Litestar cannot see in a handler that takes the raw body: bodies and parameters."""
+    """Adds what Litestar cannot see in a handler that takes the raw body: bodies, parameters and pictures."""
 
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
@@ -87,12 +98,11 @@ class DetectOperation(Operation):
                 for name, schema in fields.items()
             ),
         ]
+        if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
+            found.content |= {kind: _binary(kind) for kind in _PICTURE_TYPES}
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
         encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64")
-        raw = {
-            kind: OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=kind))
-            for kind in _RAW_TYPES
-        }
+        raw = {kind: _binary(kind) for kind in _RAW_TYPES}
         self.request_body = RequestBody(
             required=True,
             description="The image: as it is, as a form field, or in JSON.",

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from app.api.formats.choice import FormatName
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import DetectOptions
@@ -75,6 +76,15 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
             "`coco`: `bbox` as x, y, width, height in pixels; `cxcywh`: `bbox` as centre x, centre y, width, height in pixels."
         ),
     ] = "normalized"
+    format: Annotated[
+        FormatName | None,
+        Meta(
+            description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
+            "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
+            "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
+        ),
+    ] = None
+    image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     def __post_init__(self) -> None:
         """Check what a type cannot tell.

@@ -53,6 +53,18 @@ class DetectResponse(msgspec.Struct, frozen=True):
     model: ModelUsed
     total_time_ms: float
     request_id: str
+    visualization: bytes | UnsetType = UNSET
+    """The picture with the detections drawn on it, in base64; for `format=image_and_json` only."""
+
+
+class CocoResult(msgspec.Struct, frozen=True):
+    """One object as in the results of COCO; `bbox` is x, y, width, height in pixels of the upright image."""
+
+    image_id: int
+    category_id: int
+    """The class id of the model, from 0."""
+    bbox: tuple[float, float, float, float]
+    score: float
 
 
 class Problem(msgspec.Struct, frozen=True):

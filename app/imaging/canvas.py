@@ -1,4 +1,4 @@
-"""Check an image's header, allocate a canvas and draw the image on it: all that the pipeline needs of this package."""
+"""Check an image's header, allocate a canvas and draw the image on it: what the pipeline needs of this package for a detection."""
 
 from collections.abc import Callable
 

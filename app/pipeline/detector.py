@@ -65,6 +65,8 @@ class Detector:
         self.default_model = default_model
         self.pullable = pullable
         """Models that `pull` could get."""
+        self.pixel_limits = limits.pixels
+        """Maximum sizes of images."""
         self._limits = limits
         self._tritons = pool
         self._transport = pool.transport

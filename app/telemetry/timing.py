@@ -2,8 +2,8 @@
 
 from time import perf_counter
 
-STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
-"""The stages of a request for detection, in order."""
+STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post", "draw")
+"""The stages of a request for detection, in order; the last one only of those that get a picture."""
 
 
 class Timing:

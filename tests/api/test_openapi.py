@@ -32,8 +32,19 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
     assert parameters["confidence"]["maximum"] == parameters["iou"]["maximum"] == 1
     assert parameters["agnostic"]["type"] == "boolean"
     assert parameters["boxes"]["enum"] == ["coco", "cxcywh", "normalized", "pixel"]
-    assert set(operation["responses"]) == {"200", "400", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504"}
+    assert parameters["format"]["enum"] == ["coco-results", "image", "image_and_json", "json"]
+    statuses = "200 400 404 406 408 413 415 422 429 500 502 503 504"
+    assert set(operation["responses"]) == set(statuses.split())
     assert "application/problem+json" in operation["responses"]["422"]["content"]
+
+
+async def test_every_type_of_a_result_is_described(document: Any) -> None:  # noqa: ANN401
+    """JSON, which is one of two things, and pictures."""
+    for path in ("/detect", "/predict/{model}"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert list(content) == ["application/json", "image/jpeg", "image/png"]
+        assert [kind.get("type", "object") for kind in content["application/json"]["schema"]["oneOf"]] == ["object", "array"]
+        assert content["image/png"]["schema"]["format"] == "binary"
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401

@@ -85,7 +85,7 @@ Simulate = Callable[..., Simulation]
 
 @pytest.fixture
 def simulate(monkeypatch: pytest.MonkeyPatch) -> Simulate:
-    def make(*model: float, **options: Any) -> Simulation:
+    def make(*model: float, **options: Any) -> Simulation:  # noqa: ANN401 - those of Simulation
         instances, batch, seconds = model
         return Simulation(Model(int(instances), int(batch), seconds), monkeypatch, **options)
 

@@ -117,5 +117,5 @@ def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
     for stage in STAGES:
         timing.lap(stage)
 
-    assert timing.fail() == "post"
+    assert timing.fail() == STAGES[-1]
     assert list(timing.stages) == list(STAGES)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.api.formatting import to_detections, to_response
+from app.api.formats.native import to_detections, to_response
 from app.api.schema import BoxFormat
 from app.imaging.letterbox import LetterboxTransform
 from app.pipeline.call import Detections
