@@ -59,7 +59,8 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(
             description="Overlap, as intersection over union, above which only the better of two boxes of a class is returned. "
-            "Default and maximum: that of the model, if it drops such boxes itself; the maximum is 1 for others."
+            "Default: that of the model; none for a model that finds each object once. "
+            "Maximum: that of the model, if it drops such boxes itself."
         ),
     ] = None
     agnostic: Annotated[bool, Meta(description="Whether boxes of different classes are compared, too.")] = False

@@ -12,8 +12,8 @@ BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """One object: corners in the unit the caller asked for, or a `bbox` in pixels, never both.
 
-    Both are relative to the top left of the upright image; `bbox` is x, y, width, height as in COCO files, where x and y are those
-    of its left upper corner for `coco`, of its centre for `cxcywh`.
+    Both are relative to the top left of the upright image. `bbox` is x, y, width, height: of `coco`, x and y are the top left
+    corner, as in COCO files; of `cxcywh`, the centre.
     """
 
     x1: float | UnsetType = UNSET

@@ -50,6 +50,9 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
 def to_suppression(iou: float | None, spec: ModelSpec, *, is_agnostic: bool) -> Suppression | None:
     """Find out how to suppress a model's boxes; None if the model has done all that is wanted.
 
+    What a model has suppressed stays so, even if the box that covered it is suppressed now: a few boxes differ from what one NMS
+    at the lower overlap would leave.
+
     Args:
         iou: What the caller asks for; None for what the model's config says.
         spec: Spec of the model.

@@ -67,6 +67,7 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "name": "tiny",
         "state": "not_ready",
         "version": None,
+        "versions": [],
         "width": None,
         "height": None,
         "output_format": None,
