@@ -61,8 +61,8 @@ _PICTURE_TYPES = [media_type for media_type in MEDIA_TYPES if media_type != JSON
 def _to_schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for parameters."""
     # `str | None` is written as anyOf, and an enumeration of strings without any type.
-    kinds = [kind for kind in description.get("anyOf", []) if kind["type"] != "null"] or [{"type": "string"}]
-    description = kinds[0] | description
+    kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
+    description = {"type": "string"} | kind | description
     return Schema(
         type=OpenAPIType(description["type"]),
         enum=description.get("enum"),
