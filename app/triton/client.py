@@ -21,7 +21,7 @@ from app.triton import control_key
 from app.triton.channel import open_channels
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
-from app.triton.server_info import ModelState, ServerInfo
+from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
@@ -95,8 +95,7 @@ class TritonClient:
         name, version = split_reference(model)
         request = service_pb2.ModelReadyRequest(name=name, version=version)
         with suppress(GatewayError):
-            answer = await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))
-            return bool(answer.ready)
+            return bool((await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))).ready)
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
@@ -107,23 +106,13 @@ class TritonClient:
             GatewayError: Triton does not tell.
         """
         index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        states: dict[str, ModelState] = {}
-        for version in index.models:
-            reason = " ".join(version.reason.partition("\n")[0].split())
-            ready = {version.version} if version.state == "READY" else set()
-            state = ModelState(version.state, reason, frozenset(ready))
-            states[version.name] = states[version.name].join(state) if version.name in states else state
-        return states
+        return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Ask for a model's config, as Triton's JSON, and the version that it is of: the newest one that is loaded, unless given.
-
-        Args:
-            model: Its reference.
+        """Ask for a model's config, as Triton's JSON, and its version: that of the reference, else the newest that is loaded.
 
         Raises:
-            UnknownModel: There is no such model.
-            UnknownVersion: This version of it is not loaded; the message names those that are.
+            UnknownModel, UnknownVersion: There is no such model, or it is loaded in other versions, which the message names.
             ModelNotReady: It is not loaded.
             TritonUnavailable: Triton does not answer.
         """
@@ -134,7 +123,7 @@ class TritonClient:
             raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
         request = service_pb2.ModelConfigRequest(name=name, version=version)
         answer = await _query(self._stub.ModelConfig(request, timeout=_QUERY_SECONDS))
-        return MessageToDict(answer.config, preserving_proto_field_name=True), version or (loaded[-1] if loaded else "")
+        return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
         """Let Triton map an arena.

@@ -12,7 +12,7 @@ from app.model.spec import ModelSpec
 from app.triton.choice import choose
 from app.triton.served_model import ServedModel
 from app.triton.server import TritonServer
-from app.triton.server_info import ModelState
+from app.triton.server_info import ModelState, join_states
 from app.triton.transport import Transport
 
 T = TypeVar("T")
@@ -151,10 +151,7 @@ class TritonPool:
             GatewayError: None of them answers, as `TritonClient.list_models` says.
         """
         answers = await asyncio.gather(*(server.client.list_models() for server in self.servers), return_exceptions=True)
-        states: dict[str, ModelState] = {}
-        for answer in answers:
-            if isinstance(answer, dict):
-                states |= {name: states[name].join(state) if name in states else state for name, state in answer.items()}
+        states = join_states(item for answer in answers if isinstance(answer, dict) for item in answer.items())
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
         if len(failed) == len(answers):
             raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
