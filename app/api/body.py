@@ -44,12 +44,14 @@ def needs_parsing(content_type: str) -> bool:
 
 
 def parse_body(data: bytes, content_type: str) -> ParsedBody:
-    """Parse a multipart or JSON body; its `Content-Type` header tells which.
+    """Parse a body; its `Content-Type` header tells whether it is a multipart form, JSON or the image itself.
 
     Raises:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
+    if not needs_parsing(content_type):
+        return ParsedBody(data, [])
     parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
     if not parsed.image:
         raise MalformedRequest("the image is empty")

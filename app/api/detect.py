@@ -1,9 +1,6 @@
 """POST /detect and POST /predict/{model}: an image in, detections out."""
 
-from functools import partial
-from time import monotonic
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import Request
@@ -12,7 +9,7 @@ from litestar.enums import HttpMethod
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 
-from app.api import body, parameters
+from app.api import body, intake
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.formatting import to_response
@@ -20,9 +17,7 @@ from app.api.guards import GuardedRoute
 from app.api.json_response import JsonResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
-from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
-from app.resilience.deadline import Deadline
 
 _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
 
@@ -55,26 +50,8 @@ async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Det
 
 async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> JsonResponse:
     context = context_of(request.scope)
-    query = request.scope["query_string"]
-    if query:
-        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
-    # An invalid query is rejected before the body is read.
-    wanted = parameters.parse(pairs)
-    seconds = detector.timeout_seconds(wanted.timeout_ms)
     with ClientWatch(request.receive, context.body_limits) as client:
-        with detector.admission.start_upload() as upload:
-            image = await client.read_body(upload)
-            context.is_body_received = True
-            received_at = monotonic()
-            if body.needs_parsing(context.content_type):
-                parse = partial(body.parse_body, image, context.content_type)
-                image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
-                wanted = parameters.parse([*pairs, *more])
-                seconds = detector.timeout_seconds(wanted.timeout_ms)
-        context.timing.lap("read")
-        # Triton would export spans of a trace that is not sampled, too.
-        trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
+        (image, _), wanted, call = await intake.receive(client, request.scope, detector, pairs, body.parse_body)
         model = wanted.options.model or detector.default_model
         try:
             found = await detector.detect(image, wanted.options, call)
