@@ -23,7 +23,8 @@ _Outline: Any = msgspec.defstruct(
     "_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in ("image", *parameters.NAMES)], forbid_unknown_fields=True
 )
 _Members: Any = msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in ("image", *parameters.NAMES)])
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+"""Finds the name in msgspec's text about an unknown member."""
 _MAX_MEMBER_BYTES = 1 << 16
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 _SPACES = b" \t\r\n"
@@ -75,7 +76,7 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
                 elif name in FILE_FIELDS:
                     files.append(b"".join(chunks))
                 else:
-                    pairs.append((name, _to_text(name, b"".join(chunks))))
+                    pairs.append((name, to_text(name, b"".join(chunks))))
     except ValueError:  # MultipartError is one, and so is text that cannot be decoded
         # Not `from error`: its text, which would be logged, repeats parts of the body.
         raise MalformedRequest("the multipart body is not well formed or has too many parts") from None
@@ -90,33 +91,39 @@ def parse_json(data: bytes) -> ParsedBody:
         image = msgspec.json.decode(data, type=_Outline).image
         if bytes(memoryview(image)[:1]) != b'"':
             raise MalformedRequest('the JSON object has no string "image"')
-        members = _parse_members(data, image)
+        members = parse_members(data, "image", image)
         encoded = msgspec.json.decode(image, type=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of many digits
-        if found := _UNKNOWN.fullmatch(str(error)):
+        if found := UNKNOWN_MEMBER.fullmatch(str(error)):
             raise parameters.unknown_parameter(found[1]) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
-    return ParsedBody(_decode_base64(encoded), members)
+    return ParsedBody(decode_base64(encoded), members)
 
 
-def _parse_members(data: bytes, image: msgspec.Raw) -> list[tuple[str, str]]:
-    """Parse the members beside the image, once it is known that they are few bytes."""
-    if len(data) - len(image) > _MAX_MEMBER_BYTES:
-        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
-    start = _address(image) - _address(data)
-    rest = data[:start] + b'""' + data[start + len(image) :]
+def parse_members(data: bytes, name: str, content: msgspec.Raw) -> list[tuple[str, str]]:
+    """Parse the members of a JSON object beside its `content`, whose name this is; they may have few bytes.
+
+    Raises:
+        MalformedRequest: They have too many bytes.
+        InvalidParameter: There are several members of that name.
+        msgspec.DecodeError, ValueError, RecursionError: A value is not one of a parameter.
+    """
+    if len(data) - len(content) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
+    start = _address(content) - _address(data)
+    rest = data[:start] + b'""' + data[start + len(content) :]
     msgspec.json.decode(rest, type=_Members)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
-    if [name for name, _ in pairs].count("image") > 1:
-        raise InvalidParameter("image is given more than once")
-    return [(name, _to_parameter(value)) for name, value in pairs if name != "image"]
+    if [member for member, _ in pairs].count(name) > 1:
+        raise InvalidParameter(f"{name} is given more than once")
+    return [(member, _to_parameter(value)) for member, value in pairs if member != name]
 
 
 def _address(data: bytes | msgspec.Raw) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
-def _decode_base64(encoded: str) -> bytes:
+def decode_base64(encoded: str) -> bytes:
     """Decode base64 or a data URL; white space, in which long lines are often broken, does not count."""
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
@@ -128,7 +135,8 @@ def _decode_base64(encoded: str) -> bytes:
         raise MalformedRequest('"image" is not base64') from error
 
 
-def _to_text(name: str, content: bytes) -> str:
+def to_text(name: str, content: bytes) -> str:
+    """Decode a form field; raise InvalidParameter if it is not text."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

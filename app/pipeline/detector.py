@@ -2,21 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from time import thread_time
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from numpy.typing import NDArray
-
-from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import select, to_class_ids
+from app.detection.select import to_class_ids
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import saturation
+from app.pipeline import postprocess, saturation
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
@@ -69,6 +67,8 @@ class Detector:
         self._transport = pool.transport
         self._metrics = metrics
         self._pool = DecodePool(limits.decode_threads)
+        self.batch_turns = asyncio.Semaphore(2 * limits.decode_threads)
+        """For `CallContext.turns`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
 
     @property
@@ -149,6 +149,10 @@ class Detector:
             raise
         return spec
 
+    def parallel_images(self, spec: ModelSpec) -> int:
+        """Return how many images of a model can be processed at a time."""
+        return self._tritons.parallel_images(spec)
+
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
         saturation.sample(self._metrics, self.admission, self._tritons, self._pool, self._inferences.batchers)
@@ -180,29 +184,42 @@ class Detector:
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        deadline, timing = call.deadline, call.timing
         model = options.model or self.default_model
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
-            spec = await self.prepare(model, deadline)
+            spec = await self.prepare(model, call.deadline)
             class_ids = to_class_ids(options.classes, spec.labels)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
+            permit = await self.admission.admit(spec.name, self.parallel_images(spec), memory, call.deadline, call.share)
         except BaseException:
             memory.release()
             raise
         with permit:
-            timing.lap("model")
-            buffer = InputBuffer(self._transport, permit)
+            return await self.process(data, spec, class_ids, options, call, permit)
+
+    async def process(  # noqa: PLR0913, PLR0917 - what the steps before have found
+        self,
+        data: bytes,
+        spec: ModelSpec,
+        class_ids: frozenset[int] | None,
+        options: DetectOptions,
+        call: CallContext,
+        permit: Permit,
+    ) -> Detections:
+        """Detect objects in an image that has been admitted; arguments and errors as those of `detect`."""
+        timing = call.timing
+        timing.lap("model")
+        buffer = InputBuffer(self._transport, permit)
+        async with call.turns or nullcontext():
             transform = await self._fill(buffer, data, spec, call, permit)
-            timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, call, permit)
-            timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
-            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
+        timing.lap("decode")
+        result = await self._inferences.run(spec, buffer, call, permit)
+        timing.lap("infer")
+        decode = partial(postprocess.find, spec, result.outputs, transform, options, class_ids)
+        found = await self._pool.run(decode, call.deadline, permit) if spec.output_format.is_heavy else decode()
         timing.lap("post")
         return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
 
@@ -231,16 +248,3 @@ class Detector:
 
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)
-
-
-def _decode(
-    spec: ModelSpec,
-    outputs: dict[str, NDArray[Any]],
-    transform: LetterboxTransform,
-    options: DetectOptions,
-    class_ids: frozenset[int] | None,
-) -> Candidates:
-    """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = decode_outputs(spec, outputs)
-    found = found._replace(boxes=transform.to_image(found.boxes))
-    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)
