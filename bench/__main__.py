@@ -12,6 +12,7 @@ from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (
     accuracy,
+    batch,
     dashboard,
     instances,
     limit,
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         server_load,
         versus,
         overload,
+        batch,
         limit,
         stages,
         metrics,
