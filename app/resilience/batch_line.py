@@ -38,7 +38,8 @@ class BatchLine:
             GatewayFull: It would come too late.
         """
         ahead = self._table.total(self._waiting)
-        if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction * _PART:
+        # As if there were no single requests: with many of them, the images that come too late fail alone.
+        if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction:
             raise self._queue.full()
 
     async def admit(self, deadline: Deadline) -> "Permit":
