@@ -114,6 +114,9 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Maximum size of a request body, MiB.")] = 50.0
+    max_batch_size_mb: Annotated[
+        float, Meta(gt=0, le=16384, description="Maximum size of the body of a request with several images, MiB.")
+    ] = 128.0
     max_megapixels: Annotated[
         float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
@@ -173,6 +176,11 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_body_bytes(self) -> int:
         """Largest request body, bytes."""
         return int(self.max_file_size_mb * 2**20)
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Largest body of a request with several images, bytes."""
+        return int(self.max_batch_size_mb * 2**20)
 
     @property
     def max_pixels(self) -> int:

@@ -138,8 +138,10 @@ def describe(settings: Settings) -> Deployment:
     capacity = _capacity(settings)
     return Deployment(
         BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds),
+        BodyLimits(settings.max_batch_bytes, settings.body_pause_seconds, settings.body_seconds),
         LimitsInForce(
             max_file_size_mb=settings.max_file_size_mb,
+            max_batch_size_mb=settings.max_batch_size_mb,
             max_megapixels=settings.max_megapixels,
             max_megapixels_unscalable=settings.max_megapixels_unscalable,
             max_uploads=settings.max_uploads,
@@ -174,7 +176,7 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 
 def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
-    largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
+    largest = max(settings.max_body_bytes, settings.max_batch_bytes) + max_decode_bytes(_pixel_limits(settings))
     budget = memory.image_budget(settings.memory_mb, largest)
     return Capacity(
         max_uploads=settings.max_uploads,

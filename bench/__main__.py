@@ -12,6 +12,7 @@ from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (
     accuracy,
+    batch,
     dashboard,
     instances,
     limit,
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         versus,
         overload,
         tail,
+        batch,
         limit,
         locust,
         stages,

@@ -57,8 +57,10 @@ METRICS = Metrics(WorkerTable(), "0")
 """Metrics that nobody looks at."""
 DEPLOYMENT = Deployment(
     BodyLimits(2**20, pause_seconds=10, total_seconds=30),
+    BodyLimits(2**22, pause_seconds=10, total_seconds=30),
     LimitsInForce(
         max_file_size_mb=1,
+        max_batch_size_mb=4,
         max_megapixels=10,
         max_megapixels_unscalable=10,
         max_uploads=100,

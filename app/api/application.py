@@ -11,10 +11,11 @@ from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
+from app.api.batch.route import detect_batch
 from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import detect, predict
-from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.guards import Check, combine_guards, guard_batch_type, guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.head import HeadMiddleware
 from app.api.health import health, livez, readyz
 from app.api.keys import ApiKeys, Scope
@@ -58,6 +59,15 @@ def build(
 
     routes: list[ControllerRouterHandler] = [
         _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing),
+        _protect(
+            keys,
+            "detect",
+            [detect_batch],
+            guard_circuit(resources),
+            guard_payload(deployment.batch_limits),
+            guard_batch_type,
+            guard_timing,
+        ),
         _protect(keys, "detect", [models]),
         _protect(keys, "health", [health, metrics]),
         livez,

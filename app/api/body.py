@@ -20,7 +20,8 @@ FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
 
 _Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+"""Finds the name in msgspec's text about an unknown member."""
 _MAX_MEMBER_BYTES = 1 << 16
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 _SPACES = b" \t\r\n"
@@ -41,12 +42,14 @@ def needs_parsing(content_type: str) -> bool:
 
 
 def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
+    """Parse a body with parameters of a kind: a multipart form, JSON or the image itself, as its `Content-Type` header says.
 
     Raises:
         MalformedRequest: It is not well formed, or does not contain exactly one image.
         InvalidParameter: A parameter in it is not text.
     """
+    if not needs_parsing(content_type):
+        return ParsedBody(data, [])
     parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data, kind)
     if not parsed.image:
         raise MalformedRequest("the image is empty")
@@ -70,7 +73,7 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
                 elif name in FILE_FIELDS:
                     files.append(b"".join(chunks))
                 else:
-                    pairs.append((name, _to_text(name, b"".join(chunks))))
+                    pairs.append((name, to_text(name, b"".join(chunks))))
     except ValueError:  # MultipartError is one, and so is text that cannot be decoded
         # Not `from error`: its text, which would be logged, repeats parts of the body.
         raise MalformedRequest("the multipart body is not well formed or has too many parts") from None
@@ -80,50 +83,58 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
 
 
 @cache
-def _outlines(kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
-    """Make the types of a JSON object with an image and parameters of a kind: all as it is, and with types.
+def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
+    """Make the types of a JSON object that has a member `content` and parameters of a kind: all as it is, and with types.
 
     Structs instead of dicts: parsing stops at the first unknown member, however many follow.
     """
-    names = ("image", *parameters.names(kind))
+    names = (content, *parameters.names(kind))
     outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
     return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
     """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
-    outline, typed = _outlines(kind)
+    outline, typed = outlines("image", kind)
     try:
         image = msgspec.json.decode(data, type=outline).image
         if bytes(memoryview(image)[:1]) != b'"':
             raise MalformedRequest('the JSON object has no string "image"')
-        members = _parse_members(data, image, typed)
+        members = parse_members(data, "image", image, typed)
         encoded = msgspec.json.decode(image, type=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of many digits
-        if found := _UNKNOWN.fullmatch(str(error)):
+        if found := UNKNOWN_MEMBER.fullmatch(str(error)):
             raise parameters.unknown_parameter(found[1], kind) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
-    return ParsedBody(_decode_base64(encoded), members)
+    return ParsedBody(decode_base64(encoded), members)
 
 
-def _parse_members(data: bytes, image: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members beside the image, once it is known that they are few bytes."""
-    if len(data) - len(image) > _MAX_MEMBER_BYTES:
-        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
-    start = _address(image) - _address(data)
-    rest = data[:start] + b'""' + data[start + len(image) :]
+def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Parse the members of a JSON object beside its `content`, whose name this is.
+
+    They may have few bytes, and must be of the types of a Struct.
+
+    Raises:
+        MalformedRequest: They have too many bytes.
+        InvalidParameter: There are several members of that name.
+        msgspec.DecodeError, ValueError, RecursionError: A value is not one of a parameter.
+    """
+    if len(data) - len(content) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
+    start = _address(content) - _address(data)
+    rest = data[:start] + b'""' + data[start + len(content) :]
     msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
-    if [name for name, _ in pairs].count("image") > 1:
-        raise InvalidParameter("image is given more than once")
-    return [(name, _to_parameter(value)) for name, value in pairs if name != "image"]
+    if [member for member, _ in pairs].count(name) > 1:
+        raise InvalidParameter(f"{name} is given more than once")
+    return [(member, _to_parameter(value)) for member, value in pairs if member != name]
 
 
 def _address(data: bytes | msgspec.Raw) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
-def _decode_base64(encoded: str) -> bytes:
+def decode_base64(encoded: str) -> bytes:
     """Decode base64 or a data URL; white space, in which long lines are often broken, does not count."""
     if encoded.startswith("data:"):
         encoded = encoded.partition(",")[2]
@@ -135,7 +146,8 @@ def _decode_base64(encoded: str) -> bytes:
         raise MalformedRequest('"image" is not base64') from error
 
 
-def _to_text(name: str, content: bytes) -> str:
+def to_text(name: str, content: bytes) -> str:
+    """Decode a form field; raise InvalidParameter if it is not text."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -19,6 +19,7 @@ from app.resilience.admission import WHOLE, Share
 
 _VERSION = "/v1"
 _DETECT = {"/detect", "/v1/detect"}
+_BATCH = "/detect/batch"
 _PREDICT = "/predict/"
 _PREDICT_TEMPLATE = "/predict/{model}"
 
@@ -56,7 +57,7 @@ class CapacityMiddleware:
         version = _VERSION if path.startswith(f"{_VERSION}/") else ""
         path = path.removeprefix(version)
         is_predict = path.startswith(_PREDICT) and path.count("/") == _PREDICT.count("/")
-        share = self._share(scope) if is_predict or path == "/detect" else None
+        share = self._share(scope) if is_predict or path in {"/detect", _BATCH} else None
         if share is None:
             return
         note_route(scope, version + (_PREDICT_TEMPLATE if is_predict else path))
@@ -74,7 +75,7 @@ class CapacityMiddleware:
                 context.log_fields["model"] = name
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
         if detector.is_usable(model):
-            await detector.admission.check(model, share)
+            await detector.admission.check(model, share, is_batch=path == _BATCH)
 
     def _share(self, scope: HTTPScope) -> Share | None:
         """Find out what part of the limit the request may use, by its API key; None if the key's guard will reject it."""

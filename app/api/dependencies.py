@@ -16,6 +16,8 @@ class Deployment(NamedTuple):
     """What the settings say of the way that an application runs."""
 
     body_limits: BodyLimits
+    batch_limits: BodyLimits
+    """Of requests with several images."""
     limits: LimitsInForce
     """For the report of health."""
     triton_metrics_urls: tuple[str, ...]

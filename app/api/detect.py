@@ -1,9 +1,6 @@
 """POST /detect and POST /predict/{model}: an image in, detections out."""
 
-from functools import partial
-from time import monotonic
 from typing import Any
-from urllib.parse import parse_qsl
 
 from litestar import Request
 from litestar.di import NamedDependency
@@ -12,7 +9,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api import body, parameters
+from app.api import body, intake
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.formats.answer import Answer
@@ -21,9 +18,7 @@ from app.api.guards import GuardedRoute
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.parameters import DetectParameters
 from app.api.schema import CocoResult, DetectResponse
-from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
-from app.resilience.deadline import Deadline
 
 _RESPONSES = {
     200: ResponseSpec(DetectResponse | list[CocoResult], description="The detections", generate_examples=False),
@@ -59,26 +54,8 @@ async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Det
 
 async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
     context = context_of(request.scope)
-    query = request.scope["query_string"]
-    if query:
-        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
-    # An invalid query is rejected before the body is read.
-    wanted = parameters.parse(pairs, DetectParameters)
-    seconds = detector.timeout_seconds(wanted.timeout_ms)
     with ClientWatch(request.receive, context.body_limits) as client:
-        with detector.admission.start_upload() as upload:
-            image = await client.read_body(upload)
-            context.is_body_received = True
-            received_at = monotonic()
-            if body.needs_parsing(context.content_type):
-                parse = partial(body.parse_body, image, context.content_type, DetectParameters)
-                image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
-                wanted = parameters.parse([*pairs, *more], DetectParameters)
-                seconds = detector.timeout_seconds(wanted.timeout_ms)
-        context.timing.lap("read")
-        # Triton would export spans of a trace that is not sampled, too.
-        trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
+        (image, _), wanted, call = await intake.receive(client, request.scope, detector, pairs, DetectParameters, body.parse_body)
         model = wanted.options.model or detector.default_model
         chosen = choose(wanted.format, context.accept)
         try:

@@ -9,7 +9,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
 from app.api.client_watch import BodyLimits, body_too_large
-from app.api.content_type import is_supported, media_type
+from app.api.content_type import JSON, MULTIPART, is_supported, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
@@ -74,6 +74,17 @@ def guard_payload(limits: BodyLimits) -> Check:
             raise body_too_large(limits.max_bytes)
 
     return check
+
+
+def guard_batch_type(connection: Connection) -> None:
+    """Reject a body that cannot contain several images.
+
+    Raises:
+        UnsupportedMediaType: It is neither a form nor JSON.
+    """
+    declared = media_type(context_of(connection.scope).content_type)
+    if declared not in {MULTIPART, JSON}:
+        raise UnsupportedMediaType(f"{declared[:64]!r} is not supported for a batch; send multipart/form-data or application/json")
 
 
 def _declared_length(connection: Connection) -> int:

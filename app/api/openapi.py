@@ -100,10 +100,14 @@ class DetectOperation(Operation):
         ]
         if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
             found.content |= {kind: _binary(kind) for kind in _PICTURE_TYPES}
+        self.request_body = self.describe_body(fields)
+
+    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        """Describe the body, which may have these parameters beside the image."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
         encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64")
         raw = {kind: _binary(kind) for kind in _RAW_TYPES}
-        self.request_body = RequestBody(
+        return RequestBody(
             required=True,
             description="The image: as it is, as a form field, or in JSON.",
             content={

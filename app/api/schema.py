@@ -158,6 +158,7 @@ class LimitsInForce(msgspec.Struct, frozen=True):
     """What the gateway allows. Sizes are MiB, except those of images; times are seconds."""
 
     max_file_size_mb: float
+    max_batch_size_mb: float
     max_megapixels: float
     max_megapixels_unscalable: float
     max_uploads: int

@@ -1,5 +1,6 @@
 """One call of the detector: what the caller asks for, what goes with it, and what comes out."""
 
+from asyncio import Semaphore
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ class CallContext(NamedTuple):
     """The part of the model's limit that the request may use."""
     trace: TraceContext | None = None
     """The span that Triton's spans are to belong to, if there is one."""
+    turns: Semaphore | None = None
+    """Limits how many images of batches wait for a thread, so that single ones need not wait behind all of them."""
 
 
 class Detections(NamedTuple):

@@ -2,14 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from time import thread_time
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from numpy.typing import NDArray
-
-from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
@@ -17,11 +14,12 @@ from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import saturation
+from app.pipeline import postprocess, saturation
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
+from app.pipeline.postprocess import Reader
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -72,6 +70,8 @@ class Detector:
         self._transport = pool.transport
         self._metrics = metrics
         self._pool = DecodePool(limits.decode_threads)
+        self.batch_turns = asyncio.Semaphore(2 * limits.decode_threads)
+        """For `CallContext.turns`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
 
     @property
@@ -153,6 +153,10 @@ class Detector:
             raise
         return spec
 
+    def parallel_images(self, spec: ModelSpec) -> int:
+        """Return how many images of a model can be processed at a time."""
+        return self._tritons.parallel_images(spec)
+
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
         saturation.sample(self._metrics, self.admission, self._tritons, self._pool, self._inferences.batchers)
@@ -184,34 +188,36 @@ class Detector:
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        deadline, timing = call.deadline, call.timing
         model = refer_to(options.model or self.default_model, options.version)
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
-            spec = await self.prepare(model, deadline)
-            class_ids = to_class_ids(options.classes, spec.labels)
-            suppression = to_suppression(options.iou, spec, is_agnostic=options.agnostic)
-            wanted = partial(select, confidence=options.confidence, class_ids=class_ids, suppression=suppression)
+            spec = await self.prepare(model, call.deadline)
+            reader = postprocess.reader(options, spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.reference, self._tritons.parallel_images(spec), memory, deadline, call.share)
+            permit = await self.admission.admit(spec.reference, self.parallel_images(spec), memory, call.deadline, call.share)
         except BaseException:
             memory.release()
             raise
         with permit:
-            timing.lap("model")
-            buffer = InputBuffer(self._transport, permit)
+            return await self.process(data, spec, reader, call, permit)
+
+    async def process(self, data: bytes, spec: ModelSpec, reader: Reader, call: CallContext, permit: Permit) -> Detections:
+        """Detect objects in an image that has been admitted; arguments and errors as those of `detect`."""
+        timing = call.timing
+        timing.lap("model")
+        buffer = InputBuffer(self._transport, permit)
+        async with call.turns or nullcontext():
             transform = await self._fill(buffer, data, spec, call, permit)
-            timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, call, permit)
-            timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, wanted, options.max_detections)
-            is_heavy = spec.output_format.is_heavy or suppression is not None
-            found = await self._pool.run(decode, deadline, permit) if is_heavy else decode()
+        timing.lap("decode")
+        result = await self._inferences.run(spec, buffer, call, permit)
+        timing.lap("infer")
+        reading = partial(reader.read, result, transform)
+        found = await self._pool.run(reading, call.deadline, permit) if reader.is_heavy else reading()
         timing.lap("post")
-        return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
+        return found
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
@@ -238,15 +244,3 @@ class Detector:
 
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)
-
-
-def _decode(
-    spec: ModelSpec,
-    outputs: dict[str, NDArray[Any]],
-    transform: LetterboxTransform,
-    wanted: Callable[[Candidates], Candidates],
-    max_detections: int,
-) -> Candidates:
-    """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = wanted(decode_outputs(spec, outputs))
-    return keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)

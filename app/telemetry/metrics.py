@@ -34,6 +34,9 @@ class Metrics:
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", "endpoint", _REQUEST_BOUNDS
         )
+        self.answered_images = Counter(
+            table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
+        )
         self.stage_seconds = Histogram(
             table, "api_stage_duration_seconds", "Time that requests for detection spend in each stage.", "stage", _STAGE_BOUNDS
         )

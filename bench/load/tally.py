@@ -26,7 +26,9 @@ class _Detection(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    detections: list[_Detection]
+    detections: list[_Detection] | None = None
+    results: list["_Answer"] | None = None
+    """Of a batch, instead of detections."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
@@ -140,7 +142,9 @@ class Tally:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         self._model = self._model or answer.model_name
-        return expected <= {detection.class_name for detection in answer.detections}
+        results = [answer] if answer.results is None else answer.results
+        found = [result.detections for result in results]
+        return None not in found and expected <= {detection.class_name for one in found for detection in one or ()}
 
     def _add_timing(self, timing: bytes, elapsed: float) -> None:
         self._timed += 1

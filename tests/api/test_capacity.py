@@ -37,12 +37,15 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
     [
         (
             "tiny",
-            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny"],
+            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny", "/detect/batch"],
             ["/predict/other", "/detect?model=other"],
         ),
         (
             "other",
-            ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
+            [
+                *("/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"),
+                "/v1/detect/batch?model=other",
+            ],
             ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
         ),
     ],

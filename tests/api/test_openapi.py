@@ -47,6 +47,19 @@ async def test_every_type_of_a_result_is_described(document: Any) -> None:  # no
         assert content["image/png"]["schema"]["format"] == "binary"
 
 
+async def test_the_document_describes_batches(document: Any) -> None:  # noqa: ANN401
+    """Both kinds of bodies and answers, and the same parameters as for one image."""
+    operation = document["paths"]["/detect/batch"]["post"]
+    content = operation["requestBody"]["content"]
+
+    assert set(content) == {"multipart/form-data", "application/json"}
+    for kind in content.values():
+        images = kind["schema"]["properties"]["images"]
+        assert (images["type"], images["minItems"], images["maxItems"]) == ("array", 1, 64)
+    assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
+    assert operation["parameters"] == document["paths"]["/detect"]["post"]["parameters"]
+
+
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
     """Type, default and meaning are the same in the query, in a form and in JSON."""
     operation = document["paths"]["/detect"]["post"]
@@ -73,7 +86,7 @@ async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     """The description has neither the version prefix nor the files of the page."""
-    assert set(document["paths"]) == {"/detect", "/predict/{model}", "/models", "/health", "/livez", "/readyz"}
+    assert set(document["paths"]) == {"/detect", "/detect/batch", "/predict/{model}", "/models", "/health", "/livez", "/readyz"}
     assert document["info"]["version"] == __version__
     for path in document["paths"].values():
         for operation in path.values():
@@ -104,6 +117,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path:
     assert (schemes["header"]["type"], schemes["header"]["in"], schemes["header"]["name"]) == ("apiKey", "header", "X-API-Key")
     assert needed == {
         "/detect": both("detect"),
+        "/detect/batch": both("detect"),
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
         "/health": both("health"),

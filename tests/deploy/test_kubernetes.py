@@ -277,7 +277,7 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/predict", "/models"}
     assert annotations["limit-req-reject-code"] == "429"
     assert {"error", "timeout", "non_idempotent"} == set(annotations["proxy-next-upstream"].split())
-    assert annotations["client-max-body-size"] == f"{cluster.settings.max_file_size_mb:.0f}m"
+    assert annotations["client-max-body-size"] == f"{cluster.settings.max_batch_size_mb:.0f}m"
     assert int(annotations["proxy-read-timeout"].removesuffix("s")) > cluster.settings.max_timeout_seconds
 
 

@@ -158,8 +158,11 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     """As far as they have the same purpose, with the default settings."""
     settings = Settings()
 
-    assert value_of("client_max_body_size") == f"{settings.max_file_size_mb:g}m"
-    assert f'413 "{body_too_large(settings.max_body_bytes).detail}";' in TEXT
+    limits = re.findall(r"client_max_body_size (\S+);", TEXT)
+    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb)]
+    assert '413 "the limit is $nereid_body_limit";' in TEXT
+    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
+        assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
     assert seconds("client_body_timeout") == settings.body_pause_seconds
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
 
@@ -209,6 +212,20 @@ async def test_images_are_detected_and_models_are_listed(client: httpx.AsyncClie
         assert await finds(client)
     assert json_of(await client.get(f"{version}/models"))["default"] == "six_columns"
     assert (await client.get(f"{version}/livez")).status_code == (await client.get(f"{version}/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize("version", ["", "/v1"])
+async def test_lines_of_a_batch_are_passed_on_as_they_come(service: Service, client: httpx.AsyncClient, version: str) -> None:
+    """A batch may be larger than an image."""
+    files = [("images", ("scene.bmp", SCENE))] * 2 + [("images", ("junk.bin", bytes(60 * 2**20)))]
+    response = await client.post(f"{version}/detect/batch", files=files, headers={"Accept": "application/x-ndjson"})
+    lines = [json.loads(line) for line in response.content.splitlines()]
+
+    assert sorted(line["status"] for line in lines[:-1]) == [200, 200, 415]
+    assert lines[-1]["processed_images"] == 2
+    assert "x-accel-buffering" not in response.headers  # NGINX has obeyed it
+    declared = f"POST {version}/detect/batch HTTP/1.1\r\nHost: nereid\r\nContent-Length: {2**27 + 1}\r\nConnection: close\r\n\r\n"
+    assert problem(*exchange(service.proxy, declared.encode()))["detail"] == "the limit is 128 MiB"
 
 
 PRIVATE = ["/health", "/metrics", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css", "/v1/health", "/v1/metrics"]

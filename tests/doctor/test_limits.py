@@ -233,4 +233,4 @@ def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
     machine["memory"] = 2**34
     finding = check(Settings(workers=1, memory_mb=100))["memory"]
 
-    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=766")
+    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=844")

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from app.errors import (
 from app.imaging import canvas
 from app.main import create_app
 from app.pipeline import detector as detector_module
+from app.pipeline import postprocess
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.detector import Detector
 from app.resilience.admission import Share
@@ -63,16 +65,16 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType = detector_module) -> list[str]:
     """Note the names of the threads in which a step of the detector runs."""
     threads: list[str] = []
-    step = getattr(detector_module, name)
+    step = getattr(module, name)
 
     def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
         threads.append(threading.current_thread().name)
         return step(*arguments, **keywords)
 
-    monkeypatch.setattr(detector_module, name, noted)
+    monkeypatch.setattr(module, name, noted)
     return threads
 
 
@@ -272,7 +274,7 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     fake, _ = fake_triton
     fake.config = outputs_config(**outputs)
     fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, "decode_outputs")
+    threads = in_which_threads(monkeypatch, "find", postprocess)
     found = await detect(detector)
 
     assert found.spec.output_format.is_heavy is is_threaded

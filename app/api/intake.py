@@ -1,0 +1,87 @@
+"""Receive a request for detection: its parameters, its body, and the deadline that begins with the body's end."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from litestar.types import HTTPScope
+
+from app.api import body, parameters
+from app.api.client_watch import ClientWatch
+from app.api.context import context_of
+from app.api.parameters import Parameters
+from app.pipeline.call import CallContext
+from app.pipeline.detector import Detector
+from app.resilience.deadline import Deadline
+
+Pairs = Sequence[tuple[str, str]]
+"""Names and values of parameters."""
+
+
+class Content(Protocol):
+    """What a body contains."""
+
+    @property
+    def parameters(self) -> Pairs:
+        """The parameters in the body."""
+
+
+C = TypeVar("C", bound=Content)
+P = TypeVar("P", bound=Parameters)
+
+
+class Received(NamedTuple, Generic[C, P]):
+    """A request that has been received completely."""
+
+    content: C
+    wanted: P
+    """The parameters of path, query and body."""
+    call: CallContext
+
+
+async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
+    client: ClientWatch,
+    scope: HTTPScope,
+    detector: Detector,
+    pairs: Pairs,
+    kind: type[P],
+    parse: Callable[[bytes, str, type[P]], C],
+) -> Received[C, P]:
+    """Receive a request.
+
+    Args:
+        client: Watches the client, whose body it reads.
+        scope: Of the request.
+        detector: Has the threads in which a form or JSON is parsed.
+        pairs: Parameters in the path.
+        kind: The parameters that it may have.
+        parse: Gets the body, its `Content-Type` header and `kind`; takes next to no time where `body.needs_parsing` is false.
+
+    Raises:
+        InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
+        GatewayError: As `ClientWatch.read_body` and `parse` say.
+    """
+    context = context_of(scope)
+    query = scope["query_string"]
+    if query:
+        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
+    wanted = parameters.parse(pairs, kind)
+    seconds = detector.timeout_seconds(wanted.timeout_ms)
+    with detector.admission.start_upload() as upload:
+        data = await client.read_body(upload)
+        context.is_body_received = True
+        received_at = monotonic()
+        work = partial(parse, data, context.content_type, kind)
+        if body.needs_parsing(context.content_type):
+            content = await detector.run_in_thread(work, Deadline(received_at + seconds), upload)
+            wanted = parameters.parse([*pairs, *content.parameters], kind)
+            seconds = detector.timeout_seconds(wanted.timeout_ms)
+        else:
+            content = work()
+    context.timing.lap("read")
+    # Triton would export spans of a trace that is not sampled, too.
+    trace = context.trace if context.trace is not None and context.trace.is_sampled else None
+    call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
+    return Received(content, wanted, call)

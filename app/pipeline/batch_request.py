@@ -1,0 +1,134 @@
+"""Detect objects in several images of one request: each image succeeds or fails alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from app.errors import DeadlinePassed, GatewayError, GatewayFull
+from app.model.reference import refer_to
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline import postprocess
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.detector import Detector
+from app.pipeline.postprocess import Reader
+from app.resilience.lease import Lease
+from app.resilience.model_queue import Permit
+from app.telemetry.timing import Timing
+
+# After which an image is tried again for which there was no memory, or too much to decode before it.
+_PAUSE_SECONDS = 0.05
+
+T = TypeVar("T")
+
+Image = bytes | GatewayError
+"""An encoded image, or why there is none."""
+Report = Callable[[int, Detections | Exception, Timing], T]
+"""Gets the place of an image, what was found or why it failed, and how long its stages took; may not raise."""
+
+
+class BatchRequest:
+    """The images of one request, which are detected side by side, each in its turn."""
+
+    def __init__(self, detector: Detector, spec: ModelSpec, reader: Reader, call: CallContext) -> None:
+        self.spec = spec
+        """Spec of their model."""
+        self._detector = detector
+        self._reader = reader
+        self._call = call
+        self._line = detector.admission.batch_line(spec.reference, detector.parallel_images(spec), call.share)
+        self._memory = Lease()
+        """Of the encoded images."""
+
+    @classmethod
+    async def open(cls, detector: Detector, options: DetectOptions, call: CallContext) -> "BatchRequest":
+        """Check what all images have in common.
+
+        Args:
+            detector: Detects objects in each of them.
+            options: What to look for.
+            call: What goes with the request.
+
+        Raises:
+            GatewayError: The model cannot be used, or does not have these classes.
+        """
+        model = refer_to(options.model or detector.default_model, options.version)
+        detector.check_circuit(model)
+        spec = await detector.prepare(model, call.deadline)
+        return cls(detector, spec, postprocess.reader(options, spec), call)
+
+    @asynccontextmanager
+    async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
+        """Begin; images that are not done at the end of the block are abandoned.
+
+        Args:
+            images: At least one. The list is emptied, so that the memory of an image is free once it is done.
+            report: Called for each image when it is done.
+
+        Yields:
+            What `report` returns, in the order in which the images are done.
+
+        Raises:
+            GatewayFull: There is no room for the whole batch now.
+        """
+        self._line.check(len(images), self._call.deadline.remaining)
+        admission = self._detector.admission
+        nbytes = sum(len(image) for image in images if isinstance(image, bytes))
+        with self._memory:
+            for budget in (admission.batch_memory, admission.memory):
+                reservation = budget.reserve()
+                reservation.add(nbytes)
+                self._memory.on_release(reservation.release)
+            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(images)]
+            images.clear()
+            for task in tasks:
+                self._memory.keep_for(task)
+        try:
+            yield asyncio.as_completed(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _detect(self, index: int, image: Image, report: Report[T]) -> T:
+        timing = Timing()
+        if isinstance(image, GatewayError):
+            return report(index, image, timing)
+        request_id = f"{self._call.request_id}-{index}"
+        call = self._call._replace(timing=timing, request_id=request_id, turns=self._detector.batch_turns)
+        # No variable may refer to an error: its traceback refers to this frame, and to others with the image.
+        try:
+            found = await self._try(image, call)
+        except Exception as error:  # noqa: BLE001 - `report` logs those that are unexpected
+            return report(index, error, timing)
+        return report(index, found, timing)
+
+    async def _try(self, image: bytes, call: CallContext) -> Detections:
+        """Try until there is memory for an image, and not too much to decode before it."""
+        while True:
+            try:
+                return await self._detect_in_turn(image, call)
+            except GatewayFull as error:
+                if error.reason == "requests" or call.deadline.remaining < _PAUSE_SECONDS:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _detect_in_turn(self, image: bytes, call: CallContext) -> Detections:
+        with await self._line.admit(call.deadline) as permit:
+            self._keep_memory(permit)
+            if self.spec.input_format is not InputFormat.FILE:
+                tensor = self._detector.admission.memory.reserve()
+                tensor.add(self.spec.image_bytes)
+                permit.on_release(tensor.release)
+            try:
+                async with asyncio.timeout(call.deadline.remaining):
+                    return await self._detector.process(image, self.spec, self._reader, call, permit)
+            except TimeoutError:
+                raise DeadlinePassed("the images before it took too long") from None
+
+    def _keep_memory(self, permit: Permit) -> None:
+        """Count the memory of the batch as long as a thread or Triton may use one of its images."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._memory.keep_for(ended)
+        permit.on_release(partial(ended.set_result, None))

@@ -1,0 +1,161 @@
+"""Several images of one request: what they hold while they wait, and what becomes of it when they fail or are abandoned."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
+from app.pipeline import batch_request
+from app.pipeline import detector as detector_module
+from app.pipeline.batch_request import BatchRequest, Image
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.detector import Detector
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import Timing
+from app.triton.client import TritonClient
+from app.triton.transport import Transport
+from tests.fakes.triton import FakeTriton, infer_response
+from tests.pipeline.gate import Gate
+from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, in_cycles, open_admission, pool_of
+
+OPTIONS = DetectOptions(None, 0.5, None, 10)
+TABLE = np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32)
+
+Fake = tuple[FakeTriton, TritonClient]
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()
+
+
+@pytest.fixture
+async def detector(fake_triton: Fake) -> AsyncIterator[Detector]:
+    """A detector with one thread and little memory, on a fake Triton that finds `TABLE`."""
+    fake, client = fake_triton
+    fake.answer = infer_response(output0=TABLE)
+    transport = Transport("inline")
+    with open_admission(memory_bytes=40 * len(SCENE)) as admission:
+        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        yield made
+        fake.may_answer.set()
+        await made.close()
+    await transport.close()
+
+
+def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
+    """Report what was found, or the name of the error, and the stages."""
+    return type(found).__name__, list(timing.stages)
+
+
+async def open_batch(detector: Detector, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
+    return await BatchRequest.open(detector, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
+
+
+async def outcomes(batch: BatchRequest, images: list[Image]) -> list[Any]:
+    """Return what `keep` has reported for each image, in the order in which they were done."""
+    async with batch.run(images, keep) as done:
+        return [await image for image in done]
+
+
+def used(detector: Detector) -> tuple[int, int]:
+    """Return the bytes that images have reserved, and that batches have."""
+    return detector.admission.memory.used_bytes, detector.admission.batch_memory.used_bytes
+
+
+async def test_images_succeed_and_fail_alone(detector: Detector) -> None:
+    """Each with stages of its own; the list of images is emptied, and all memory is given back."""
+    images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
+    found = await outcomes(await open_batch(detector), images)
+
+    assert sorted(name for name, _ in found) == ["Detections", "Detections", "MalformedRequest", "UnsupportedFormat"]
+    for name, stages in found:
+        assert (stages == ["model", "queue", "decode", "batch", "infer", "post"]) is (name == "Detections")
+    assert images == []
+    assert used(detector) == (0, 0)
+
+
+async def test_what_they_have_in_common_fails_at_once(detector: Detector) -> None:
+    """Before any image is looked at."""
+    with pytest.raises(InvalidParameter):
+        await open_batch(detector, options=OPTIONS._replace(classes=["unicorn"]))
+
+
+async def test_images_that_wait_hold_their_bytes_and_no_pixels(
+    monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate
+) -> None:
+    """And few of them are in front of a thread, so that a single request has its turn soon."""
+    entered = gate.block(monkeypatch, detector_module, "fill_input")
+    async with (await open_batch(detector)).run([SCENE] * 10, keep) as done:
+        assert await eventually(gate.reached.is_set)
+        images, batches = used(detector)
+        assert batches == 10 * len(SCENE)
+        assert images <= batches + 10 * detector.admission.queues["tiny"].own * 3 * 32 * 32
+        assert len(entered) == 1
+        assert detector._pool.waiting <= 1  # noqa: SLF001 - of a pool with one thread
+        gate.opened.set()
+        assert [name for name, _ in [await image for image in done]] == ["Detections"] * 10
+    assert used(detector) == (0, 0)
+
+
+async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+) -> None:
+    """Nothing new begins, and no permit is left."""
+    fake, _ = fake_triton
+    entered = gate.block(monkeypatch, detector_module, "fill_input")
+    async with (await open_batch(detector)).run([SCENE] * 10, keep):
+        assert await eventually(gate.reached.is_set)
+    assert used(detector)[1] == 10 * len(SCENE)
+    gate.opened.set()
+
+    assert await eventually(lambda: used(detector) == (0, 0))
+    assert (len(entered), fake.requests) == (1, [])
+    assert detector.admission.queues["tiny"].in_progress == 0
+
+
+async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate) -> None:
+    """At the deadline of the batch, all of them."""
+    gate.block(monkeypatch, detector_module, "fill_input")
+    found = await outcomes(await open_batch(detector, 0.2), [SCENE] * 5)
+
+    assert {name for name, _ in found} == {DeadlinePassed.__name__}
+    gate.opened.set()
+    assert await eventually(lambda: used(detector) == (0, 0))
+
+
+async def test_batches_take_a_part_of_the_memory(detector: Detector) -> None:
+    """One that is larger is possible alone; the next one is rejected as a whole."""
+    async with (await open_batch(detector)).run([SCENE] * 30, keep) as done:
+        with pytest.raises(GatewayFull) as raised:
+            await outcomes(await open_batch(detector), [SCENE])
+        assert raised.value.reason == "memory"
+        assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
+    assert [name for name, _ in await outcomes(await open_batch(detector), [SCENE])] == ["Detections"]
+
+
+async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
+    """It is tried again until there is some, or until the deadline."""
+    monkeypatch.setattr(batch_request, "_PAUSE_SECONDS", 0.01)
+    others = detector.admission.memory.reserve()
+    others.add(detector.admission.memory.limit_bytes - len(SCENE))
+    asyncio.get_running_loop().call_later(0.2, others.release)
+    assert [name for name, _ in await outcomes(await open_batch(detector), [SCENE])] == ["Detections"]
+
+    others.add(detector.admission.memory.limit_bytes - len(SCENE))
+    assert [name for name, _ in await outcomes(await open_batch(detector, 0.2), [SCENE])] == ["GatewayFull"]
+    others.release()
+    assert used(detector) == (0, 0)
+
+
+async def test_errors_keep_no_image(detector: Detector) -> None:
+    """No reference cycle keeps a batch until the garbage collector runs."""
+    with in_cycles(CallContext) as kept:
+        await outcomes(await open_batch(detector), [SCENE[:500], b"junk", SCENE])
+
+    assert not kept
