@@ -508,7 +508,8 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(
     parse = body.parse_body
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        parsed.append(arguments)
+        if body.needs_parsing(arguments[1]):  # unlike the image that keeps the pool busy
+            parsed.append(arguments)
         return parse(*arguments)
 
     monkeypatch.setattr(body, "parse_body", noted)
