@@ -12,7 +12,8 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
 from app.embedded.launch import CONFIG_NAME
-from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.spec import InputFormat, ModelSpec, from_triton_config
 from app.zoo import registry
 from app.zoo.compose import OPSET
 from tests.support import REPOSITORY
@@ -68,7 +69,7 @@ def test_model_takes_an_image_and_returns_detections(name: str, file: str) -> No
 
     assert spec.input_format is InputFormat.HWC
     assert spec.input_is_canvas
-    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.has_batch_dimension
     assert spec.input_size == (recipe.square, recipe.square)
     assert spec.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")

@@ -1,7 +1,7 @@
-"""What the OpenAPI document says of detection and of errors, which Litestar cannot derive from the handlers."""
+"""What the OpenAPI document says of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -17,7 +17,7 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
-from app.api.parameters import Parameters
+from app.api.parameters import ClassifyParameters, Parameters
 from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
@@ -66,19 +66,34 @@ def _to_schema(description: dict[str, Any]) -> Schema:
     )
 
 
-def _parameter_schemas() -> dict[str, Schema]:
-    (_, components) = msgspec.json.schema_components([Parameters])
-    return {name: _to_schema(field) for name, field in components["Parameters"]["properties"].items()}
+def _parameter_schemas(kinds: tuple[type[msgspec.Struct], ...]) -> dict[str, Schema]:
+    """Describe the parameters of all kinds; what a second kind says of the same name is added to the description."""
+    schemas: dict[str, Schema] = {}
+    (_, components) = msgspec.json.schema_components(kinds)
+    for kind in kinds:
+        for name, field in components[kind.__name__]["properties"].items():
+            schema = _to_schema(field)
+            known = schemas.setdefault(name, schema)
+            if known != schema:
+                schemas[name] = replace(known, default=None, description=" ".join(map(_with_default, (known, schema))))
+    return schemas
+
+
+def _with_default(schema: Schema) -> str:
+    return f"{schema.description} Default: {schema.default}."
 
 
 @dataclass
 class DetectOperation(Operation):
     """Adds what Litestar cannot see in a handler that takes the raw body: bodies and parameters."""
 
+    kinds: ClassVar[tuple[type[msgspec.Struct], ...]] = (Parameters,)
+    """The parameters."""
+
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
-        fields = {name: schema for name, schema in _parameter_schemas().items() if name not in in_path}
+        fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}
         self.parameters = [
             *(self.parameters or []),
             *(
@@ -105,3 +120,17 @@ class DetectOperation(Operation):
                 ),
             },
         )
+
+
+@dataclass
+class ClassifyOperation(DetectOperation):
+    """The same for classification."""
+
+    kinds = (ClassifyParameters,)
+
+
+@dataclass
+class PredictOperation(DetectOperation):
+    """The same for a model of any task."""
+
+    kinds = (Parameters, ClassifyParameters)

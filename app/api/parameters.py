@@ -1,15 +1,18 @@
-"""Parse the parameters of a request: the same in the query, in form fields and in JSON members."""
+"""Parse the parameters of a request: the same in the query, in form fields and in JSON members.
+
+Each task has parameters of its own; those of all tasks are here.
+"""
 
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
-from app.pipeline.call import DetectOptions
+from app.pipeline.call import ClassifyOptions, DetectOptions
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -18,10 +21,17 @@ MODEL_NAMES = ("model", "model_name")
 _MAX_LENGTH = 4096
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The parameters of one request. The OpenAPI document is generated from the descriptions here."""
+_Model = Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")]
+_Timeout = Annotated[
+    Annotated[int, Meta(ge=1, le=600_000)] | None,
+    Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
+]
 
-    model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of a request for detection. The OpenAPI document is generated from the descriptions here."""
+
+    model: _Model = None
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
     classes: Annotated[
         str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
@@ -29,10 +39,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     max_detections: Annotated[
         int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
     ] = 100
-    timeout_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=600_000)] | None,
-        Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
-    ] = None
+    timeout_ms: _Timeout = None
     boxes: Annotated[
         BoxFormat,
         Meta(
@@ -47,13 +54,31 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return DetectOptions(self.model, self.confidence, split_classes(self.classes), self.max_detections)
 
 
-NAMES = (*Parameters.__struct_fields__, *_ALIASES)
-"""All names of parameters, including aliases."""
+class ClassifyParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The parameters of a request for classification, with the same use."""
+
+    model: _Model = None
+    top_k: Annotated[
+        int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
+    ] = 5
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+    timeout_ms: _Timeout = None
+
+    @property
+    def options(self) -> ClassifyOptions:
+        """What they ask of the classifier."""
+        return ClassifyOptions(self.model, self.confidence, self.top_k)
 
 
-def unknown_parameter(name: str) -> InvalidParameter:
+AnyParameters = TypeVar("AnyParameters", Parameters, ClassifyParameters)
+
+NAMES = (*dict.fromkeys([*Parameters.__struct_fields__, *ClassifyParameters.__struct_fields__]), *_ALIASES)
+"""All names of parameters of any task, including aliases."""
+
+
+def unknown_parameter(name: str, kind: type[Parameters | ClassifyParameters] = Parameters) -> InvalidParameter:
     """Return the error for a name that is not a parameter; it lists those that are."""
-    return InvalidParameter(f"unknown parameter {name[:64]!r}; supported parameters: {', '.join(Parameters.__struct_fields__)}")
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; supported parameters: {', '.join(kind.__struct_fields__)}")
 
 
 def split_classes(classes: str | None) -> list[str] | None:
@@ -61,8 +86,12 @@ def split_classes(classes: str | None) -> list[str] | None:
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
-def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
+def parse(pairs: Iterable[tuple[str, str]], kind: type[AnyParameters]) -> AnyParameters:
     """Convert name-value pairs.
+
+    Args:
+        pairs: Of one request.
+        kind: The parameters of its task.
 
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
@@ -71,20 +100,30 @@ def parse(pairs: Iterable[tuple[str, str]]) -> Parameters:
     values: dict[str, str] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
-        if name not in Parameters.__struct_fields__:
-            raise unknown_parameter(given)
+        if name not in kind.__struct_fields__:
+            raise unknown_parameter(given, kind)
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")
         if len(value) > _MAX_LENGTH:
             raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
         values[name] = value
     try:
-        parameters = msgspec.convert(values, Parameters, strict=False)
+        parameters = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         message, _, field = str(error).partition(" - at `$.")
         raise InvalidParameter(f"{field.rstrip('`')}: {message}") from error
-    if split_classes(parameters.classes) == []:
+    if isinstance(parameters, Parameters) and split_classes(parameters.classes) == []:
         raise InvalidParameter("classes: expected names or ids, separated by commas")
-    if parameters.model is not None and not _MODEL_NAME.fullmatch(parameters.model):
-        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
+    if parameters.model is not None:
+        check_model_name(parameters.model)
     return parameters
+
+
+def check_model_name(name: str) -> None:
+    """Reject a name that no model can have.
+
+    Raises:
+        UnknownModel: It is one.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")

@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from app.model.heads import Task
+
 BoxFormat = Literal["normalized", "pixel", "coco"]
 """How boxes are written."""
 
@@ -54,6 +56,27 @@ class DetectResponse(msgspec.Struct, frozen=True):
     request_id: str
 
 
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """One class that the image may show."""
+
+    class_: int = msgspec.field(name="class")
+    class_id: int
+    class_name: str
+    confidence: float
+
+
+class ClassifyResponse(msgspec.Struct, frozen=True):
+    """Classes by descending confidence."""
+
+    classifications: list[Classification]
+    num_classifications: int
+    status: Literal["success"]
+    image: ImageSize
+    model: ModelUsed
+    total_time_ms: float
+    request_id: str
+
+
 class Problem(msgspec.Struct, frozen=True):
     """An error as in RFC 9457 (`application/problem+json`)."""
 
@@ -73,6 +96,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     version: str | None = None
     width: int | None = None
     height: int | None = None
+    task: Task | None = None
     output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []

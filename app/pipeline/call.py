@@ -1,19 +1,54 @@
 """One call of the detector: what the caller asks for, what goes with it, and what comes out."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.classification.outputs import decode_outputs as decode_scores
+from app.classification.rank import rank
+from app.detection.outputs import decode_outputs as decode_boxes
+from app.detection.select import select, to_class_ids
+from app.imaging.letterbox import LetterboxTransform
+from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.resilience.admission import WHOLE, Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
+from app.triton.messages import InferResult
+
+Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+Reader = Callable[[InferResult, LetterboxTransform], Answer]
+"""Reads the answer to a question from what Triton returned for an image, and from where that lay in the model's input."""
+
+
+class Question(Protocol[Answer_co]):
+    """What a caller asks about an image. The pipeline knows no more of a task than this."""
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model; None for the default model of the task."""
+
+    @property
+    def task(self) -> Task:
+        """What the model must have been made for."""
+
+    def reader(self, spec: ModelSpec) -> Reader[Answer_co]:
+        """Return what reads the answer, before anything is done with the image.
+
+        Raises:
+            WrongTask: The model was made for another task.
+            InvalidParameter: The model does not have what is asked for.
+        """
 
 
 class DetectOptions(NamedTuple):
-    """What the caller asks for."""
+    """Which objects are in the image?"""
 
     model: str | None
     """Name of the model; None for the default model."""
@@ -22,6 +57,46 @@ class DetectOptions(NamedTuple):
     classes: list[str] | None
     """Names or ids; None for all classes."""
     max_detections: int
+
+    @property
+    def task(self) -> Task:
+        """What the model must have been made for."""
+        return DetectionHead.task
+
+    def reader(self, spec: ModelSpec) -> Reader["Detections"]:
+        """Return what reads the detections.
+
+        Raises:
+            WrongTask: The model is not a detector.
+            InvalidParameter: It does not have one of the classes.
+        """
+        spec.expect_head(DetectionHead)
+        return partial(_read_detections, self, spec, to_class_ids(self.classes, spec.labels))
+
+
+class ClassifyOptions(NamedTuple):
+    """What is in the image?"""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    confidence: float
+    """Minimum probability."""
+    top_k: int
+    """How many classes at most."""
+
+    @property
+    def task(self) -> Task:
+        """What the model must have been made for."""
+        return ClassificationHead.task
+
+    def reader(self, spec: ModelSpec) -> Reader["Classifications"]:
+        """Return what reads the classifications.
+
+        Raises:
+            WrongTask: The model is not a classifier.
+        """
+        spec.expect_head(ClassificationHead)
+        return partial(_read_classifications, self, spec)
 
 
 class CallContext(NamedTuple):
@@ -55,3 +130,49 @@ class Detections(NamedTuple):
     """Spec of the model that was asked."""
     version: str
     """Version of the model that answered."""
+
+
+class Classifications(NamedTuple):
+    """What one image shows, by descending probability."""
+
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    width: int
+    """Width of the upright image, pixels."""
+    height: int
+    """Height of the upright image, pixels."""
+    spec: ModelSpec
+    """Spec of the model that was asked."""
+    version: str
+    """Version of the model that answered."""
+
+
+TRIVIAL_QUESTIONS: dict[Task, Question[object]] = {
+    DetectionHead.task: DetectOptions(None, 1.0, None, 1),
+    ClassificationHead.task: ClassifyOptions(None, 1.0, 1),
+}
+"""A question of each task, for a run whose answer nobody wants."""
+
+
+def _read_detections(
+    options: DetectOptions,
+    spec: ModelSpec,
+    class_ids: frozenset[int] | None,
+    result: InferResult,
+    transform: LetterboxTransform,
+) -> Detections:
+    """Decode the outputs to what the caller wants, in pixels of the image."""
+    found = decode_boxes(spec, result.outputs)
+    found = found._replace(boxes=transform.to_image(found.boxes))
+    found = select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)
+    return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
+
+
+def _read_classifications(
+    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: LetterboxTransform
+) -> Classifications:
+    """Decode the output, and rank the classes."""
+    best = rank(decode_scores(spec, result.outputs), top_k=options.top_k, confidence=options.confidence)
+    return Classifications(*best, transform.image_width, transform.image_height, spec, result.version)

@@ -1,24 +1,22 @@
-"""Detect objects in an encoded image: the steps of a request, joined."""
+"""Answer a question about an encoded image: the steps of a request, joined."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import thread_time
-from typing import Any, Literal, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeVar
 
-from numpy.typing import NDArray
-
-from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import select, to_class_ids
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
+from app.model.heads import Task
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import TRIVIAL_QUESTIONS, Answer, CallContext, Detections, DetectOptions, Question
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
 from app.pipeline.preprocess import fill_input
@@ -59,9 +57,13 @@ class Detector:
         pullable: frozenset[str],
         limits: Limits,
         aggregation: Aggregation,
+        task_models: Mapping[Task, str] = MappingProxyType({}),
     ) -> None:
         self.admission = admission
         self.default_model = default_model
+        """The model whose state is that of the gateway."""
+        self._task_models = task_models
+        """Default models of tasks that have another one."""
         self.pullable = pullable
         """Models that `pull` could get."""
         self._limits = limits
@@ -75,6 +77,10 @@ class Detector:
     def transport_mode(self) -> Literal["shm", "inline"]:
         """How tensors reach Triton now."""
         return self._transport.active_mode
+
+    def default_for(self, task: Task) -> str:
+        """Return the model that is used when a request for this task names none."""
+        return self._task_models.get(task, self.default_model)
 
     def timeout_seconds(self, timeout_ms: int | None) -> float:
         """Return the time that a request has from the end of its body to its response.
@@ -106,7 +112,12 @@ class Detector:
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, and not just a word of the caller's."""
-        return model == self.default_model or model in self.pullable or self._tritons.has_had(model)
+        return (
+            model == self.default_model
+            or model in self._task_models.values()
+            or model in self.pullable
+            or self._tritons.has_had(model)
+        )
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -167,27 +178,34 @@ class Detector:
             GatewayError: It failed.
         """
         call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
-        await self.detect(BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
+        spec = await self.prepare(self.default_model, call.deadline)
+        await self._run(BLANK_IMAGE, spec.name, TRIVIAL_QUESTIONS[spec.head.task], call)
 
     async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
-        """Detect objects in one image.
+        """Detect objects in one image; the arguments and errors are those of `run`."""
+        return await self.run(data, options, call)
+
+    async def run(self, data: bytes, question: Question[Answer], call: CallContext) -> Answer:
+        """Answer a question about one image.
 
         Args:
             data: The encoded image.
-            options: What to look for.
+            question: What the caller asks.
             call: What goes with the request.
 
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
+        return await self._run(data, question.model or self.default_for(question.task), question, call)
+
+    async def _run(self, data: bytes, model: str, question: Question[Answer], call: CallContext) -> Answer:
         deadline, timing = call.deadline, call.timing
-        model = options.model or self.default_model
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
             spec = await self.prepare(model, deadline)
-            class_ids = to_class_ids(options.classes, spec.labels)
+            read = question.reader(spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
@@ -201,10 +219,10 @@ class Detector:
             timing.lap("decode")
             result = await self._inferences.run(spec, buffer, call, permit)
             timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
-            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
+            reading = partial(read, result, transform)
+            answer = await self._pool.run(reading, deadline, permit) if spec.head.is_heavy else reading()
         timing.lap("post")
-        return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
+        return answer
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
@@ -231,16 +249,3 @@ class Detector:
 
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)
-
-
-def _decode(
-    spec: ModelSpec,
-    outputs: dict[str, NDArray[Any]],
-    transform: LetterboxTransform,
-    options: DetectOptions,
-    class_ids: frozenset[int] | None,
-) -> Candidates:
-    """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = decode_outputs(spec, outputs)
-    found = found._replace(boxes=transform.to_image(found.boxes))
-    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)

@@ -1,12 +1,18 @@
 """Names and values of parameters, and the errors for those that are not valid."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters import NAMES, Parameters, parse, split_classes, unknown_parameter
+from app.api import parameters
+from app.api.parameters import NAMES, ClassifyParameters, Parameters, split_classes, unknown_parameter
 from app.errors import GatewayError, InvalidParameter, UnknownModel
-from app.pipeline.call import DetectOptions
+from app.pipeline.call import ClassifyOptions, DetectOptions
+
+parse = partial(parameters.parse, kind=Parameters)
+parse_classify = partial(parameters.parse, kind=ClassifyParameters)
 
 
 def test_without_parameters_the_defaults_apply() -> None:
@@ -158,7 +164,7 @@ def test_an_empty_list_of_classes_is_rejected(classes: str) -> None:
 
 def test_the_names_include_the_aliases() -> None:
     """The known names are those that are accepted, and no other."""
-    assert set(NAMES) == {*Parameters.__struct_fields__, "model_name"}
+    assert set(NAMES) == {*Parameters.__struct_fields__, *ClassifyParameters.__struct_fields__, "model_name"}
     assert "supported parameters: model, confidence" in unknown_parameter("x").detail
 
 
@@ -179,3 +185,20 @@ def test_very_long_text_is_rejected(name: str) -> None:
     """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
         parse([(name, "x," * 2049)])
+
+
+def test_classification_has_parameters_of_its_own() -> None:
+    """Those of detection are unknown to it, and the error lists the right ones."""
+    assert parse_classify([]).options == ClassifyOptions(None, 0.0, 5)
+    assert parse_classify([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5")]).options == ClassifyOptions("m", 0.5, 3)
+    with pytest.raises(
+        InvalidParameter, match=r"^unknown parameter 'classes'; supported parameters: model, top_k, confidence, timeout_ms$"
+    ):
+        parse_classify([("classes", "cat")])
+
+
+@pytest.mark.parametrize("top_k", ["0", "1001", "-1", "1.5", "all", ""])
+def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
+    """It is a whole number from 1 to 1000."""
+    with pytest.raises(InvalidParameter, match="^top_k: "):
+        parse_classify([("top_k", top_k)])

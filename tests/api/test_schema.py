@@ -69,6 +69,7 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "version": None,
         "width": None,
         "height": None,
+        "task": None,
         "output_format": None,
         "device": None,
         "classes": [],

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from app.errors import (
 )
 from app.imaging import canvas
 from app.main import create_app
+from app.pipeline import call as call_module
 from app.pipeline import detector as detector_module
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.detector import Detector
@@ -63,16 +65,16 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
     """Note the names of the threads in which a step of the detector runs."""
     threads: list[str] = []
-    step = getattr(detector_module, name)
+    step = getattr(module, name)
 
     def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
         threads.append(threading.current_thread().name)
         return step(*arguments, **keywords)
 
-    monkeypatch.setattr(detector_module, name, noted)
+    monkeypatch.setattr(module, name, noted)
     return threads
 
 
@@ -225,7 +227,7 @@ async def test_every_step_is_timed(detector: Detector) -> None:
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
 async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, detector: Detector, image_format: str) -> None:
     """Milliseconds on the event loop would delay every other request."""
-    threads = in_which_threads(monkeypatch, "fill_input")
+    threads = in_which_threads(monkeypatch, detector_module, "fill_input")
     await detect(detector, models.scene(image_format))
 
     assert [name.startswith("decode") for name in threads] == [True]
@@ -243,7 +245,7 @@ async def test_a_quick_header_is_read_without_a_thread(
     fake, _ = fake_triton
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-    threads = in_which_threads(monkeypatch, "fill_input")
+    threads = in_which_threads(monkeypatch, detector_module, "fill_input")
     timing = Timing()
     found = await detect(detector, models.scene(image_format), timing=timing)
 
@@ -268,10 +270,10 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     fake, _ = fake_triton
     fake.config = outputs_config(**outputs)
     fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, "decode_outputs")
+    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
     found = await detect(detector)
 
-    assert found.spec.output_format.is_heavy is is_threaded
+    assert found.spec.head.is_heavy is is_threaded
     assert [name.startswith("decode") for name in threads] == [is_threaded]
 
 
