@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel, WrongTask
 from app.model.heads import Head, HeadType, read_head, unsupported
-from app.model.triton_config import BYTES, Interpolation, ModelConfig, ModelParameters, Placement, Resize
+from app.model.triton_config import BYTES, Interpolation, ModelConfig, ModelParameters, Placement, Resize, read_parameters
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
@@ -159,9 +159,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     """
     try:
         model = msgspec.convert(config, ModelConfig, strict=False)
-        texts = {key: value.string_value for key, value in model.parameters.items()}
-        hints = msgspec.convert(texts, ModelParameters, strict=False)
-        mean, std = hints.channel_means(), hints.channel_deviations()
+        hints = read_parameters(model)
     except msgspec.ValidationError as error:
         raise UnsupportedModel(f"the config of {config.get('name')} has an invalid parameter: {error}") from error
     input_format, has_batch_dimension, input_size = _read_input(model, hints)
@@ -197,8 +195,8 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         interpolation=hints.interpolation,
         channels=hints.channels or defaults.channels,
         scale=hints.scale or defaults.scale,
-        mean=mean,
-        std=std,
+        mean=hints.mean,
+        std=hints.std,
         labels=hints.class_names(),
         source=hints.source,
         licence=hints.licence,

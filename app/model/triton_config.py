@@ -95,8 +95,8 @@ class ModelParameters(msgspec.Struct):
     interpolation: Interpolation = "bilinear"
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
-    mean: str = "0,0,0"
-    std: str = "1,1,1"
+    mean: tuple[_ChannelValue, _ChannelValue, _ChannelValue] = (0.0, 0.0, 0.0)
+    std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
     scores: ScoreKind = "logits"
@@ -115,14 +115,6 @@ class ModelParameters(msgspec.Struct):
             return ()
         return tuple(str(names[index]) for index in range(len(names)))
 
-    def channel_means(self) -> tuple[float, float, float]:
-        """Return `mean` as numbers; raise msgspec.ValidationError if it is not three of them."""
-        return msgspec.convert(_split(self.mean), tuple[_ChannelValue, _ChannelValue, _ChannelValue], strict=False)
-
-    def channel_deviations(self) -> tuple[float, float, float]:
-        """Return `std` as numbers; raise msgspec.ValidationError if it is not three that are above zero."""
-        return msgspec.convert(_split(self.std), tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor], strict=False)
-
     def side(self) -> int | None:
         """Return the side of the input in pixels; None if the config does not tell."""
         size = self._exporter_metadata().get("imgsz")
@@ -136,6 +128,19 @@ class ModelParameters(msgspec.Struct):
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that literal_eval is known to raise
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def read_parameters(model: ModelConfig) -> ModelParameters:
+    """Read the parameters of a model.
+
+    Raises:
+        msgspec.ValidationError: One of them is not valid.
+    """
+    texts: dict[str, str | list[str]] = {key: value.string_value for key, value in model.parameters.items()}
+    for name in ("mean", "std"):
+        if name in model.parameters:
+            texts[name] = _split(model.parameters[name].string_value)
+    return msgspec.convert(texts, ModelParameters, strict=False)
 
 
 def _split(text: str) -> list[str]:

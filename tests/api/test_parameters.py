@@ -200,5 +200,5 @@ def test_classification_has_parameters_of_its_own() -> None:
 @pytest.mark.parametrize("top_k", ["0", "1001", "-1", "1.5", "all", ""])
 def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
     """It is a whole number from 1 to 1000."""
-    with pytest.raises(InvalidParameter, match="^top_k: "):
+    with pytest.raises(InvalidParameter, match=r"^top_k: "):
         parse_classify([("top_k", top_k)])

@@ -30,7 +30,7 @@ def test_the_best_classes_come_first(top_k: int, confidence: float, expected: li
 
     assert best.class_ids.tolist() == expected
     assert best.scores.tolist() == PROBABILITIES[expected].tolist()
-    assert (best.class_ids.dtype, best.scores.dtype) == (np.int32, np.float32)
+    assert (best.class_ids.dtype, best.scores.dtype) == (np.dtype("i4"), np.dtype("f4"))
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.integers(1, 60), st.floats(0, 1))

@@ -237,7 +237,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     }
 
 
-_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
+_KINDS = {1: "TYPE_FP32", 2: "TYPE_UINT8", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
 
 
 def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:
