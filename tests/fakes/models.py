@@ -152,6 +152,15 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {},
         ),
+        "stretched_columns": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
+                {"output0": "float[batch, 2, 6]"},
+            ),
+            {"resize": "stretch"},
+        ),
         "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, {"output0": "float[batch, 2, 6]"}), {}),
         "extra_string": (
             _onnx(

@@ -26,7 +26,9 @@ BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo
 NEAR = 2.0
 
 
-@pytest.mark.parametrize("model", [*BATCHED, "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)])
+@pytest.mark.parametrize(
+    "model", [*BATCHED, "stretched_columns", "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)]
+)
 async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
     """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
     response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
