@@ -103,9 +103,10 @@ def read_head(
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
     names: tuple[str, ...]
+    default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
     match list(shapes.items()):
         case [(name, [classes])] if types[name] in _FLOATS and (classes > 1 or classes == -1):
-            return ClassificationHead(classes=classes, scores=hints.scores), (name,)
+            return ClassificationHead(classes=classes, scores=hints.scores or default), (name,)
         case [(name, [_, _] as dims)]:
             output_format, names = _identify_table(model, dims, count_anchors(input_size)), (name,)
         case [_, _, _, _]:

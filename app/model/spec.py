@@ -28,6 +28,8 @@ _OUTPUT_DTYPES = {
 DECODED = "decoded"
 """Name of the output by which a model that takes files tells of each, in one number, whether it could be decoded."""
 _DEFAULT_SIDE = 640
+# 224 of 256 pixels, as models are usually trained and tested on ImageNet.
+_CROP = 0.875
 # Larger files are rare; they travel inside the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -191,7 +193,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
         placement=hints.placement or defaults.placement,
         enlarge=hints.enlarge,
         pad=hints.pad,
-        crop=hints.crop,
+        crop=hints.crop or (1.0 if hints.is_ultralytics_classifier else _CROP),
         interpolation=hints.interpolation,
         channels=hints.channels or defaults.channels,
         scale=hints.scale or defaults.scale,

@@ -7,7 +7,7 @@ Its `parameters` tell what the tensors cannot, with these defaults:
     placement   center | top_left   letterbox: where the image lies in the model's input (top_left for a YOLOX head)
     enlarge     true | false        letterbox: whether small images are enlarged to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)
-    crop        above 0 to 1        center_crop: the part of the image's shorter side that is kept (0.875)
+    crop        above 0 to 1        center_crop: the part of the image's shorter side that is kept (0.875; 1 for Ultralytics)
     interpolation  bilinear | bicubic   how images are resized (bilinear)
     channels    RGB | BGR           channel order (BGR for a YOLOX head)
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
@@ -15,7 +15,8 @@ Its `parameters` tell what the tensors cannot, with these defaults:
                 (value - mean) / std, for a float input (0 and 1)
     square      pixels              side of the input, where its shape does not tell (`imgsz`, else 640)
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
-    scores      logits | probabilities  what a classifier returns (logits, to which softmax is applied)
+    scores      logits | probabilities  what a classifier returns (logits, to which softmax is applied; probabilities for
+                Ultralytics, whose `metadata` says that its `task` is `classify`)
     iou         0 to 1              overlap above which two boxes of a class are one object, for raw heads (0.7)
     metadata                        what Ultralytics' exporter writes: a Python dict as text
     device      cpu | gpu           where it runs, if it is an ensemble, whose config cannot tell (cpu)
@@ -91,7 +92,7 @@ class ModelParameters(msgspec.Struct):
     placement: Placement | None = None
     enlarge: bool = True
     pad: Annotated[int, Meta(ge=0, le=255)] = 114
-    crop: Annotated[float, Meta(gt=0, le=1)] = 0.875
+    crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
@@ -99,7 +100,7 @@ class ModelParameters(msgspec.Struct):
     std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
-    scores: ScoreKind = "logits"
+    scores: ScoreKind | None = None
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
     device: Literal["cpu", "gpu"] = "cpu"
     source: str = ""
@@ -114,6 +115,11 @@ class ModelParameters(msgspec.Struct):
         if not isinstance(names, dict) or names.keys() != set(range(len(names))):
             return ()
         return tuple(str(names[index]) for index in range(len(names)))
+
+    @property
+    def is_ultralytics_classifier(self) -> bool:
+        """Whether the exporter says so: such models return probabilities, and were trained on whole squares."""
+        return self._exporter_metadata().get("task") == "classify"
 
     def side(self) -> int | None:
         """Return the side of the input in pixels; None if the config does not tell."""

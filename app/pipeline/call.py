@@ -149,11 +149,15 @@ class Classifications(NamedTuple):
     """Version of the model that answered."""
 
 
-TRIVIAL_QUESTIONS: dict[Task, Question[object]] = {
-    DetectionHead.task: DetectOptions(None, 1.0, None, 1),
-    ClassificationHead.task: ClassifyOptions(None, 1.0, 1),
+_TRIVIAL: dict[Task, Callable[[str], Question[object]]] = {
+    DetectionHead.task: lambda model: DetectOptions(model, 1.0, None, 1),
+    ClassificationHead.task: lambda model: ClassifyOptions(model, 1.0, 1),
 }
-"""A question of each task, for a run whose answer nobody wants."""
+
+
+def trivial_question(spec: ModelSpec) -> Question[object]:
+    """Make a question that a model can answer, for a run whose answer nobody wants."""
+    return _TRIVIAL[spec.head.task](spec.name)
 
 
 def _read_detections(

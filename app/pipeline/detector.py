@@ -16,7 +16,7 @@ from app.model.heads import Task
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.call import TRIVIAL_QUESTIONS, Answer, CallContext, Detections, DetectOptions, Question
+from app.pipeline.call import Answer, CallContext, Detections, DetectOptions, Question, trivial_question
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
 from app.pipeline.preprocess import fill_input
@@ -179,7 +179,7 @@ class Detector:
         """
         call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
         spec = await self.prepare(self.default_model, call.deadline)
-        await self._run(BLANK_IMAGE, spec.name, TRIVIAL_QUESTIONS[spec.head.task], call)
+        await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
     async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
         """Detect objects in one image; the arguments and errors are those of `run`."""
@@ -196,10 +196,8 @@ class Detector:
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        return await self._run(data, question.model or self.default_for(question.task), question, call)
-
-    async def _run(self, data: bytes, model: str, question: Question[Answer], call: CallContext) -> Answer:
         deadline, timing = call.deadline, call.timing
+        model = question.model or self.default_for(question.task)
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
 from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import ModelSpec
-from app.pipeline.call import TRIVIAL_QUESTIONS
+from app.pipeline.call import trivial_question
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 
@@ -40,7 +40,7 @@ def check_result(spec: ModelSpec, result: InferResult) -> None:
         InvalidImage: The model says that it could not decode the image.
     """
     size = spec.input_size
-    TRIVIAL_QUESTIONS[spec.head.task].reader(spec)(result, LetterboxTransform(0, 0, *size, *size))
+    trivial_question(spec).reader(spec)(result, LetterboxTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> None:

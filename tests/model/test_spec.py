@@ -607,6 +607,16 @@ def test_every_parameter_of_a_classifier_is_read() -> None:
     assert subtrahend.shape == divisor.shape == (3, 1, 1)
 
 
+def test_a_classifier_of_ultralytics_needs_no_parameters() -> None:
+    """Its exporter writes the task, the size and the names; the network returns probabilities, and sees whole squares."""
+    metadata = "{'task': 'classify', 'imgsz': [320, 320], 'names': {0: 'tench', 1: 'goldfish'}}"
+    given = spec_of(("output0", "TYPE_FP32", [2]), image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
+
+    assert given.head == ClassificationHead(classes=2, scores="probabilities")
+    assert (given.resize, given.crop, given.input_size) == ("center_crop", 1.0, (320, 320))
+    assert given.labels == ("tench", "goldfish")
+
+
 def test_a_detector_may_be_stretched_or_cropped() -> None:
     """How the image is fitted is the config's choice, whatever the task is."""
     assert spec_of(resize="stretch").resize == "stretch"
