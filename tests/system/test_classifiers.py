@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from app.config import Settings
+from app.embedded.inference_check import check_inference
 from app.main import create_app
 from tests.fakes import classifiers
 from tests.fakes.classifiers import CLASSIFIERS, LABELS, MEAN, STD, logits_of, softmax
@@ -162,6 +163,12 @@ async def test_the_list_of_models_tells_the_task(client: httpx.AsyncClient) -> N
     }
     assert listed["probabilities"]["output_format"] == "probabilities of 4 classes"
     assert (listed["stretched"]["width"], listed["stretched"]["classes"]) == (32, list(LABELS))
+
+
+def test_the_check_of_a_start_runs_a_classifier(settings: Settings, triton: object) -> None:
+    """As `serve` does with the default model."""
+    assert triton is not None
+    check_inference(settings.triton_http_port, "bytes_to_logits", seconds=30)
 
 
 @pytest.mark.parametrize("setting", ["model", "classify_model"])
