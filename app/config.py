@@ -16,6 +16,7 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """All settings. The README's table is generated from the descriptions here."""
 
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
+    classify_model: Annotated[str, Meta(description="Model used when a request to `/classify` names none.")] = "efficientnet_lite0"
     model_repository: Annotated[
         str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"

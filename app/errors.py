@@ -3,6 +3,7 @@
 GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
+├── WrongTask               400  the model was made for another task
 ├── Unauthorized            401  the API key is missing or wrong
 ├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
@@ -50,6 +51,10 @@ class MalformedRequest(GatewayError):
 
 class InvalidParameter(GatewayError):
     status, code, title = 400, "invalid_parameter", "A parameter is not valid"
+
+
+class WrongTask(GatewayError):
+    status, code, title = 400, "wrong_task", "The model was made for another task"
 
 
 class Unauthorized(GatewayError):

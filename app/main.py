@@ -22,6 +22,7 @@ from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
+from app.model.heads import Task
 from app.pipeline.detector import Detector, Limits
 from app.pipeline.inference import Aggregation
 from app.resilience.admission import Admission, Capacity
@@ -99,7 +100,8 @@ async def open_resources(
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
-        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation)
+        tasks: dict[Task, str] = {"classification": settings.classify_model}
+        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks)
         stack.push_async_callback(detector.close)
         try:
             await detector.warm_up()

@@ -22,7 +22,7 @@ from app.triton.shared_memory import Arena
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
-from tests.fakes import models
+from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, ROOT, SHARED, TABLE_VARIABLE, OpenTable, started
 
@@ -53,6 +53,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
         digest = hashlib.sha256(network.read_bytes()).hexdigest()
         pull(name, entries[name], copy, source=network, sha256=digest)
     models.write(copy)
+    classifiers.write(copy)
     return copy
 
 

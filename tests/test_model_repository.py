@@ -14,7 +14,8 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
 from app.embedded.launch import CONFIG_NAME
-from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.spec import InputFormat, ModelSpec, from_triton_config
 from app.model.triton_config import ModelParameters
 from app.zoo import registry
 from app.zoo.graph import OPSET
@@ -117,11 +118,12 @@ def test_detector_needs_no_post_processing(name: str, file: str) -> None:
 
     assert spec.input_format is InputFormat.HWC
     assert spec.input_is_canvas
-    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.has_batch_dimension
     assert spec.input_size == (recipe.square, recipe.square)
     assert spec.output_names == tuple(OUTPUTS[DetectionRecipe])
-    assert spec.max_iou == recipe.iou
+    assert isinstance(spec.head, DetectionHead)
+    assert spec.head.max_iou == recipe.iou
 
 
 @both

@@ -14,7 +14,7 @@ from app.api import docs, problems
 from app.api.batch.route import detect_batch
 from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
-from app.api.detect import detect, predict
+from app.api.detect import classify, detect, predict
 from app.api.guards import Check, combine_guards, guard_batch_type, guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.head import HeadMiddleware
 from app.api.health import health, livez, readyz
@@ -57,8 +57,9 @@ def build(
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
+    checks = guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing),
+        _protect(keys, "detect", [detect, classify, predict], *checks),
         _protect(
             keys,
             "detect",

@@ -1,4 +1,4 @@
-"""POST /detect and POST /predict/{model}: an image in, detections out."""
+"""POST /detect, /classify and /predict/{model}: an image in, what a model says of it out."""
 
 from typing import Any
 
@@ -9,21 +9,24 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api import body, intake
+from app.api import body, intake, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.formats.answer import Answer
-from app.api.formats.choice import choose
 from app.api.guards import GuardedRoute
-from app.api.openapi import PROBLEMS, DetectOperation
-from app.api.parameters import DetectParameters
-from app.api.schema import CocoResult, DetectResponse
+from app.api.openapi import PROBLEMS, ClassifyOperation, DetectOperation, PredictOperation
+from app.api.schema import ClassifyResponse, CocoResult, DetectResponse
+from app.api.tasks import FORMS, TaskForm
+from app.model.heads import ClassificationHead, DetectionHead
 from app.pipeline.detector import Detector
+from app.resilience.deadline import Deadline
 
-_RESPONSES = {
-    200: ResponseSpec(DetectResponse | list[CocoResult], description="The detections", generate_examples=False),
-    **PROBLEMS,
-}
+_DETECT = FORMS[DetectionHead.task]
+_CLASSIFY = FORMS[ClassificationHead.task]
+
+
+def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
+    return {200: ResponseSpec(kind, description=description, generate_examples=False), **PROBLEMS}
 
 
 @GuardedRoute(
@@ -31,37 +34,57 @@ _RESPONSES = {
     http_method=HttpMethod.POST,
     summary="Detect objects in an image",
     operation_class=DetectOperation,
-    responses=_RESPONSES,
+    responses=_responses(DetectResponse | list[CocoResult], "The detections"),
     status_code=200,
 )
 async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
-    return await _detect(request, detector, [])
+    return await _answer(request, detector, _DETECT, [])
+
+
+@GuardedRoute(
+    "/classify",
+    http_method=HttpMethod.POST,
+    summary="Classify an image",
+    operation_class=ClassifyOperation,
+    responses=_responses(ClassifyResponse, "The classes"),
+    status_code=200,
+)
+async def classify(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
+    """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
+    return await _answer(request, detector, _CLASSIFY, [])
 
 
 @GuardedRoute(
     "/predict/{model:str}",
     http_method=HttpMethod.POST,
-    summary="Detect objects in an image with a given model",
-    operation_class=DetectOperation,
-    responses=_RESPONSES,
+    summary="Ask a given model about an image",
+    operation_class=PredictOperation,
+    responses=_responses(
+        DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
+    ),
     status_code=200,
 )
 async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
-    """Detect objects with the model in the path."""
-    return await _detect(request, detector, [("model", model)])
+    """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
+    parameters.check_model_name(model)
+    spec = await detector.prepare(model, Deadline.after(detector.timeout_seconds(None)))
+    return await _answer(request, detector, FORMS[spec.head.task], [("model", model)])
 
 
-async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> ASGIResponse:
+async def _answer(
+    request: Request[Any, Any, Any], detector: Detector, form: TaskForm, pairs: list[tuple[str, str]]
+) -> ASGIResponse:
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
-        (image, _), wanted, call = await intake.receive(client, request.scope, detector, pairs, DetectParameters, body.parse_body)
-        model = wanted.options.model or detector.default_model
-        chosen = choose(wanted.format, context.accept)
+        (image, _), wanted, call = await intake.receive(client, request.scope, detector, pairs, form.parameters, body.parse_body)
+        question, presentation = wanted.options, wanted.presentation
+        model = question.model or detector.default_for(question.task)
+        chosen = form.formats.choose(presentation.format, context.accept)
         try:
-            found = await detector.detect(image, wanted.options, call)
+            found = await detector.run(image, question, call)
         finally:
             if detector.is_known(model):
                 context.log_fields["model"] = model
-        context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
-        return await chosen.respond(Answer(found, image, wanted.boxes, wanted.image_id, context, call, detector))
+        context.log_fields |= {"image_bytes": len(image), form.results: len(found.scores)}
+        return await chosen.respond(Answer(found, image, presentation, context, call, detector))

@@ -47,7 +47,7 @@ def config(components: Components) -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Nereid",
         version=__version__,
-        description="Object detection over HTTP: an image goes in, named boxes come out.",
+        description="Object detection and image classification over HTTP: an image goes in, named boxes or classes come out.",
         use_handler_docstrings=True,
         components=components,
         path="/docs",

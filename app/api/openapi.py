@@ -1,7 +1,7 @@
-"""What the OpenAPI document says of detection and of errors, which Litestar cannot derive from the handlers."""
+"""What the OpenAPI document says of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -19,8 +19,8 @@ from litestar.openapi.spec import (
 )
 
 from app.api.content_type import JSON
-from app.api.formats.choice import MEDIA_TYPES
-from app.api.parameters import DetectParameters, Parameters
+from app.api.formats.choice import DETECTIONS
+from app.api.parameters import ClassifyParameters, DetectParameters, Parameters
 from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
@@ -55,7 +55,7 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 
 _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
 
-_PICTURE_TYPES = [media_type for media_type in MEDIA_TYPES if media_type != JSON]
+_PICTURE_TYPES = [media_type for media_type in DETECTIONS.media_types if media_type != JSON]
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
@@ -73,9 +73,21 @@ def _to_schema(description: dict[str, Any]) -> Schema:
     )
 
 
-def _parameter_schemas(kind: type[Parameters]) -> dict[str, Schema]:
-    (_, components) = msgspec.json.schema_components([kind])
-    return {name: _to_schema(field) for name, field in components[kind.__name__]["properties"].items()}
+def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
+    """Describe the parameters of all kinds; what a second kind says of the same name is added to the description."""
+    schemas: dict[str, Schema] = {}
+    (_, components) = msgspec.json.schema_components(kinds)
+    for kind in kinds:
+        for name, field in components[kind.__name__]["properties"].items():
+            schema = _to_schema(field)
+            known = schemas.setdefault(name, schema)
+            if known != schema:
+                schemas[name] = replace(known, default=None, description=" ".join(map(_with_default, (known, schema))))
+    return schemas
+
+
+def _with_default(schema: Schema) -> str:
+    return f"{schema.description} Default: {schema.default}."
 
 
 def _binary(media_type: str) -> OpenAPIMediaType:
@@ -87,10 +99,13 @@ def _binary(media_type: str) -> OpenAPIMediaType:
 class DetectOperation(Operation):
     """Adds what Litestar cannot see in a handler that takes the raw body: bodies, parameters and pictures."""
 
+    kinds: ClassVar[tuple[type[Parameters], ...]] = (DetectParameters,)
+    """The parameters."""
+
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
-        fields = {name: schema for name, schema in _parameter_schemas(DetectParameters).items() if name not in in_path}
+        fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}
         self.parameters = [
             *(self.parameters or []),
             *(
@@ -120,3 +135,17 @@ class DetectOperation(Operation):
                 ),
             },
         )
+
+
+@dataclass
+class ClassifyOperation(DetectOperation):
+    """The same for classification."""
+
+    kinds = (ClassifyParameters,)
+
+
+@dataclass
+class PredictOperation(DetectOperation):
+    """The same for a model of any task."""
+
+    kinds = (DetectParameters, ClassifyParameters)

@@ -11,10 +11,11 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from app.api.formats.answer import Presentation
 from app.api.formats.choice import FormatName
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
-from app.pipeline.call import DetectOptions
+from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Question
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -47,8 +48,18 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Raises:
             UnknownModel: No model can have this name.
         """
-        if self.model is not None and not _MODEL_NAME.fullmatch(self.model):
-            raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
+        if self.model is not None:
+            check_model_name(self.model)
+
+    @property
+    def options(self) -> Question[Detections | Classifications]:
+        """What they ask of the model."""
+        raise NotImplementedError
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation()
 
 
 class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,6 +116,25 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
             self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
         )
 
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation(self.format, self.boxes, self.image_id)
+
+
+class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for classes."""
+
+    top_k: Annotated[
+        int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
+    ] = 5
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+
+    @property
+    def options(self) -> ClassifyOptions:
+        """What they ask of the classifier."""
+        return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
+
 
 P = TypeVar("P", bound=Parameters)
 
@@ -131,6 +161,10 @@ def split_classes(classes: str | None) -> list[str] | None:
 def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
 
+    Args:
+        pairs: Of one request.
+        kind: The parameters of its task.
+
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
         UnknownModel: No model can have this name.
@@ -154,3 +188,13 @@ def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
 
 def _expected(found: re.Match[str]) -> str:
     return f"Expected {_TYPES[found[1]]}"
+
+
+def check_model_name(name: str) -> None:
+    """Reject a name that no model can have.
+
+    Raises:
+        UnknownModel: It is one.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")

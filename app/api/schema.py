@@ -5,6 +5,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from app.model.heads import Task
+
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
 
@@ -67,6 +69,27 @@ class CocoResult(msgspec.Struct, frozen=True):
     score: float
 
 
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """One class that the image may show."""
+
+    class_: int = msgspec.field(name="class")
+    class_id: int
+    class_name: str
+    confidence: float
+
+
+class ClassifyResponse(msgspec.Struct, frozen=True):
+    """Classes by descending confidence."""
+
+    classifications: list[Classification]
+    num_classifications: int
+    status: Literal["success"]
+    image: ImageSize
+    model: ModelUsed
+    total_time_ms: float
+    request_id: str
+
+
 class Problem(msgspec.Struct, frozen=True):
     """An error as in RFC 9457 (`application/problem+json`)."""
 
@@ -89,6 +112,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """All that are ready, ascending."""
     width: int | None = None
     height: int | None = None
+    task: Task | None = None
     output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from app.detection.nms import suppress
 from app.detection.outputs import Candidates
 from app.errors import InvalidParameter
-from app.model.spec import RAW_HEADS, ModelSpec
+from app.model.heads import RAW_HEADS, DetectionHead
 
 _ID = re.compile(r"[0-9]{1,9}")
 
@@ -47,7 +47,7 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
     return frozenset(ids)
 
 
-def to_suppression(iou: float | None, spec: ModelSpec, *, is_agnostic: bool) -> Suppression | None:
+def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool) -> Suppression | None:
     """Find out how to suppress a model's boxes; None if the model has done all that is wanted.
 
     What a model has suppressed stays so, even if the box that covered it is suppressed now: a few boxes differ from what one NMS
@@ -55,17 +55,17 @@ def to_suppression(iou: float | None, spec: ModelSpec, *, is_agnostic: bool) -> 
 
     Args:
         iou: What the caller asks for; None for what the model's config says.
-        spec: Spec of the model.
+        head: What comes out of the model.
         is_agnostic: Whether boxes of different classes can be one object.
 
     Raises:
         InvalidParameter: The model itself suppresses more than the caller wants.
     """
-    if iou is not None and iou > spec.max_iou:
-        raise InvalidParameter(f"iou: {spec.name} itself drops boxes that overlap by more than {spec.max_iou:g}, the maximum")
-    if iou is None and not is_agnostic and spec.output_format not in RAW_HEADS:
+    if iou is not None and iou > head.max_iou:
+        raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
+    if iou is None and not is_agnostic and head.output_format not in RAW_HEADS:
         return None
-    return Suppression(spec.iou if iou is None else iou, is_agnostic)
+    return Suppression(head.iou if iou is None else iou, is_agnostic)
 
 
 def select(

@@ -1,4 +1,4 @@
-"""Fit an image into the model's input, and map boxes back to the image.
+"""Fit an image into the model's input with its aspect ratio kept, and map boxes back to the image.
 
 Both directions live here so that they agree: the way back uses the rounded size that the image got on the canvas, per
 axis, never the unrounded scale.
@@ -6,16 +6,23 @@ axis, never the unrounded scale.
 
 from typing import Literal, NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-# The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
-cv2.setNumThreads(1)
+from app.imaging.resize import Interpolation, resize_into
+
+
+class Crop(NamedTuple):
+    """A part of an image, in its pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
 
 
 class LetterboxTransform(NamedTuple):
-    """Where an image of `image_width` x `image_height` lies on the canvas, all in pixels."""
+    """Where an image of `image_width` x `image_height`, or a part of it, lies on the canvas, all in pixels."""
 
     left: int
     top: int
@@ -23,6 +30,8 @@ class LetterboxTransform(NamedTuple):
     height: int
     image_width: int
     image_height: int
+    crop: Crop | None = None
+    """The part of the image that lies there; None for the whole image."""
 
     @property
     def min_decode_size(self) -> tuple[int, int]:
@@ -31,7 +40,9 @@ class LetterboxTransform(NamedTuple):
         Reduced decoding is faster, but averages pixels; from four times the size on the canvas it no longer shows in
         the boxes (README, Decisions).
         """
-        return 4 * self.width, 4 * self.height
+        if self.crop is None:
+            return 4 * self.width, 4 * self.height
+        return -(-4 * self.width * self.image_width // self.crop.width), -(-4 * self.height * self.image_height // self.crop.height)
 
     def area(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """View the part of a canvas (height, width, 3) that the image covers."""
@@ -43,7 +54,10 @@ class LetterboxTransform(NamedTuple):
             return boxes
         offset, size = np.array([[self.left, self.top] * 2, [self.width, self.height] * 2], np.float32)
         inside: NDArray[np.float32] = np.minimum(np.maximum(boxes - offset, 0), size)  # faster than np.clip
-        return inside * np.array([self.image_width / self.width, self.image_height / self.height] * 2, np.float32)
+        if self.crop is None:
+            return inside * np.array([self.image_width / self.width, self.image_height / self.height] * 2, np.float32)
+        left, top, width, height = self.crop
+        return inside * np.array([width / self.width, height / self.height] * 2, np.float32) + np.array([left, top] * 2, np.float32)
 
 
 class Letterbox(NamedTuple):
@@ -56,6 +70,8 @@ class Letterbox(NamedTuple):
     """Whether small images are enlarged to the canvas."""
     pad: int
     """Value of every byte around the image."""
+    interpolation: Interpolation = "bilinear"
+    """As in the detectors' training; see `resize_into`."""
 
     def fit(self, width: int, height: int) -> LetterboxTransform:
         """Fit an image of this size into the canvas, keeping its aspect ratio.
@@ -81,9 +97,6 @@ class Letterbox(NamedTuple):
     def draw(self, pixels: NDArray[np.uint8], transform: LetterboxTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize an image into its area of the canvas, and write the padding around it.
 
-        The interpolation is bilinear between the four nearest pixels, as in the detectors' training; Pillow's
-        `resize` averages when it shrinks, which changes scores and boxes.
-
         Args:
             pixels: UINT8 (height, width, 3) RGB, upright; it may be that area already.
             transform: Of the image on the canvas.
@@ -94,10 +107,4 @@ class Letterbox(NamedTuple):
         canvas[rows.stop :] = self.pad
         canvas[rows, : transform.left] = self.pad
         canvas[rows, transform.left + transform.width :] = self.pad
-        area = transform.area(canvas)
-        if np.may_share_memory(pixels, area):
-            return
-        if pixels.shape == area.shape:
-            area[:] = pixels
-        else:
-            cv2.resize(pixels, (transform.width, transform.height), dst=area, interpolation=cv2.INTER_LINEAR)
+        resize_into(pixels, transform.area(canvas), self.interpolation)

@@ -9,10 +9,8 @@ from typing import TypeVar
 from app.errors import DeadlinePassed, GatewayError, GatewayFull
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import postprocess
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.detector import Detector
-from app.pipeline.postprocess import Reader
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
@@ -31,7 +29,7 @@ Report = Callable[[int, Detections | Exception, Timing], T]
 class BatchRequest:
     """The images of one request, which are detected side by side, each in its turn."""
 
-    def __init__(self, detector: Detector, spec: ModelSpec, reader: Reader, call: CallContext) -> None:
+    def __init__(self, detector: Detector, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
         self.spec = spec
         """Spec of their model."""
         self._detector = detector
@@ -53,10 +51,10 @@ class BatchRequest:
         Raises:
             GatewayError: The model cannot be used, or does not have these classes.
         """
-        model = refer_to(options.model or detector.default_model, options.version)
+        model = refer_to(options.model or detector.default_for(options.task), options.version)
         detector.check_circuit(model)
         spec = await detector.prepare(model, call.deadline)
-        return cls(detector, spec, postprocess.reader(options, spec), call)
+        return cls(detector, spec, options.reader(spec), call)
 
     @asynccontextmanager
     async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:

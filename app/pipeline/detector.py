@@ -1,10 +1,11 @@
-"""Detect objects in an encoded image: the steps of a request, joined."""
+"""Answer a question about an encoded image: the steps of a request, joined."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from time import thread_time
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
@@ -12,14 +13,14 @@ from app.imaging import canvas
 from app.imaging.header import PixelLimits
 from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
+from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import postprocess, saturation
+from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import Answer, CallContext, Detections, DetectOptions, Question, Reader, trivial_question
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
-from app.pipeline.postprocess import Reader
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -58,9 +59,13 @@ class Detector:
         pullable: frozenset[str],
         limits: Limits,
         aggregation: Aggregation,
+        task_models: Mapping[Task, str] = MappingProxyType({}),
     ) -> None:
         self.admission = admission
         self.default_model = default_model
+        """The model whose state is that of the gateway."""
+        self._task_models = task_models
+        """Default models of tasks that have another one."""
         self.pullable = pullable
         """Models that `pull` could get."""
         self.pixel_limits = limits.pixels
@@ -78,6 +83,10 @@ class Detector:
     def transport_mode(self) -> Literal["shm", "inline"]:
         """How tensors reach Triton now."""
         return self._transport.active_mode
+
+    def default_for(self, task: Task) -> str:
+        """Return the model that is used when a request for this task names none."""
+        return self._task_models.get(task, self.default_model)
 
     def timeout_seconds(self, timeout_ms: int | None) -> float:
         """Return the time that a request has from the end of its body to its response.
@@ -109,7 +118,12 @@ class Detector:
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
-        return model == self.default_model or model in self.pullable or self._tritons.has_had(model)
+        return (
+            model == self.default_model
+            or model in self._task_models.values()
+            or model in self.pullable
+            or self._tritons.has_had(model)
+        )
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -175,26 +189,31 @@ class Detector:
             GatewayError: It failed.
         """
         call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
-        await self.detect(BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
+        spec = await self.prepare(self.default_model, call.deadline)
+        await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
     async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
-        """Detect objects in one image.
+        """Detect objects in one image; the arguments and errors are those of `run`."""
+        return await self.run(data, options, call)
+
+    async def run(self, data: bytes, question: Question[Answer], call: CallContext) -> Answer:
+        """Answer a question about one image.
 
         Args:
             data: The encoded image.
-            options: What to look for.
+            question: What the caller asks.
             call: What goes with the request.
 
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        model = refer_to(options.model or self.default_model, options.version)
+        model = refer_to(question.model or self.default_for(question.task), question.version)
         self.check_circuit(model)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
-            reader = postprocess.reader(options, spec)
+            reader = question.reader(spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(spec.reference, self.parallel_images(spec), memory, call.deadline, call.share)
@@ -204,7 +223,7 @@ class Detector:
         with permit:
             return await self.process(data, spec, reader, call, permit)
 
-    async def process(self, data: bytes, spec: ModelSpec, reader: Reader, call: CallContext, permit: Permit) -> Detections:
+    async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Answer], call: CallContext, permit: Permit) -> Answer:
         """Detect objects in an image that has been admitted; arguments and errors as those of `detect`."""
         timing = call.timing
         timing.lap("model")
@@ -215,9 +234,9 @@ class Detector:
         result = await self._inferences.run(spec, buffer, call, permit)
         timing.lap("infer")
         reading = partial(reader.read, result, transform)
-        found = await self._pool.run(reading, call.deadline, permit) if reader.is_heavy else reading()
+        answer = await self._pool.run(reading, call.deadline, permit) if reader.is_heavy else reading()
         timing.lap("post")
-        return found
+        return answer
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""

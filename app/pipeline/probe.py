@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
+from app.imaging.letterbox import LetterboxTransform
 from app.model.spec import ModelSpec
+from app.pipeline.call import trivial_question
 from app.triton.client import TritonClient
-from app.triton.messages import bytes_element_size, write_bytes_element
+from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 
 # A PNG of one pixel.
 BLANK_IMAGE = bytes.fromhex(
@@ -28,6 +30,17 @@ def blank_input(spec: ModelSpec) -> NDArray[Any]:
     tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
     write_bytes_element(BLANK_IMAGE, tensor)
     return tensor
+
+
+def check_result(spec: ModelSpec, result: InferResult) -> None:
+    """Check that an answer can be read, whatever it says.
+
+    Raises:
+        InvalidModelOutput: It cannot.
+        InvalidImage: The model says that it could not decode the image.
+    """
+    size = spec.input_size
+    trivial_question(spec).reader(spec).read(result, LetterboxTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> None:

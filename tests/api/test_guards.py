@@ -199,8 +199,8 @@ async def test_the_first_guard_that_rejects_is_the_last() -> None:
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
 NEED_DETECT = [
-    *("/detect", "/detect/batch", "/predict/tiny", "/models"),
-    *("/v1/detect", "/v1/detect/batch", "/v1/predict/tiny", "/v1/models"),
+    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models"),
+    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models"),
 ]
 NEED_HEALTH = ["/health", "/metrics", "/v1/health", "/v1/metrics"]
 NEED_NONE = ["/livez", "/readyz", "/v1/livez", "/v1/readyz", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
@@ -227,7 +227,7 @@ async def locked(tmp_path: Path) -> AsyncIterator[Application]:
 async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tuple[str, str]] = ()) -> httpx.Response:
     """Call a route with its method; what takes an image gets the scene."""
     async with calling(app) as client:
-        is_post = "/detect" in path or "/predict" in path
+        is_post = any(route in path for route in ("/detect", "/classify", "/predict"))
         return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)
 
 
@@ -259,7 +259,12 @@ async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers:
     """It is sent in either header."""
     name, value = headers
     for path in NEED_DETECT:
-        assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {200, 415, 502}
+        assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {
+            200,
+            400,
+            415,
+            502,
+        }  # 400: it is no classifier
     for path in NEED_HEALTH:
         assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
 

@@ -117,11 +117,14 @@ async def test_a_model_that_was_not_pulled_says_how(settings: Settings, tmp_path
     """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
     listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
     (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
-    async with started(create_app(msgspec.structs.replace(settings, model_repository=str(tmp_path)))) as client:
+    changed = msgspec.structs.replace(settings, model_repository=str(tmp_path), classify_model="never_pulled")
+    async with started(create_app(changed)) as client:
         response = await client.post("/predict/never_pulled", content=sample_image("chelsea.jpg"))
+        by_default = await client.post("/classify", content=sample_image("chelsea.jpg"))
         models = by_name(json(await client.get("/models")))
 
     assert "./just pull never_pulled" in json(response, 404)["detail"]
+    assert "./just pull never_pulled" in json(by_default, 404)["detail"]
     assert models["never_pulled"]["state"] == "not_pulled"
     assert models["yolo11n"]["state"] == "ready"
     assert models["yolo11n"]["classes"][15] == "cat"

@@ -84,9 +84,38 @@ async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any
     assert [parameter["in"] for parameter in parameters if parameter["name"] == "model"] == ["path"]
 
 
+async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> None:  # noqa: ANN401
+    """Those of a model in the path are those of any task; what differs is in the description."""
+    described = {
+        path: {parameter["name"]: parameter["schema"] for parameter in operations["post"]["parameters"]}
+        for path, operations in document["paths"].items()
+        if "post" in operations
+    }
+
+    assert set(described["/classify"]) == {"model", "top_k", "confidence", "timeout_ms"}
+    assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
+    assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
+    assert "default" not in described["/predict/{model}"]["confidence"]
+    for text in ("of a detection. Default: 0.25.", "of a class. Default: 0.0."):
+        assert text in described["/predict/{model}"]["confidence"]["description"]
+    answers = {
+        path: document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"] for path in described
+    }
+    assert answers["/predict/{model}"] == {"oneOf": [answers["/detect"], answers["/classify"]]}
+
+
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     """The description has neither the version prefix nor the files of the page."""
-    assert set(document["paths"]) == {"/detect", "/detect/batch", "/predict/{model}", "/models", "/health", "/livez", "/readyz"}
+    assert set(document["paths"]) == {
+        "/detect",
+        "/detect/batch",
+        "/classify",
+        "/predict/{model}",
+        "/models",
+        "/health",
+        "/livez",
+        "/readyz",
+    }
     assert document["info"]["version"] == __version__
     for path in document["paths"].values():
         for operation in path.values():
@@ -118,6 +147,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path:
     assert needed == {
         "/detect": both("detect"),
         "/detect/batch": both("detect"),
+        "/classify": both("detect"),
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
         "/health": both("health"),

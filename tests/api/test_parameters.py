@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters import DetectParameters, Parameters, names, parse, split_classes, unknown_parameter
+from app.api.parameters import ClassifyParameters, DetectParameters, Parameters, names, parse, split_classes, unknown_parameter
 from app.errors import GatewayError, InvalidParameter, UnknownModel
-from app.pipeline.call import DetectOptions
+from app.pipeline.call import ClassifyOptions, DetectOptions
 
 
 def test_without_parameters_the_defaults_apply() -> None:
@@ -255,3 +255,23 @@ def test_very_long_text_is_rejected(name: str) -> None:
     """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
         parse([(name, "x," * 2049)], DetectParameters)
+
+
+def test_classification_has_parameters_of_its_own() -> None:
+    """Those of detection are unknown to it, and the error lists the right ones."""
+    assert parse([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
+    assert parse([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5")], ClassifyParameters).options == ClassifyOptions(
+        "m", 0.5, 3
+    )
+    with pytest.raises(
+        InvalidParameter,
+        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, top_k, confidence$",
+    ):
+        parse([("classes", "cat")], ClassifyParameters)
+
+
+@pytest.mark.parametrize("top_k", ["0", "1001", "-1", "1.5", "all", ""])
+def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
+    """It is a whole number from 1 to 1000."""
+    with pytest.raises(InvalidParameter, match=r"^top_k: "):
+        parse([("top_k", top_k)], ClassifyParameters)

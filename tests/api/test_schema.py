@@ -70,6 +70,7 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "versions": [],
         "width": None,
         "height": None,
+        "task": None,
         "output_format": None,
         "device": None,
         "classes": [],

@@ -1,6 +1,5 @@
 """Which candidates the caller wants."""
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +9,7 @@ from hypothesis.extra import numpy as arrays
 from app.detection.outputs import Candidates
 from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
-from app.model.spec import OutputFormat
-from tests.fakes.triton import SPEC
+from app.model.heads import DetectionHead, OutputFormat
 
 LABELS = ("person", "car", "traffic light")
 
@@ -221,25 +219,25 @@ def test_the_threshold_may_be_applied_before_or_after(found: Candidates, confide
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
     """At the overlap that the model's config says; other models have found each object once."""
-    spec = msgspec.structs.replace(SPEC, output_format=output_format, iou=0.45)
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
     expected = Suppression(0.45, is_agnostic=False) if output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD} else None
-    assert to_suppression(None, spec, is_agnostic=False) == expected
+    assert to_suppression(None, head, is_agnostic=False) == expected
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
     """Any overlap up to the maximum, and any classes; without one of the two, the model's config says it."""
-    spec = msgspec.structs.replace(SPEC, output_format=output_format, iou=0.45, max_iou=0.5)
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
     for iou in (0.0, 0.3, 0.5):
-        assert to_suppression(iou, spec, is_agnostic=False) == Suppression(iou, is_agnostic=False)
-    assert to_suppression(None, spec, is_agnostic=True) == Suppression(0.45, is_agnostic=True)
+        assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False)
+    assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True)
 
 
 def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
     """The boxes are gone; the error says how far one can go."""
-    spec = msgspec.structs.replace(SPEC, iou=0.45, max_iou=0.45)
+    head = DetectionHead(output_format=OutputFormat.END_TO_END, has_normalized_boxes=False, iou=0.45, max_iou=0.45)
 
-    with pytest.raises(InvalidParameter, match=r"^iou: tiny itself drops boxes that overlap by more than 0\.45, the maximum$"):
-        to_suppression(0.46, spec, is_agnostic=False)
+    with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.45, the maximum$"):
+        to_suppression(0.46, head, is_agnostic=False)

@@ -152,6 +152,15 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {},
         ),
+        "stretched_columns": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
+                {"output0": "float[batch, 2, 6]"},
+            ),
+            {"resize": "stretch"},
+        ),
         "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, {"output0": "float[batch, 2, 6]"}), {}),
         "extra_string": (
             _onnx(
@@ -237,7 +246,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     }
 
 
-_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
+_KINDS = {1: "TYPE_FP32", 2: "TYPE_UINT8", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
 
 
 def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:

@@ -26,8 +26,8 @@ from app.errors import (
 )
 from app.imaging import canvas
 from app.main import create_app
+from app.pipeline import call as call_module
 from app.pipeline import detector as detector_module
-from app.pipeline import postprocess
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.detector import Detector
 from app.resilience.admission import Share
@@ -65,7 +65,7 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType = detector_module) -> list[str]:
+def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
     """Note the names of the threads in which a step of the detector runs."""
     threads: list[str] = []
     step = getattr(module, name)
@@ -231,7 +231,7 @@ async def test_every_step_is_timed(detector: Detector) -> None:
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
 async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, detector: Detector, image_format: str) -> None:
     """Milliseconds on the event loop would delay every other request."""
-    threads = in_which_threads(monkeypatch, "fill_input")
+    threads = in_which_threads(monkeypatch, detector_module, "fill_input")
     await detect(detector, models.scene(image_format))
 
     assert [name.startswith("decode") for name in threads] == [True]
@@ -249,7 +249,7 @@ async def test_a_quick_header_is_read_without_a_thread(
     fake, _ = fake_triton
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-    threads = in_which_threads(monkeypatch, "fill_input")
+    threads = in_which_threads(monkeypatch, detector_module, "fill_input")
     timing = Timing()
     found = await detect(detector, models.scene(image_format), timing=timing)
 
@@ -274,10 +274,10 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     fake, _ = fake_triton
     fake.config = outputs_config(**outputs)
     fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, "find", postprocess)
+    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
     found = await detect(detector)
 
-    assert found.spec.output_format.is_heavy is is_threaded
+    assert found.spec.head.is_heavy is is_threaded
     assert [name.startswith("decode") for name in threads] == [is_threaded]
 
 
@@ -286,7 +286,7 @@ async def test_boxes_are_suppressed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, detector: Detector, options: DetectOptions
 ) -> None:
     """Hundreds of boxes take longer than the event loop should wait, whatever the model's outputs."""
-    threads = in_which_threads(monkeypatch, "decode_outputs")
+    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
     await detect(detector, options=options)
 
     assert [name.startswith("decode") for name in threads] == [True]
@@ -296,7 +296,7 @@ async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(fake_triton: 
     """The request is rejected before its image is decoded, and leaves no memory reserved."""
     fake, _ = fake_triton
     fake.config = outputs_config(**FOUR)
-    with pytest.raises(InvalidParameter, match=r"^iou: tiny itself drops boxes that overlap by more than 0\.7, the maximum$"):
+    with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.7, the maximum$"):
         await detect(detector, b"no image", options=OPTIONS._replace(iou=0.71))
 
     assert not fake.requests

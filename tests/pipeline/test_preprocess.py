@@ -97,6 +97,28 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
 
 
+@pytest.mark.parametrize(("data_type", "tolerance"), [("TYPE_FP32", 1e-5), ("TYPE_FP16", 4e-3)])
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
+@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
+async def test_each_channel_is_normalized(
+    inline: Transport, dims: list[int], channels: str, data_type: str, tolerance: float
+) -> None:
+    """By its own mean and deviation, in the order of the model's channels, after the scale; pixels below the mean, too."""
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    model = spec(data_type, dims, channels=channels, mean="0.485,0.456,0.406", std="0.229,0.224,0.225")
+    expected = ((PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]) / 255 - mean) / std
+    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
+
+    np.testing.assert_allclose(filled(inline, file(PIXELS), model), expected, atol=tolerance)
+
+
+async def test_bytes_are_not_normalized(inline: Transport) -> None:
+    """A model that takes bytes does that itself."""
+    model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
+
+    np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
+
+
 async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     """YOLOX's floats are 0 to 255, and its channels BGR."""
     pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)

@@ -14,6 +14,7 @@ from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.embedded.server import EmbeddedTriton
 from app.imaging.header import PixelLimits
+from app.model.heads import DetectionHead
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
@@ -26,7 +27,9 @@ BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo
 NEAR = 2.0
 
 
-@pytest.mark.parametrize("model", [*BATCHED, "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)])
+@pytest.mark.parametrize(
+    "model", [*BATCHED, "stretched_columns", "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)]
+)
 async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
     """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
     response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
@@ -105,7 +108,7 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
 
     parts = answer.split(spec, 3)
     for part, transform, expected in zip(parts, transforms, (upright, upside_down, upright), strict=True):
-        suppression = to_suppression(None, spec, is_agnostic=False)
+        suppression = to_suppression(None, spec.expect_head(DetectionHead), is_agnostic=False)
         found = select(decode_outputs(spec, part.outputs), confidence=0.25, class_ids=None, suppression=suppression)
         assert found.class_ids.tolist() == [0, 1]
         np.testing.assert_allclose(transform.to_image(found.boxes), expected, atol=NEAR)

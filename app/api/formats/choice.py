@@ -1,44 +1,59 @@
-"""All formats, and the choice of one for a request."""
+"""The formats of each task, and the choice of one for a request."""
 
 from typing import TYPE_CHECKING, Literal
 
-from app.api.formats import coco_results, drawn, native
+from app.api.formats import classifications, coco_results, drawn, native
 from app.api.formats.accept import best
 from app.api.formats.answer import Format
 from app.errors import NotAcceptable
 
-FORMATS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
-"""All formats; the first one is the default."""
-
-if TYPE_CHECKING:
-    FormatName = str
-else:
-    FormatName = Literal[tuple(format_.name for format_ in FORMATS)]
-"""Name of a format."""
-
-_BY_NAME = {format_.name: format_ for format_ in FORMATS}
-_BY_TYPE = {media_type: format_ for format_ in FORMATS for media_type in format_.media_types}
-MEDIA_TYPES = tuple(_BY_TYPE)
-"""All types that `Accept` can ask for."""
 # What most programs send, which is not worth parsing.
 _USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 
 
-def choose(name: FormatName | None, accept: bytes) -> Format:
-    """Choose the format of a result.
+class Formats:
+    """Formats of one kind of result; the first one is the default."""
 
-    Args:
-        name: What the parameter `format` says, which counts more than `Accept`; None if it is not given.
-        accept: The `Accept` header; empty if there is none.
+    def __init__(self, *formats: Format) -> None:
+        self._default = formats[0]
+        self._by_name = {format_.name: format_ for format_ in formats}
+        self._by_type = {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
-    Raises:
-        NotAcceptable: The header allows no type that there is.
-    """
-    if name is not None:
-        return _BY_NAME[name]
-    if accept in _USUAL:
-        return FORMATS[0]
-    media_type = best(accept, MEDIA_TYPES)
-    if media_type is None:
-        raise NotAcceptable(f"Accept allows none of {', '.join(MEDIA_TYPES)}; without the header the result is JSON")
-    return _BY_TYPE[media_type]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that the parameter `format` can name."""
+        return tuple(self._by_name)
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """All that `Accept` can ask for."""
+        return tuple(self._by_type)
+
+    def choose(self, name: str | None, accept: bytes) -> Format:
+        """Choose the format of a result.
+
+        Args:
+            name: What the parameter `format` says, which counts more than `Accept`; None if it is not given.
+            accept: The `Accept` header; empty if there is none.
+
+        Raises:
+            NotAcceptable: The header allows no type that there is.
+        """
+        if name is not None:
+            return self._by_name[name]
+        if accept in _USUAL:
+            return self._default
+        media_type = best(accept, self.media_types)
+        if media_type is None:
+            raise NotAcceptable(f"Accept allows none of {', '.join(self.media_types)}; without the header the result is JSON")
+        return self._by_type[media_type]
+
+
+DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
+CLASSIFICATIONS = Formats(classifications.JSON)
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[DETECTIONS.names]
+"""Name of a format of detections."""

@@ -6,12 +6,13 @@ from app.api.formats.answer import Answer, Format
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
 from app.api.schema import CocoResult
+from app.pipeline.call import Detections
 
 
-async def _respond(answer: Answer) -> JsonResponse:
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
     found = answer.found
     results = [
-        CocoResult(answer.image_id, class_id, (x, y, width, height), score)
+        CocoResult(answer.presentation.image_id, class_id, (x, y, width, height), score)
         for class_id, (x, y, width, height), score in zip(
             found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found), strict=True
         )

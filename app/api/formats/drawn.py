@@ -8,21 +8,22 @@ from app.api.formats.accept import best
 from app.api.formats.answer import Answer, Format
 from app.api.formats.native import to_response
 from app.api.large_response import LargeResponse
+from app.pipeline.call import Detections
 from app.pipeline.draw import PictureType, draw
 from app.resilience.lease import Lease
 
 _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
 
 
-async def _respond_image(answer: Answer) -> LargeResponse:
+async def _respond_image(answer: Answer[Detections]) -> LargeResponse:
     picture_type = _picture_type(answer)
     return LargeResponse(await _draw(answer, picture_type), picture_type, answer.detector.admission.memory)
 
 
-async def _respond_image_and_json(answer: Answer) -> LargeResponse:
+async def _respond_image_and_json(answer: Answer[Detections]) -> LargeResponse:
     picture = await _draw(answer, _picture_type(answer))
     context, memory = answer.context, answer.detector.admission.memory
-    response = to_response(answer.found, answer.boxes, context.timing.total, context.request_id)
+    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
     encode = partial(msgspec.json.encode, msgspec.structs.replace(response, visualization=picture))
     lease, encoded = Lease(), memory.reserve()
     with lease:
@@ -32,11 +33,11 @@ async def _respond_image_and_json(answer: Answer) -> LargeResponse:
     return LargeResponse(body, "application/json", memory)
 
 
-async def _draw(answer: Answer, picture_type: PictureType) -> bytes:
+async def _draw(answer: Answer[Detections], picture_type: PictureType) -> bytes:
     return await draw(answer.detector, answer.image, answer.found, picture_type, answer.call)
 
 
-def _picture_type(answer: Answer) -> PictureType:
+def _picture_type(answer: Answer[Detections]) -> PictureType:
     """Return the type that the caller likes best; that of the first, if it accepts neither, but has named the format."""
     chosen = best(answer.context.accept, _TYPES)
     return next((picture_type for picture_type in _TYPES if picture_type == chosen), _TYPES[0])

@@ -69,9 +69,9 @@ def to_scores(found: Detections) -> list[float]:
     return [min(round(score, _SCORE_DIGITS), 1.0) for score in found.scores.astype(np.float64).tolist()]
 
 
-async def _respond(answer: Answer) -> JsonResponse:
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
     context = answer.context
-    response = to_response(answer.found, answer.boxes, context.timing.total, context.request_id)
+    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
     return JsonResponse(msgspec.json.encode(response))
 
 
