@@ -55,8 +55,6 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 
 _RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
 
-_PICTURE_TYPES = [media_type for media_type in DETECTIONS.media_types if media_type != JSON]
-
 
 def _to_schema(description: dict[str, Any]) -> Schema:
     """Translate the part of JSON Schema that msgspec writes for parameters."""
@@ -101,6 +99,8 @@ class DetectOperation(Operation):
 
     kinds: ClassVar[tuple[type[Parameters], ...]] = (DetectParameters,)
     """The parameters."""
+    picture_types: ClassVar[tuple[str, ...]] = tuple(kind for kind in DETECTIONS.media_types if kind != JSON)
+    """Types of answers that are pictures."""
 
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
@@ -114,7 +114,7 @@ class DetectOperation(Operation):
             ),
         ]
         if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
-            found.content |= {kind: _binary(kind) for kind in _PICTURE_TYPES}
+            found.content |= {kind: _binary(kind) for kind in self.picture_types}
         self.request_body = self.describe_body(fields)
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
@@ -142,6 +142,7 @@ class ClassifyOperation(DetectOperation):
     """The same for classification."""
 
     kinds = (ClassifyParameters,)
+    picture_types = ()
 
 
 @dataclass

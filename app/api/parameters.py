@@ -62,8 +62,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return Presentation()
 
 
-class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of a request for detections."""
+class BatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections in several images."""
 
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
     iou: Annotated[
@@ -88,15 +88,6 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
             "`coco`: `bbox` as x, y, width, height in pixels; `cxcywh`: `bbox` as centre x, centre y, width, height in pixels."
         ),
     ] = "normalized"
-    format: Annotated[
-        FormatName | None,
-        Meta(
-            description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
-            "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
-            "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
-        ),
-    ] = None
-    image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     def __post_init__(self) -> None:
         """Check what a type cannot tell.
@@ -115,6 +106,25 @@ class DetectParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_o
         return DetectOptions(
             self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
         )
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation(boxes=self.boxes)
+
+
+class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections in one image."""
+
+    format: Annotated[
+        FormatName | None,
+        Meta(
+            description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
+            "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
+            "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
+        ),
+    ] = None
+    image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     @property
     def presentation(self) -> Presentation:

@@ -160,7 +160,7 @@ def test_each_kind_of_request_has_parameters_of_its_own() -> None:
         parse([("iou", "0.5")], Parameters)
 
 
-@pytest.mark.parametrize("given", ["", "score", "image", "x" * 64])
+@pytest.mark.parametrize("given", ["", "score", "picture", "x" * 64])
 def test_an_unknown_parameter_is_quoted(given: str) -> None:
     """It is rejected with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:

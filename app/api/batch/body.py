@@ -8,7 +8,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from app.api import parameters
 from app.api.body import UNKNOWN_MEMBER, decode_base64, outlines, parse_members, to_text
 from app.api.content_type import MULTIPART, media_type
-from app.api.parameters import DetectParameters, Parameters
+from app.api.parameters import BatchParameters, Parameters
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 
@@ -40,7 +40,7 @@ class ParsedBatch(NamedTuple):
     """Name and value of each parameter in the body."""
 
 
-def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBatch:
+def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
     """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
 
     Raises:

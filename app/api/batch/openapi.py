@@ -8,6 +8,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, RequestBody, Sc
 from app.api.batch.body import FIELDS, MAX_IMAGES
 from app.api.batch.schema import BatchResponse
 from app.api.openapi import PROBLEMS, DetectOperation
+from app.api.parameters import BatchParameters
 
 LINES = "application/x-ndjson"
 """The media type of an answer in lines."""
@@ -20,6 +21,9 @@ RESPONSES = {
 @dataclass
 class BatchOperation(DetectOperation):
     """Describes a body with several images, and the answer in lines."""
+
+    kinds = (BatchParameters,)
+    picture_types = ()
 
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""

@@ -21,7 +21,7 @@ from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.guards import GuardedRoute
 from app.api.json_response import JsonResponse
-from app.api.parameters import DetectParameters
+from app.api.parameters import BatchParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.detector import Detector
@@ -50,7 +50,7 @@ async def detect_batch(
     context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
-        content, wanted, call = await intake.receive(client, request.scope, detector, [], DetectParameters, parse_batch)
+        content, wanted, call = await intake.receive(client, request.scope, detector, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
         model = wanted.options.model or detector.default_model
