@@ -6,10 +6,11 @@ dictionary of tensors, a pickle with the keys of its storages, then each storage
 
 import math
 import pickle
+import struct
 from collections import OrderedDict
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -20,6 +21,27 @@ Weights = dict[str, NDArray[Any]]
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LENGTH_BYTES = 8
+# All that a damaged file is known to raise.
+_DAMAGED = (
+    pickle.UnpicklingError,
+    struct.error,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+# What PyTorch writes: none of them allocates more than is in the file.
+_OPCODES = {
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINUNICODE),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+}
 _DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
 
 
@@ -43,17 +65,7 @@ def read_weights(path: Path) -> Weights:
     """
     try:
         return _read(BytesIO(path.read_bytes()))
-    # A damaged pickle can raise any of them.
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _DAMAGED as error:
         raise ValueError(f"these are not weights that PyTorch saved before version 1.6: {error}") from error
 
 
@@ -66,8 +78,11 @@ def _read(file: BytesIO) -> Weights:
     return {str(name): _take(storages[tensor.storage], tensor) for name, tensor in tensors.items()}
 
 
-class _Reader(pickle.Unpickler):
+# The unpickler in Python: the one in C takes any opcode, and allocates as many slots as a number in the file says.
+class _Reader(pickle._Unpickler):  # noqa: SLF001
     """An unpickler that makes dictionaries, numbers, texts and `_Tensor`, and calls nothing else."""
+
+    dispatch: ClassVar = {code: step for code, step in pickle._Unpickler.dispatch.items() if bytes([code]) in _OPCODES}  # noqa: SLF001
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, encoding="utf-8")

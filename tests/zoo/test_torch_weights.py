@@ -16,32 +16,33 @@ VALUES = np.arange(12, dtype="<f4")
 COUNTER = np.array([7], "<i8")
 
 
-# Opcodes of pickle protocol 0, in which PyTorch's own classes can be named without PyTorch.
+# Opcodes of pickle protocol 2, in which PyTorch's own classes can be named without PyTorch.
 def text(value: str) -> bytes:
-    return b"V" + value.encode() + b"\n"
+    return pickle.BINUNICODE + len(value).to_bytes(4, "little") + value.encode()
 
 
 def number(value: int) -> bytes:
-    return b"I%d\n" % value
+    return pickle.LONG1 + b"\x08" + value.to_bytes(8, "little", signed=True)
 
 
 def row(*items: bytes) -> bytes:
-    return b"(" + b"".join(items) + b"t"
+    return pickle.MARK + b"".join(items) + pickle.TUPLE
 
 
 def name_of(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
+    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
 
 
 def tensor(key: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0, kind: str = "FloatStorage") -> bytes:
-    storage = row(text("storage"), name_of("torch", kind), text(key), text("cpu"), number(12), b"N") + b"Q"
+    storage = row(text("storage"), name_of("torch", kind), text(key), text("cpu"), number(12), pickle.NONE) + pickle.BINPERSID
     sizes = row(*map(number, shape)), row(*map(number, strides))
-    hooks = name_of("collections", "OrderedDict") + b")R"
-    return name_of("torch._utils", "_rebuild_tensor_v2") + row(storage, number(offset), *sizes, number(0), hooks) + b"R"
+    hooks = name_of("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+    return name_of("torch._utils", "_rebuild_tensor_v2") + row(storage, number(offset), *sizes, number(0), hooks) + pickle.REDUCE
 
 
 def mapping(**values: bytes) -> bytes:
-    return b"(" + b"".join(text(name) + value for name, value in values.items()) + b"d."
+    items = b"".join(text(name) + value for name, value in values.items())
+    return pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
 
 
 def saved(tensors: bytes, magic: int = MAGIC) -> bytes:
@@ -112,7 +113,7 @@ def test_tensor_outside_of_its_storage_is_rejected(
 def test_nothing_else_is_called(file: Path, tmp_path: Path, module: str, name: str) -> None:
     """A pickle can name any function; the name of the rejected one is in the message."""
     trace = tmp_path / "trace"
-    file.write_bytes(saved(name_of(module, name) + row(text(f"touch {trace}")) + b"R."))
+    file.write_bytes(saved(name_of(module, name) + row(text(f"touch {trace}")) + pickle.REDUCE + pickle.STOP))
 
     with pytest.raises(ValueError, match=f"{module}.{name} is not allowed"):
         read_weights(file)
@@ -125,7 +126,8 @@ def test_nothing_else_is_called(file: Path, tmp_path: Path, module: str, name: s
         pytest.param(b"", id="empty"),
         pytest.param(b"PK\x03\x04" + bytes(100), id="zip"),
         pytest.param(saved(BOTH, magic=1), id="another magic number"),
-        pytest.param(saved(b"N."), id="no dictionary"),
+        pytest.param(saved(pickle.NONE + pickle.STOP), id="no dictionary"),
+        pytest.param(saved(b"\x96" + bytes(5) + b"\x10\0\0" + pickle.STOP), id="opcode that allocates"),
         pytest.param(saved(mapping(kernel=number(1))), id="no tensor"),
         pytest.param(saved(mapping(kernel=tensor("c", (1,), (1,)))), id="unknown storage"),
     ],
