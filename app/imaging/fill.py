@@ -1,19 +1,25 @@
 """Fill the whole of the model's input with an image: with its middle, or with all of it, stretched."""
 
+from operator import truediv
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging.letterbox import Crop, LetterboxTransform
-from app.imaging.resize import Interpolation, resize_into
+from app.imaging.resize import Interpolation, resample, resize_into
 
 # A product such as 224 * (500 / 224) may be a little less than the whole number that it should be.
 _TOLERANCE = 1e-6
+# What is far from the canvas is cut before the image is resized, which else could take much memory.
+_MAX_RESIZED = 4
 
 
 class CenterCrop(NamedTuple):
-    """Takes the middle of an image, with the aspect ratio of the canvas."""
+    """Takes the middle of an image, with the aspect ratio of the canvas.
+
+    As torchvision and timm do for classifiers: the image is resized, averaging where it shrinks, and then cut.
+    """
 
     canvas_size: tuple[int, int]
     """Width and height, pixels."""
@@ -24,8 +30,7 @@ class CenterCrop(NamedTuple):
     def fit(self, width: int, height: int) -> LetterboxTransform:
         """Find the middle of an image of this size.
 
-        The crop has whole pixels, rounded down, as in the training of EfficientNets; to resize the image first and to cut it then
-        differs by less than a pixel.
+        The crop has whole pixels; what `draw` cuts differs by less than one.
         """
         canvas_width, canvas_height = self.canvas_size
         scale = self.fraction * min(width / canvas_width, height / canvas_height)
@@ -41,12 +46,11 @@ class CenterCrop(NamedTuple):
             transform: Of the image.
             canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         """
-        crop = transform.crop
-        if crop is not None:
-            rows = _scale(crop.top, crop.height, transform.image_height, pixels.shape[0])
-            columns = _scale(crop.left, crop.width, transform.image_width, pixels.shape[1])
-            pixels = pixels[rows, columns]
-        resize_into(pixels, canvas, self.interpolation)
+        size = transform.image_width, transform.image_height
+        scale = max(map(truediv, self.canvas_size, size)) / self.fraction
+        columns, rows = map(_middle, pixels.shape[1::-1], size, self.canvas_size, (scale, scale))
+        resized = resample(pixels[rows.part, columns.part], (columns.resized, rows.resized), self.interpolation)
+        canvas[:] = resized[rows.cut, columns.cut]
 
 
 class Stretch(NamedTuple):
@@ -65,7 +69,28 @@ class Stretch(NamedTuple):
         resize_into(pixels, transform.area(canvas), self.interpolation)
 
 
-def _scale(start: int, length: int, true_size: int, size: int) -> slice:
-    """Find a part of an axis with `true_size` pixels in one that was decoded with `size` of them."""
-    first = min(round(start * size / true_size), size - 1)
-    return slice(first, min(size, first + max(1, round(length * size / true_size))))
+class _Middle(NamedTuple):
+    """The way of one axis of an image to that of a canvas."""
+
+    part: slice
+    """What is resized."""
+    resized: int
+    """To how many pixels."""
+    cut: slice
+    """What of them is the canvas."""
+
+
+def _middle(decoded: int, true_size: int, target: int, scale: float) -> _Middle:
+    """Find the middle of an axis.
+
+    Args:
+        decoded: Pixels of the image as it was decoded.
+        true_size: Its true size.
+        target: Pixels of the canvas.
+        scale: By which the true size is resized.
+    """
+    resized = max(target, int(true_size * scale + _TOLERANCE))
+    kept = min(resized, _MAX_RESIZED * target)
+    length = max(1, round(decoded * kept / resized))
+    first, left = (decoded - length) // 2, round((kept - target) / 2)
+    return _Middle(slice(first, first + length), kept, slice(left, left + target))
