@@ -13,10 +13,11 @@ from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
 from app.config import Settings
+from app.main import create_app
 from app.model.triton_config import ModelParameters
 from app.zoo.efficientnet import build_lite0
 from app.zoo.torch_weights import read_weights
-from tests.support import IMAGES, REPOSITORY, SHARED
+from tests.support import IMAGES, REPOSITORY, SHARED, json, started
 from tests.zoo.efficientnet_figures import GRADIENTS, PHOTOS, Figure, gradients
 
 NAME = "efficientnet_lite0"
@@ -59,9 +60,14 @@ def middle(photo: Path) -> Bytes:
     return np.asarray(image.crop((left, top, left + 224, top + 224)))
 
 
+def find(figure: Figure) -> Path | None:
+    """Find a photo; None if it is one of the shared ones, and they are not here."""
+    return next((path for path in (IMAGES / figure.image, SHARED / "images" / figure.image) if path.is_file()), None)
+
+
 def path_of(figure: Figure) -> Path:
     """Find a photo; skip the test where the shared ones are not."""
-    path = next((path for path in (IMAGES / figure.image, SHARED / "images" / figure.image) if path.is_file()), None)
+    path = find(figure)
     if path is None:
         pytest.skip("there are no images in ../shared/images")
     assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(figure.sha256), "the figures are of another file"
@@ -117,6 +123,17 @@ def test_embedded_triton_answers_the_same(settings: Settings) -> None:
     assert (output["name"], found.shape) == ("probabilities", (2, 1000))
     for row in found:
         assert row[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
+
+
+@pytest.mark.usefixtures("triton")
+async def test_the_gateway_answers_the_same(settings: Settings) -> None:
+    """It decodes and crops photos as the reference does. Those in ../shared/images are tested where they are."""
+    photos = [(figure, path) for figure in PHOTOS if (path := find(figure)) is not None]
+    async with started(create_app(settings)) as client:
+        for figure, path in photos:
+            response = await client.post("/classify", content=path.read_bytes(), params={"top_k": 1000})
+            found = {one["class_id"]: one["confidence"] for one in json(response)["classifications"]}
+            assert [found[id_] for id_ in figure.top] == pytest.approx(list(figure.top.values()), abs=TOLERANCE), figure.image
 
 
 @pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
