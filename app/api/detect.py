@@ -66,8 +66,9 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
             image = await client.read_body(upload)
             context.is_body_received = True
             received_at = monotonic()
-            if body.needs_parsing(context.content_type):
-                parse = partial(body.parse_body, image, context.content_type)
+            if body.needs_parsing(context.content_type, context.content_encoding):
+                max_bytes = context.body_limits.max_bytes
+                parse = partial(body.decode_and_parse, image, context.content_type, context.content_encoding, max_bytes, upload.add)
                 image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *more])
                 seconds = detector.timeout_seconds(wanted.timeout_ms)

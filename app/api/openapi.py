@@ -49,7 +49,16 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 }
 """The two ways to send an API key."""
 
-_RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
+_RAW_TYPES = (
+    "image/jpeg",
+    "image/png",
+    "image/webp",
+    "image/bmp",
+    "image/gif",
+    "image/avif",
+    "image/tiff",
+    "application/octet-stream",
+)
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
@@ -100,8 +109,11 @@ class DetectOperation(Operation):
                 "multipart/form-data": OpenAPIMediaType(
                     schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields}, required=["image"])
                 ),
-                "application/json": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                **dict.fromkeys(
+                    ("application/json", "application/x-www-form-urlencoded"),
+                    OpenAPIMediaType(
+                        schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                    ),
                 ),
             },
         )
