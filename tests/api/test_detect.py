@@ -448,10 +448,10 @@ async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
 
 
 async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that cannot be decoded, whose error quotes it."""
+    """Not even one that cannot be parsed."""
     _, client = gateway
     log = captured_log(monkeypatch, middleware)
-    disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"'
+    disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"\r\ncanary'
     json(
         await client.post(
             "/detect",
