@@ -14,7 +14,7 @@ from app.imaging import exif
 _BIG_MAGIC = b"II+\0", b"MM\0+"
 _MAX_ENTRIES = 512
 _MAX_PARTS = 20_000
-_MAX_TILE_SIDE = 512
+_MIN_TILE_SIDE, _MAX_TILE_SIDE = 32, 512  # OpenCV rejects smaller ones
 _TILE_STEP = 16
 
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 254, 256, 257, 258, 259, 262, 266
@@ -113,8 +113,9 @@ def _read(data: bytes) -> TiffHeader:
     width, height = tags[_WIDTH][0], tags[_HEIGHT][0]
     if _TILE_OFFSETS in found:
         sides = _one(found, _TILE_WIDTH, 0), _one(found, _TILE_HEIGHT, 0)
-        if any(side < 1 or side > _MAX_TILE_SIDE or side % _TILE_STEP for side in sides):
-            raise UnsupportedFormat(f"the TIFF's tiles must have sides of 16 to {_MAX_TILE_SIDE} pixels")
+        if any(not _MIN_TILE_SIDE <= side <= _MAX_TILE_SIDE or side % _TILE_STEP for side in sides):
+            raise UnsupportedFormat(f"the TIFF's tiles must have sides of {_MIN_TILE_SIDE} to {_MAX_TILE_SIDE} pixels")
+        last_rows = sides[1]
         tags |= {_TILE_WIDTH: sides[:1], _TILE_HEIGHT: sides[1:]}
         number = -(-width // sides[0]) * -(-height // sides[1])
         offsets, sizes = found[_TILE_OFFSETS], found.get(_TILE_SIZES, ())
@@ -122,12 +123,19 @@ def _read(data: bytes) -> TiffHeader:
         rows = max(1, min(_one(found, _ROWS, height), height))
         tags[_ROWS] = (rows,)
         number = -(-height // rows)
+        sides = width, rows
+        last_rows = height - rows * (number - 1)
         offsets, sizes = found.get(_STRIP_OFFSETS, ()), found.get(_STRIP_SIZES, ())
     if not len(offsets) == len(sizes) == number <= _MAX_PARTS:
         raise InvalidImage("the TIFF has too many strips or tiles, or not those that its size needs")
     parts = list(zip(offsets, sizes, strict=True))
     if sum(sizes) > len(data) or any(at + size > len(data) for at, size in parts):
         raise InvalidImage("the TIFF is truncated, or its strips overlap")
+    if tags[_COMPRESSION] == (_NONE,):
+        row_bytes = -(-sides[0] * sum(tags[_BITS]) // 8)
+        # libtiff would leave out what is missing.
+        if any(size < row_bytes * sides[1] for size in sizes[:-1]) or sizes[-1] < row_bytes * last_rows:
+            raise InvalidImage("the TIFF's strips or tiles are too short")
     return TiffHeader(width, height, exif.read_orientation(data), order, tags, parts)
 
 
