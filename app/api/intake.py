@@ -1,14 +1,13 @@
 """Receive a request for detection: its parameters, its body, and the deadline that begins with the body's end."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
 
-from app.api import body, parameters
+from app.api import body, content_encoding, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.parameters import Parameters
@@ -57,11 +56,12 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         detector: Has the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
         kind: The parameters that it may have.
-        parse: Gets the body, its `Content-Type` header and `kind`; takes next to no time where `body.needs_parsing` is false.
+        parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
+            `body.needs_parsing` is false.
 
     Raises:
         InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
-        GatewayError: As `ClientWatch.read_body` and `parse` say.
+        GatewayError: As `ClientWatch.read_body`, `content_encoding.decode` and `parse` say.
     """
     context = context_of(scope)
     query = scope["query_string"]
@@ -73,8 +73,12 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         data = await client.read_body(upload)
         context.is_body_received = True
         received_at = monotonic()
-        work = partial(parse, data, context.content_type, kind)
-        if body.needs_parsing(context.content_type):
+
+        def work() -> C:
+            plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
+            return parse(plain, context.content_type, kind)
+
+        if body.needs_parsing(context.content_type, context.content_encoding):
             content = await detector.run_in_thread(work, Deadline(received_at + seconds), upload)
             wanted = parameters.parse([*pairs, *content.parameters], kind)
             seconds = detector.timeout_seconds(wanted.timeout_ms)

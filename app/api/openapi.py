@@ -53,7 +53,16 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 }
 """The two ways to send an API key."""
 
-_RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
+_RAW_TYPES = (
+    "image/jpeg",
+    "image/png",
+    "image/webp",
+    "image/bmp",
+    "image/gif",
+    "image/avif",
+    "image/tiff",
+    "application/octet-stream",
+)
 
 _PICTURE_TYPES = [media_type for media_type in MEDIA_TYPES if media_type != JSON]
 
@@ -115,8 +124,11 @@ class DetectOperation(Operation):
                 "multipart/form-data": OpenAPIMediaType(
                     schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields}, required=["image"])
                 ),
-                "application/json": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                **dict.fromkeys(
+                    ("application/json", "application/x-www-form-urlencoded"),
+                    OpenAPIMediaType(
+                        schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                    ),
                 ),
             },
         )

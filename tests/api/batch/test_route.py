@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 from io import BytesIO
 from typing import Any
 
@@ -72,6 +73,15 @@ async def test_json_contains_the_images_in_base64(client: httpx.AsyncClient, alo
     answer = json(await client.post("/detect/batch", json=document))
 
     assert [(result["filename"], result["detections"]) for result in answer["results"]] == [(None, found) for found in alone]
+
+
+async def test_a_compressed_batch_is_read(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
+    """As a compressed image is."""
+    data = gzip.compress(msgspec.json.encode(as_json(*SCENES, model="six_columns", boxes="pixel")))
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = json(await client.post("/detect/batch", content=data, headers=headers))
+
+    assert [result["detections"] for result in answer["results"]] == alone
 
 
 async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx.AsyncClient) -> None:
