@@ -13,6 +13,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from app.api import parameters
 from app.api.content_type import JSON, MULTIPART, media_type
 from app.errors import InvalidParameter, MalformedRequest
+from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
 _MAX_PARTS = 16
@@ -35,7 +36,12 @@ class ParsedBody(NamedTuple):
     image: bytes
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
-    """Name and value of each parameter in the body."""
+    """Name and value of each parameter in the body. An image that is given by its address is the parameter `url`."""
+
+    @property
+    def has_url(self) -> bool:
+        """Whether the image is given by its address."""
+        return any(name == "url" for name, _ in self.parameters)
 
 
 def needs_parsing(content_type: str) -> bool:
@@ -47,11 +53,11 @@ def parse_body(data: bytes, content_type: str) -> ParsedBody:
     """Parse a multipart or JSON body; its `Content-Type` header tells which.
 
     Raises:
-        MalformedRequest: It is not well formed, or does not contain exactly one image.
+        MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
         InvalidParameter: A parameter in it is not text.
     """
     parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data)
-    if not parsed.image:
+    if not parsed.image and not parsed.has_url:
         raise MalformedRequest("the image is empty")
     return parsed
 
@@ -77,15 +83,19 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
     except ValueError:  # MultipartError is one, and so is text that cannot be decoded
         # Not `from error`: its text, which would be logged, repeats parts of the body.
         raise MalformedRequest("the multipart body is not well formed or has too many parts") from None
-    if len(files) != 1:
+    parsed = ParsedBody(files[0] if files else b"", pairs)
+    if len(files) != 1 and (files or not parsed.has_url):
         raise MalformedRequest(f"expected one image in the field {FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r}), found {len(files)}")
-    return ParsedBody(files[0], pairs)
+    return parsed
 
 
 def parse_json(data: bytes) -> ParsedBody:
-    """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
+    """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
     try:
-        image = msgspec.json.decode(data, type=_Outline).image
+        outline = msgspec.json.decode(data, type=_Outline)
+        image = outline.image
+        if not image and outline.url:
+            return ParsedBody(b"", _parse_members(data, image))
         if bytes(memoryview(image)[:1]) != b'"':
             raise MalformedRequest('the JSON object has no string "image"')
         members = _parse_members(data, image)
@@ -94,6 +104,8 @@ def parse_json(data: bytes) -> ParsedBody:
         if found := _UNKNOWN.fullmatch(str(error)):
             raise parameters.unknown_parameter(found[1]) from error
         raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
+    if is_address(encoded):
+        return ParsedBody(b"", [*members, ("url", encoded)])
     return ParsedBody(_decode_base64(encoded), members)
 
 
@@ -101,8 +113,10 @@ def _parse_members(data: bytes, image: msgspec.Raw) -> list[tuple[str, str]]:
     """Parse the members beside the image, once it is known that they are few bytes."""
     if len(data) - len(image) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its image")
-    start = _address(image) - _address(data)
-    rest = data[:start] + b'""' + data[start + len(image) :]
+    rest = data
+    if image:
+        start = _address(image) - _address(data)
+        rest = data[:start] + b'""' + data[start + len(image) :]
     msgspec.json.decode(rest, type=_Members)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
     if [name for name, _ in pairs].count("image") > 1:

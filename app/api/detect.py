@@ -15,11 +15,13 @@ from litestar.params import FromPath
 from app.api import body, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
+from app.api.fetching import fetch_image
 from app.api.formatting import to_response
 from app.api.guards import GuardedRoute
 from app.api.json_response import JsonResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.schema import DetectResponse
+from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
 from app.resilience.deadline import Deadline
@@ -63,15 +65,19 @@ async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: li
     seconds = detector.timeout_seconds(wanted.timeout_ms)
     with ClientWatch(request.receive, context.body_limits) as client:
         with detector.admission.start_upload() as upload:
-            image = await client.read_body(upload)
+            image = await client.read_body(upload, may_be_empty=wanted.url is not None)
             context.is_body_received = True
             received_at = monotonic()
-            if body.needs_parsing(context.content_type):
+            if wanted.url is None and body.needs_parsing(context.content_type):
                 parse = partial(body.parse_body, image, context.content_type)
                 image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *more])
                 seconds = detector.timeout_seconds(wanted.timeout_ms)
-        context.timing.lap("read")
+            context.timing.lap("read")
+            if wanted.url is not None:
+                if image:
+                    raise MalformedRequest("send either an image or a url, not both")
+                image = await fetch_image(wanted.url, detector.fetcher, upload, Deadline(received_at + seconds), context)
         # Triton would export spans of a trace that is not sampled, too.
         trace = context.trace if context.trace is not None and context.trace.is_sampled else None
         call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)

@@ -22,12 +22,13 @@ from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
 _ERRORS = {
-    400: "Malformed request or parameter, or an empty body",
+    400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
     404: "Unknown model",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
     422: "The image cannot be decoded, or its dimensions are out of range",
+    424: "The host of the image did not deliver it",
     429: "The gateway is full; see Retry-After",
     500: "Internal error of the gateway",
     502: "The model returned an invalid output",
@@ -87,21 +88,23 @@ class DetectOperation(Operation):
             ),
         ]
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
         raw = {
             kind: OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=kind))
             for kind in _RAW_TYPES
         }
         self.request_body = RequestBody(
-            required=True,
-            description="The image: as it is, as a form field, or in JSON.",
+            required=False,
+            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
             content={
                 **raw,
                 "multipart/form-data": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields})
                 ),
                 "application/json": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields})
                 ),
             },
         )

@@ -41,6 +41,14 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ] = "normalized"
 
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The https address of the image, instead of the image itself; the gateway fetches it, if it is set up to "
+            "fetch from that host."
+        ),
+    ] = None
+
     @property
     def options(self) -> DetectOptions:
         """What they ask of the detector."""

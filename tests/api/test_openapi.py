@@ -26,12 +26,13 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
     assert {"image/jpeg", "application/octet-stream", "multipart/form-data", "application/json"} <= set(
         operation["requestBody"]["content"]
     )
-    assert operation["requestBody"]["content"]["multipart/form-data"]["schema"]["required"] == ["image"]
+    assert "image" in operation["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
     parameters = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"]}
-    assert set(parameters) == {"model", "confidence", "classes", "max_detections", "timeout_ms", "boxes"}
+    assert set(parameters) == {"model", "confidence", "classes", "max_detections", "timeout_ms", "boxes", "url"}
     assert parameters["confidence"]["maximum"] == 1
     assert parameters["boxes"]["enum"] == ["coco", "normalized", "pixel"]
-    assert set(operation["responses"]) == {"200", "400", "404", "408", "413", "415", "422", "429", "500", "502", "503", "504"}
+    statuses = {"200", "400", "404", "408", "413", "415", "422", "424", "429", "500", "502", "503", "504"}
+    assert set(operation["responses"]) == statuses
     assert "application/problem+json" in operation["responses"]["422"]["content"]
 
 

@@ -91,7 +91,7 @@ def test_an_unknown_parameter_is_quoted(given: str) -> None:
 
     assert (
         caught.value.detail
-        == f"unknown parameter {given!r}; supported parameters: model, confidence, classes, max_detections, timeout_ms, boxes"
+        == f"unknown parameter {given!r}; supported parameters: model, confidence, classes, max_detections, timeout_ms, boxes, url"
     )
 
 
