@@ -2,42 +2,15 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from app.errors import BodyTooLarge, GatewayError, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
+from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
 from app.remote.fetcher import Fetcher
-from app.remote.public import is_public
 from app.resilience.deadline import Deadline
-from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
+from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response
+from tests.remote.support import IMAGE, failure, fetch
 from tests.support import eventually, free_port
-
-IMAGE = bytes(range(256)) * 300
-NOT_PUBLIC = "the host of the image has no public address"
-
-
-@pytest.fixture
-async def host() -> AsyncIterator[Host]:
-    """A host that has one image."""
-    async with serving(HOST, "cdn.example.org") as host:
-        host.answers["/cat.jpg"] = response(IMAGE, "200 OK", "Content-Type: image/jpeg")
-        yield host
-
-
-async def fetch(fetcher: Fetcher, url: str, seconds: float = 10) -> bytes:
-    """Fetch as a request does; the bytes that were counted are those of the image."""
-    counted: list[int] = []
-    image = await fetcher.fetch(fetcher.parse(url), counted.append, Deadline.after(seconds))
-    assert sum(counted) == len(image)
-    return image
-
-
-async def failure(fetcher: Fetcher, url: str, seconds: float = 10) -> GatewayError:
-    """Return the error of a fetch."""
-    with pytest.raises(GatewayError) as raised:
-        await fetch(fetcher, url, seconds)
-    return raised.value
 
 
 async def test_an_image_is_fetched(host: Host) -> None:
@@ -89,78 +62,6 @@ async def test_hosts_and_ports_that_are_not_allowed_are_not_even_resolved(host: 
     assert not host.lookups
 
 
-@pytest.mark.parametrize(
-    "addresses",
-    [
-        ["127.0.0.2"],
-        ["10.0.0.1"],
-        ["169.254.169.254"],
-        ["100.64.0.1"],
-        ["224.0.0.1"],
-        ["0.0.0.0"],  # noqa: S104 - means this host
-        ["::1"],
-        ["::ffff:127.0.0.1"],
-        ["64:ff9b::7f00:1"],
-        ["2002:7f00:1::"],
-        ["fe80::1%lo"],
-        [LOOPBACK, "10.0.0.1"],
-        ["10.0.0.1", LOOPBACK],
-        ["no address"],
-        [],
-    ],
-)
-async def test_a_name_with_an_address_that_is_not_public_is_refused(host: Host, addresses: list[str]) -> None:
-    """Even if it has others; a caller cannot tell this from a name that does not exist."""
-    host.names[HOST] = addresses
-    refused = await failure(host.fetcher(), host.url())
-    unknown = await failure(host.fetcher(), host.url(host="nowhere.example.org"))
-
-    assert isinstance(refused, ImageNotFetched)
-    assert refused.detail == unknown.detail == NOT_PUBLIC
-    assert refused.__cause__ is unknown.__cause__ is None
-    assert not host.requests
-
-
-async def test_loopback_is_not_public_unless_a_test_says_so(host: Host) -> None:
-    """With the check and the resolver that are in use otherwise."""
-    error = await failure(host.fetcher(is_allowed=is_public), host.url())
-    assert error.detail == NOT_PUBLIC
-
-    error = await failure(host.fetcher(resolve=None, is_allowed=is_public), host.url(host="localhost"))
-    assert error.detail == NOT_PUBLIC
-    assert not host.requests
-
-
-async def test_the_system_resolves_names(host: Host) -> None:
-    """In a thread; only the certificate does not fit here."""
-    fetcher = host.fetcher(resolve=None, is_allowed=lambda _: True)
-
-    error = await failure(fetcher, host.url(host="localhost"))
-    assert "no valid certificate" in error.detail
-    assert "localhost" in str(error.__cause__)
-    fetcher.close()
-
-
-async def test_a_name_is_resolved_once(host: Host) -> None:
-    """And the connection goes to the address that was checked, even if the name means another one a moment later."""
-    answers = iter([[LOOPBACK], ["169.254.169.254"]])
-
-    async def rebind(_name: str, _port: int) -> Sequence[str]:
-        return next(answers)
-
-    assert await fetch(host.fetcher(resolve=rebind), host.url()) == IMAGE
-    assert next(answers) == ["169.254.169.254"]
-
-
-async def test_the_next_address_is_tried_if_one_cannot_be_connected_to(host: Host) -> None:
-    """Nobody listens at the first one."""
-    host.names[HOST] = ["127.0.0.2", LOOPBACK]
-    fetcher = host.fetcher(is_allowed=lambda found: found.startswith("127."))
-
-    assert await fetch(fetcher, host.url()) == IMAGE
-    assert len(host.requests) == 1
-
-
 async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would resolve the name themselves."""
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
@@ -179,15 +80,6 @@ async def test_the_certificate_must_be_valid_for_the_name(host: Host, trusted: b
     assert isinstance(error, ImageNotFetched)
     assert "no valid certificate" in error.detail
     assert not host.requests
-
-
-async def test_a_host_that_does_not_listen_is_an_error(host: Host) -> None:
-    """With the same text as a certificate that is not valid: nobody is to scan ports."""
-    port = free_port()
-    error = await failure(host.fetcher(f"*:{port}"), f"https://{HOST}:{port}/")
-
-    assert isinstance(error, ImageNotFetched)
-    assert "no valid certificate" in error.detail
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"])
@@ -339,16 +231,6 @@ async def test_time_is_limited_in_total(host: Host) -> None:
     assert isinstance(error, ImageNotFetched)
     assert error.detail == "the image did not arrive within 0.3 s"
     assert await eventually(lambda: not host.open_connections)
-
-
-async def test_a_resolver_that_hangs_is_not_waited_for(host: Host) -> None:
-    """Its time is part of the fetch's."""
-
-    async def hang(_name: str, _port: int) -> Sequence[str]:
-        await asyncio.sleep(3600)
-        return []
-
-    assert isinstance(await failure(host.fetcher(resolve=hang), host.url(), seconds=0.1), ImageNotFetched)
 
 
 async def test_a_deadline_that_has_passed_is_an_error(host: Host) -> None:
