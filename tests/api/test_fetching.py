@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -12,6 +12,7 @@ import pytest
 
 from app import main
 from app.api import middleware, problems
+from app.api.application import Application
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
@@ -19,26 +20,32 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.https import Host, redirect, response, serving
 from tests.scrape import scrape
-from tests.support import SCENE, captured_log, eventually, json, started
+from tests.support import SCENE, call, captured_log, eventually, json, receiving, started
 
 CANARY = "canary7f3a"
 
-Remote = tuple[Host, httpx.AsyncClient]
+
+class Remote(NamedTuple):
+    """A host that has an image, and an application that may fetch from there."""
+
+    host: Host
+    client: httpx.AsyncClient
+    app: Application
 
 
 @pytest.fixture
 async def remote(
     settings: Settings, triton: EmbeddedTriton, admissions: list[Admission], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Remote]:
-    """A host that has an image, and a client of an application that may fetch from there."""
     assert triton.poll() is None
     assert not admissions
     async with serving() as host:
         host.answers["/scene.bmp"] = response(SCENE)
         monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
         own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
-        async with started(create_app(own)) as client:
-            yield host, client
+        app = create_app(own)
+        async with started(app) as client:
+            yield Remote(host, client, app)
         assert all(admission.upload_memory.own_bytes == admission.memory.own_bytes == 0 for admission in admissions)
 
 
@@ -59,7 +66,7 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
 @pytest.mark.parametrize("way", ["query", "json image", "json url", "form"])
 async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> None:
     """Wherever its address is; parameters apply as to any image."""
-    host, client = remote
+    host, client, _ = remote
     url = host.url("/scene.bmp")
     send = {
         "query": partial(client.post, "/detect", params={"url": url, "classes": "red"}),
@@ -77,14 +84,14 @@ async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> Non
 @pytest.mark.parametrize("path", ["/predict/six_columns", "/v1/detect", "/v1/predict/six_columns"])
 async def test_every_path_takes_addresses(remote: Remote, path: str) -> None:
     """As it takes images."""
-    host, client = remote
+    host, client, _ = remote
 
     assert len(json(await client.post(path, json={"image": host.url("/scene.bmp")}))["detections"]) == 2
 
 
 async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
     """Nothing is fetched."""
-    host, client = remote
+    host, client, _ = remote
     url = host.url("/scene.bmp")
 
     for request in (
@@ -118,7 +125,7 @@ async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
 )
 async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Remote, url: str, status: int, code: str) -> None:
     """Never one of the gateway; the text repeats nothing of the address."""
-    host, client = remote
+    host, client, _ = remote
     host.answers |= {
         "/redirect": redirect("https://169.254.169.254/latest"),
         "/page": response(b"<!doctype html>", "200 OK", "Content-Type: text/html"),
@@ -143,14 +150,14 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
 
 async def test_an_empty_body_needs_an_address(remote: Remote) -> None:
     """In the query; the rest of the query does not help."""
-    _, client = remote
+    _, client, _ = remote
 
     assert json(await client.post("/detect", params={"confidence": "0.5"}), 400)["detail"] == "the body is empty"
 
 
 async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
     """The caller's own, from the end of the request's body; it is not an error of the gateway."""
-    host, client = remote
+    host, client, _ = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
     problem = json(await client.post("/detect", params={"url": host.url("/slow"), "timeout_ms": "200"}), 424)
 
@@ -161,18 +168,19 @@ async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> No
 
 async def test_a_caller_who_leaves_ends_the_fetch(remote: Remote) -> None:
     """The connection to the host is closed."""
-    host, client = remote
+    host, _, app = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
-    request = asyncio.create_task(client.post("/detect", params={"url": host.url("/slow")}))
-    assert await eventually(lambda: host.open_connections == 1)
-    request.cancel()
+    leaving = receiving({"type": "http.request", "body": b"", "more_body": False})
+    reply = await call(app, leaving, f"/detect?url={quote(host.url('/slow'))}")
 
+    assert reply.problem["code"] == "client_gone"
+    assert host.requests
     assert await eventually(lambda: not host.open_connections)
 
 
 async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
     """Without memory for them, the gateway is full."""
-    host, client = remote
+    host, client, _ = remote
     (admission,) = admissions
     seen: list[int] = []
 
@@ -196,7 +204,7 @@ async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, adm
 
 async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may contain secrets; what fails is no exception."""
-    host, client = remote
+    host, client, _ = remote
     lines = captured_log(monkeypatch, middleware)
     errors = captured_log(monkeypatch, problems)
     host.answers[f"/{CANARY}?{CANARY}"] = response(SCENE)
@@ -227,7 +235,7 @@ async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, m
 
 async def test_a_fetch_is_a_stage_in_the_metrics(remote: Remote) -> None:
     """Of the requests that have one."""
-    host, client = remote
+    host, client, _ = remote
     name = 'api_stage_duration_seconds_count{stage="fetch"}'
     before = (await scrape(client)).get(name, 0)
     json(await client.post("/detect", content=SCENE))
