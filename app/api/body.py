@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NamedTuple
@@ -15,6 +15,7 @@ from app.api import content_encoding, form_parts, parameters, urlencoded
 from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.parameters import DetectParameters, Parameters
 from app.errors import InvalidParameter, MalformedRequest
+from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
@@ -30,6 +31,8 @@ _MAX_MEMBER_BYTES = 1 << 16
 JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """What JSON leads to that is not as it should be. ValueError: not UTF-8, or an integer of many digits."""
 _SEVERAL = "POST /detect/batch takes several"
+NOT_BOTH = "send either an image or a url, not both"
+"""What a request is told that has both."""
 _KINDS = {b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 _SPACES = b" \t\r\n"
@@ -42,7 +45,12 @@ class ParsedBody(NamedTuple):
     image: bytes
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
-    """Name and value of each parameter in the body."""
+    """Name and value of each parameter in the body. An image that is given by its address is the parameter `url`."""
+
+    @property
+    def has_url(self) -> bool:
+        """Whether the image is given by its address."""
+        return any(name == "url" for name, _ in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
@@ -54,7 +62,7 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
     """Parse a body with parameters of a kind: a form, JSON or the image itself, as its `Content-Type` header says.
 
     Raises:
-        MalformedRequest: It is not well formed, or does not contain exactly one image.
+        MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
         InvalidParameter: A parameter in it is not text.
     """
     declared = media_type(content_type)
@@ -66,7 +74,9 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
         parsed = parse_urlencoded(data)
     else:
         parsed = ParsedBody(data, [])
-    if not parsed.image:
+    if parsed.has_url and parsed.image:
+        raise MalformedRequest(NOT_BOTH)
+    if not parsed.has_url and not parsed.image:
         raise MalformedRequest("the image is empty")
     return parsed
 
@@ -82,14 +92,14 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
             hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
             pairs.append(form_parts.to_parameter(part, _EXPECTED + hint))
     _check_number(len(files), [name for name, _ in pairs])
-    return ParsedBody(files[0], pairs)
+    return ParsedBody(files[0] if files else b"", pairs)
 
 
 def parse_urlencoded(data: bytes) -> ParsedBody:
-    """Parse a form of names and values, whose image is base64. Raises as `parse_body`."""
+    """Parse a form of names and values, whose image is base64 or an address. Raises as `parse_body`."""
     fields = urlencoded.split(data, FILE_FIELDS, MAX_PARTS)
     _check_number(len(fields.images), [name for name, _ in fields.others])
-    return ParsedBody(decode_base64(fields.images[0]), fields.others)
+    return ParsedBody(decode_base64(fields.images[0]) if fields.images else b"", fields.others)
 
 
 @cache
@@ -104,10 +114,13 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
+    """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
     outline, typed = outlines("image", kind)
     try:
-        image = msgspec.json.decode(data, type=outline).image
+        found = msgspec.json.decode(data, type=outline)
+        image = found.image
+        if not image and found.url:
+            return ParsedBody(b"", parse_members(data, "image", image, typed))
         if other := _other_kind(image):
             raise MalformedRequest(f'the JSON object has no string "image": {other}')
         members = parse_members(data, "image", image, typed)
@@ -117,6 +130,8 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
             describe_member(str(error), "image", kind)
             or MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}')
         ) from error
+    if is_address(encoded):
+        return ParsedBody(b"", [*members, ("url", encoded)])
     return ParsedBody(decode_base64(encoded), members)
 
 
@@ -158,7 +173,7 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
 
 
 def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object beside its `content`, whose name this is.
+    """Parse the members of a JSON object beside its `content`, whose name this is, and which may be missing.
 
     They may have few bytes, and must be of the types of a Struct.
 
@@ -169,8 +184,10 @@ def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgs
     """
     if len(data) - len(content) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
-    start = _address(content) - _address(data)
-    rest = data[:start] + b'""' + data[start + len(content) :]
+    rest = data
+    if content:
+        start = _address(content) - _address(data)
+        rest = data[:start] + b'""' + data[start + len(content) :]
     msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
     if [member for member, _ in pairs].count(name) > 1:
@@ -198,12 +215,12 @@ def decode_base64(encoded: str) -> bytes:
         raise MalformedRequest('"image" is not base64') from error
 
 
-def _check_number(images: int, others: Iterable[str]) -> None:
-    """Check that a form has one image, and say what it has instead."""
+def _check_number(images: int, others: Sequence[str]) -> None:
+    """Check that a form has one image, or its address, and say what it has instead."""
     expected = f"expected one image in the field {_EXPECTED}, found {images}"
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
-    if not images:
+    if not images and "url" not in others:
         found = ", ".join(name[:64] for name in others)
         raise MalformedRequest(f"{expected}; fields found: {repr(found[:64]) if found else 'none'}")
 

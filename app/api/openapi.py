@@ -1,7 +1,7 @@
 """What the OpenAPI document says of detection and of errors, which Litestar cannot derive from the handlers."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
@@ -25,13 +25,14 @@ from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
 _ERRORS = {
-    400: "Malformed request or parameter, or an empty body",
+    400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
     404: "Unknown model, or unknown version of it",
     406: "`Accept` allows no type that a result can have",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
     422: "The image cannot be decoded, or its dimensions are out of range",
+    424: "The host of the image did not deliver it",
     429: "The gateway is full; see Retry-After",
     500: "Internal error of the gateway",
     502: "The model returned an invalid output",
@@ -96,10 +97,15 @@ def _binary(media_type: str) -> OpenAPIMediaType:
 class DetectOperation(Operation):
     """Adds what Litestar cannot see in a handler that takes the raw body: bodies, parameters and pictures."""
 
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that do not apply."""
+    has_pictures: ClassVar[bool] = True
+    """Whether the result can be a picture."""
+
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
-        in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
-        fields = {name: schema for name, schema in _parameter_schemas(DetectParameters).items() if name not in in_path}
+        others = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)} | self.left_out
+        fields = {name: schema for name, schema in _parameter_schemas(DetectParameters).items() if name not in others}
         self.parameters = [
             *(self.parameters or []),
             *(
@@ -107,28 +113,29 @@ class DetectOperation(Operation):
                 for name, schema in fields.items()
             ),
         ]
-        if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
+        found = self.responses["200"] if self.responses and self.has_pictures else None
+        if isinstance(found, OpenAPIResponse) and found.content is not None:
             found.content |= {kind: _binary(kind) for kind in _PICTURE_TYPES}
         self.request_body = self.describe_body(fields)
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body, which may have these parameters beside the image."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
         raw = {kind: _binary(kind) for kind in _RAW_TYPES}
         return RequestBody(
-            required=True,
-            description="The image: as it is, as a form field, or in JSON.",
+            required=False,
+            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
             content={
                 **raw,
                 "multipart/form-data": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields})
                 ),
                 **dict.fromkeys(
                     ("application/json", "application/x-www-form-urlencoded"),
-                    OpenAPIMediaType(
-                        schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
-                    ),
+                    OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields})),
                 ),
             },
         )

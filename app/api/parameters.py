@@ -24,6 +24,8 @@ _MAX_LENGTH = 4096
 # What msgspec says of text that is no value of a type, and what callers call that type.
 _WRONG_TYPE = re.compile(r"Expected `(bool|int|float)(?: \| null)?`, got `str`")
 _TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+# Parameters have similar names, which are not what is meant.
+_IMAGE_NAMES = {"image", "images", "file"}
 # Below a half, names have little in common; `conf` for `confidence` is just above.
 _SIMILARITY = 0.55
 
@@ -39,6 +41,13 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,
         Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
+    ] = None
+    url: Annotated[
+        str | None,
+        Meta(
+            description="The https address of the image, instead of the image itself; the gateway fetches it, if it is set up to "
+            "fetch from that host."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -119,6 +128,8 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
     given = name[:64].lower()
     similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
     question = f"did you mean {similar[0]!r}? " if similar else ""
+    if given in _IMAGE_NAMES:
+        question = "the image belongs into the body, or its address into 'url'; "
     supported = ", ".join(kind.__struct_fields__)
     return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 

@@ -7,10 +7,13 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from app.errors import MalformedRequest
+from app.remote.address import is_address
 
 _MAX_OTHER_BYTES = 1 << 16
 # All that may be escaped in base64 and in front of it in a data URL. To unescape anything would make a list of all escapes.
 _ESCAPED = b"+/=,:; \r\n"
+# Enough for `https://` with all that is escaped in it.
+_MAX_ADDRESS_START = 64
 _JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
 _EXAMPLE = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 
@@ -19,9 +22,9 @@ class Fields(NamedTuple):
     """What a form has."""
 
     images: list[str]
-    """Values of the fields that may hold the image, not decoded."""
+    """Values of the fields that may hold the image in base64, not decoded."""
     others: list[tuple[str, str]]
-    """Name and value of each other field."""
+    """Name and value of each other field. An image that is given by its address is the field `url`."""
 
 
 def is_form(data: bytes) -> bool:
@@ -53,7 +56,9 @@ def split(data: bytes, image_names: tuple[str, ...], max_fields: int) -> Fields:
     others = []
     for part in parts:
         name, _, value = part.partition(b"=")
-        if name in names:
+        if name in names and is_address(_unescape(value[:_MAX_ADDRESS_START]).decode()):
+            others.append(b"url=" + value)
+        elif name in names:
             images.append(_unescape(value).decode())
         else:
             others.append(part)

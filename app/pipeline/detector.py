@@ -23,6 +23,7 @@ from app.pipeline.postprocess import Reader
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
+from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -58,8 +59,11 @@ class Detector:
         pullable: frozenset[str],
         limits: Limits,
         aggregation: Aggregation,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.admission = admission
+        self.fetcher = fetcher or Fetcher()
+        """Fetches images that requests name by their address."""
         self.default_model = default_model
         self.pullable = pullable
         """Models that `pull` could get."""

@@ -1,15 +1,17 @@
-"""Parse the body of a batch: a multipart form with several files, or JSON with a list of images in base64."""
+"""Parse the body of a batch: a multipart form with several files, or JSON with a list of images in base64 or of addresses."""
 
 from typing import Any, NamedTuple
 
 import msgspec
 
 from app.api import form_parts
+from app.api.batch.parameters import BatchParameters
 from app.api.body import JSON_ERRORS, decode_base64, describe_member, outlines, parse_members
 from app.api.content_type import MULTIPART, media_type
-from app.api.parameters import DetectParameters, Parameters
+from app.api.parameters import Parameters
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
+from app.remote.address import is_address
 
 MAX_IMAGES = 64
 FIELDS = ("images", "image", "file")
@@ -39,7 +41,7 @@ class ParsedBatch(NamedTuple):
     """Name and value of each parameter in the body."""
 
 
-def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBatch:
+def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
     """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
 
     Raises:
@@ -82,9 +84,10 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
 
 
 def _decode(content: msgspec.Raw) -> Image:
-    """Decode an image in base64; return the error if that is not possible."""
+    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
-        return decode_base64(msgspec.json.decode(content, type=str)) or _EMPTY
+        text = msgspec.json.decode(content, type=str)
+        return text if is_address(text) else decode_base64(text) or _EMPTY
     except msgspec.DecodeError:
         return MalformedRequest("the image is not a string in base64")
     except MalformedRequest:

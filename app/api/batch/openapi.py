@@ -6,6 +6,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, RequestBody, Schema
 
 from app.api.batch.body import FIELDS, MAX_IMAGES
+from app.api.batch.parameters import OF_ONE_IMAGE
 from app.api.batch.schema import BatchResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 
@@ -21,6 +22,9 @@ RESPONSES = {
 class BatchOperation(DetectOperation):
     """Describes a body with several images, and the answer in lines."""
 
+    left_out = OF_ONE_IMAGE
+    has_pictures = False
+
     def __post_init__(self) -> None:
         """Complete the operation that Litestar has made."""
         super().__post_init__()
@@ -34,7 +38,9 @@ class BatchOperation(DetectOperation):
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body, which may have these parameters beside the images."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
         kinds = {"multipart/form-data": file, "application/json": encoded}
         return RequestBody(
             required=True,

@@ -15,13 +15,13 @@ from app.api import intake
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import parse_batch
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
+from app.api.batch.parameters import BatchParameters
 from app.api.client_watch import ClientWatch
 from app.api.content_type import media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.guards import GuardedRoute
 from app.api.json_response import JsonResponse
-from app.api.parameters import DetectParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.detector import Detector
@@ -50,7 +50,7 @@ async def detect_batch(
     context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
-        content, wanted, call = await intake.receive(client, request.scope, detector, [], DetectParameters, parse_batch)
+        content, wanted, call = await intake.receive(client, request.scope, detector, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
         model = wanted.options.model or detector.default_model
@@ -59,6 +59,8 @@ async def detect_batch(
         finally:
             if detector.is_known(model):
                 context.log_fields["model"] = model
+        if any(isinstance(image, str) for image in content.images):
+            context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if _wants_lines(request.headers.get("accept", "")):
             running = batch.run(content.images, answer.to_line)

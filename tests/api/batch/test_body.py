@@ -71,6 +71,13 @@ def test_base64_is_read_as_of_a_single_image() -> None:
     assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
 
 
+def test_an_address_stays_one() -> None:
+    """It is judged in its turn; a data URL is an image."""
+    images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
+
+    assert parse_batch(document(images), JSON).images == ["https://example.org/a.png", b"a", "HTTP://x"]
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [

@@ -109,6 +109,16 @@ async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> N
     assert [(failure["index"], failure["problem"]["status"]) for failure in answer["failures"]] == [(1, 400), (2, 400), (3, 400)]
 
 
+async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -> None:
+    """As the address of a single image does."""
+    document = as_json(SCENE, model="six_columns")
+    document["images"].append("https://example.org/a.png")
+    answer = json(await client.post("/detect/batch", json=document))
+
+    assert answer["processed_images"] == 1
+    assert [failure["problem"]["code"] for failure in answer["failures"]] == ["url_input_disabled"]
+
+
 async def test_64_bombs_fail_alone(client: httpx.AsyncClient) -> None:
     """Their headers are enough to know."""
     bomb = bombs()["PNG 1-bit"]
@@ -154,6 +164,8 @@ async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: l
         ("model=absent", 404, "unknown_model"),
         ("classes=unicorn&model=six_columns", 400, "invalid_parameter"),
         ("confidence=2", 400, "invalid_parameter"),
+        ("url=https://example.org/a.png", 400, "invalid_parameter"),
+        ("format=image", 400, "invalid_parameter"),
     ],
 )
 async def test_what_all_images_have_in_common_fails_for_all(
