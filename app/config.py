@@ -118,6 +118,14 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     max_batch_size_mb: Annotated[
         float, Meta(gt=0, le=16384, description="Maximum size of the body of a request with several images, MiB.")
     ] = 128.0
+    url_hosts: Annotated[
+        str,
+        Meta(
+            description="Hosts from which requests may have images fetched by https, separated by commas: "
+            "`images.example.org`, `*.example.org` for all names below it, or `*` for any; with `:port` if it is not 443. "
+            "Only public IP addresses are connected to. Empty: none."
+        ),
+    ] = ""
     max_megapixels: Annotated[
         float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
@@ -192,6 +200,11 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_pixels_unscalable(self) -> int:
         """Largest image that cannot be decoded at a reduced size, pixels."""
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
+
+    @property
+    def url_host_patterns(self) -> tuple[str, ...]:
+        """The hosts from which images may be fetched, in lower case."""
+        return tuple(filter(None, map(str.strip, self.url_hosts.lower().split(","))))
 
     @property
     def drain_seconds(self) -> int:

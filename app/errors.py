@@ -4,6 +4,8 @@ GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
 ├── WrongTask               400  the model was made for another task
+├── UrlInputDisabled        400  this gateway fetches no images by their address
+├── UrlNotAllowed           400  an image's address is not well formed, or its host is not allowed
 ├── Unauthorized            401  the API key is missing or wrong
 ├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
@@ -16,6 +18,7 @@ GatewayError
 ├── UnsupportedFormat       415  the bytes are not a supported image format
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
+├── ImageNotFetched         424  the host that an image's address names did not deliver it
 ├── GatewayFull             429  the gateway has no room for the request now
 ├── ClientGone              499  the client disconnected; appears in the log only
 ├── InferenceFailed         502  Triton could not run the model
@@ -55,6 +58,14 @@ class InvalidParameter(GatewayError):
 
 class WrongTask(GatewayError):
     status, code, title = 400, "wrong_task", "The model was made for another task"
+
+
+class UrlInputDisabled(GatewayError):
+    status, code, title = 400, "url_input_disabled", "Images are not fetched by their address"
+
+
+class UrlNotAllowed(GatewayError):
+    status, code, title = 400, "url_not_allowed", "The image's address is not allowed"
 
 
 class Unauthorized(GatewayError):
@@ -103,6 +114,10 @@ class InvalidImage(GatewayError):
 
 class InvalidImageDimensions(GatewayError):
     status, code, title = 422, "invalid_image_dimensions", "The image's width, height or aspect ratio is out of range"
+
+
+class ImageNotFetched(GatewayError):
+    status, code, title = 424, "image_not_fetched", "The image could not be fetched"
 
 
 class GatewayFull(GatewayError):

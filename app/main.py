@@ -25,6 +25,7 @@ from app.imaging.header import PixelLimits
 from app.model.heads import Task
 from app.pipeline.detector import Detector, Limits
 from app.pipeline.inference import Aggregation
+from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.telemetry import logging
@@ -100,8 +101,10 @@ async def open_resources(
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
+        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes)
+        stack.callback(fetcher.close)
         tasks: dict[Task, str] = {"classification": settings.classify_model}
-        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks)
+        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
         stack.push_async_callback(detector.close)
         try:
             await detector.warm_up()

@@ -1,7 +1,8 @@
-"""Parse request bodies that contain more than the image: multipart forms and JSON."""
+"""Parse request bodies that contain more than the image: forms and JSON."""
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NamedTuple
@@ -9,22 +10,33 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
-from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
-from app.api import parameters
-from app.api.content_type import JSON, MULTIPART, media_type
+from app.api import content_encoding, form_parts, parameters, urlencoded
+from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.parameters import DetectParameters, Parameters
 from app.errors import InvalidParameter, MalformedRequest
+from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
-_MAX_PARTS = 16
+MAX_PARTS = 16
 
 _Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-UNKNOWN_MEMBER = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-"""Finds the name in msgspec's text about an unknown member."""
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.(\w+)(\[.*\])?`")
+# What other services call the image, but for case and punctuation.
+_OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
+_NOT_LETTERS = re.compile(r"[^a-z]")
+_EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
+JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+"""What JSON leads to that is not as it should be. ValueError: not UTF-8, or an integer of many digits."""
+_SEVERAL = "POST /detect/batch takes several"
+NOT_BOTH = "send either an image or a url, not both"
+"""What a request is told that has both."""
+_KINDS = {b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 _SPACES = b" \t\r\n"
+_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 
 class ParsedBody(NamedTuple):
@@ -33,25 +45,38 @@ class ParsedBody(NamedTuple):
     image: bytes
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
-    """Name and value of each parameter in the body."""
+    """Name and value of each parameter in the body. An image that is given by its address is the parameter `url`."""
+
+    @property
+    def has_url(self) -> bool:
+        """Whether the image is given by its address."""
+        return any(name == "url" for name, _ in self.parameters)
 
 
-def needs_parsing(content_type: str) -> bool:
-    """Return whether a body with this `Content-Type` header has to be parsed; any other is the image itself."""
-    return media_type(content_type) in {MULTIPART, JSON}
+def needs_parsing(content_type: str, encoding: str = "") -> bool:
+    """Return whether a body with these `Content-Type` and `Content-Encoding` headers has to be parsed; any other is the image."""
+    return media_type(content_type) in {MULTIPART, JSON, URLENCODED} or not content_encoding.is_plain(encoding)
 
 
 def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a body with parameters of a kind: a multipart form, JSON or the image itself, as its `Content-Type` header says.
+    """Parse a body with parameters of a kind: a form, JSON or the image itself, as its `Content-Type` header says.
 
     Raises:
-        MalformedRequest: It is not well formed, or does not contain exactly one image.
+        MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
         InvalidParameter: A parameter in it is not text.
     """
-    if not needs_parsing(content_type):
-        return ParsedBody(data, [])
-    parsed = parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else parse_json(data, kind)
-    if not parsed.image:
+    declared = media_type(content_type)
+    if declared == MULTIPART:
+        parsed = parse_multipart(data, content_type)
+    elif declared == JSON:
+        parsed = parse_json(data, kind)
+    elif declared == URLENCODED and urlencoded.is_form(data):
+        parsed = parse_urlencoded(data)
+    else:
+        parsed = ParsedBody(data, [])
+    if parsed.has_url and parsed.image:
+        raise MalformedRequest(NOT_BOTH)
+    if not parsed.has_url and not parsed.image:
         raise MalformedRequest("the image is empty")
     return parsed
 
@@ -60,26 +85,21 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
     """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
     files: list[bytes] = []
     pairs = []
-    name = ""
-    chunks: list[bytes] = []
-    try:
-        _, options = parse_options_header(content_type)
-        with PushMultipartParser(options.get("boundary", ""), max_segment_count=_MAX_PARTS) as parser:
-            for event in parser.parse(data):
-                if isinstance(event, MultipartSegment):
-                    name, chunks = event.name, []
-                elif event:
-                    chunks.append(bytes(event))
-                elif name in FILE_FIELDS:
-                    files.append(b"".join(chunks))
-                else:
-                    pairs.append((name, to_text(name, b"".join(chunks))))
-    except ValueError:  # MultipartError is one, and so is text that cannot be decoded
-        # Not `from error`: its text, which would be logged, repeats parts of the body.
-        raise MalformedRequest("the multipart body is not well formed or has too many parts") from None
-    if len(files) != 1:
-        raise MalformedRequest(f"expected one image in the field {FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r}), found {len(files)}")
-    return ParsedBody(files[0], pairs)
+    for part in form_parts.read_parts(data, content_type, MAX_PARTS):
+        if part.name in FILE_FIELDS:
+            files.append(part.content)
+        else:
+            hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
+            pairs.append(form_parts.to_parameter(part, _EXPECTED + hint))
+    _check_number(len(files), [name for name, _ in pairs])
+    return ParsedBody(files[0] if files else b"", pairs)
+
+
+def parse_urlencoded(data: bytes) -> ParsedBody:
+    """Parse a form of names and values, whose image is base64 or an address. Raises as `parse_body`."""
+    fields = urlencoded.split(data, FILE_FIELDS, MAX_PARTS)
+    _check_number(len(fields.images), [name for name, _ in fields.others])
+    return ParsedBody(decode_base64(fields.images[0]) if fields.images else b"", fields.others)
 
 
 @cache
@@ -94,23 +114,66 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a JSON object whose `image` is base64. Raises as `parse_body`."""
+    """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
     outline, typed = outlines("image", kind)
     try:
-        image = msgspec.json.decode(data, type=outline).image
-        if bytes(memoryview(image)[:1]) != b'"':
-            raise MalformedRequest('the JSON object has no string "image"')
+        found = msgspec.json.decode(data, type=outline)
+        image = found.image
+        if not image and found.url:
+            return ParsedBody(b"", parse_members(data, "image", image, typed))
+        if other := _other_kind(image):
+            raise MalformedRequest(f'the JSON object has no string "image": {other}')
         members = parse_members(data, "image", image, typed)
         encoded = msgspec.json.decode(image, type=str)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an integer of many digits
-        if found := UNKNOWN_MEMBER.fullmatch(str(error)):
-            raise parameters.unknown_parameter(found[1], kind) from error
-        raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') from error
+    except JSON_ERRORS as error:
+        raise (
+            describe_member(str(error), "image", kind)
+            or MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}')
+        ) from error
+    if is_address(encoded):
+        return ParsedBody(b"", [*members, ("url", encoded)])
     return ParsedBody(decode_base64(encoded), members)
 
 
+def _other_kind(image: msgspec.Raw) -> str:
+    """Say what an `image` that is not a string is; nothing for a string."""
+    start = bytes(memoryview(image)[:1])
+    if start in {b'"', b""}:
+        return "" if start else "expected the image in base64"
+    if start == b"[":
+        return f"it is a list; {_SEVERAL}"
+    return f"it is {_KINDS.get(start, 'a number')}; expected the image in base64"
+
+
+def describe_member(error: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter | None:
+    """Return the error for the member that msgspec's text is about; None if that is about anything else.
+
+    Args:
+        error: msgspec's text.
+        content: Name of the member with the image or images.
+        kind: The parameters that may stand beside it.
+    """
+    if found := _UNKNOWN.fullmatch(error):
+        return _unknown_member(found[1], content, kind)
+    if not (found := _WRONG_TYPE.fullmatch(error)):
+        return None
+    if found[3] is None:
+        return MalformedRequest(f'"{found[2]}" is of the type {found[1]}; expected a string, a number, true, false or a list')
+    return MalformedRequest(f'"{found[2]}" has an item of the type {found[1]}; expected strings or integers')
+
+
+def _unknown_member(name: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter:
+    if _NOT_LETTERS.sub("", name[:64].lower()) not in _OTHER_NAMES:
+        return parameters.unknown_parameter(name, kind)
+    if content != "image":
+        expected = f'the images in "{content}", a list of base64'
+    else:
+        expected = f'one image in "image"; {_SEVERAL}' if name == "images" else 'the image in "image", in base64'
+    return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}")
+
+
 def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object beside its `content`, whose name this is.
+    """Parse the members of a JSON object beside its `content`, whose name this is, and which may be missing.
 
     They may have few bytes, and must be of the types of a Struct.
 
@@ -121,8 +184,10 @@ def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgs
     """
     if len(data) - len(content) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
-    start = _address(content) - _address(data)
-    rest = data[:start] + b'""' + data[start + len(content) :]
+    rest = data
+    if content:
+        start = _address(content) - _address(data)
+        rest = data[:start] + b'""' + data[start + len(content) :]
     msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
     if [member for member, _ in pairs].count(name) > 1:
@@ -135,23 +200,29 @@ def _address(data: bytes | msgspec.Raw) -> int:
 
 
 def decode_base64(encoded: str) -> bytes:
-    """Decode base64 or a data URL; white space, in which long lines are often broken, does not count."""
-    if encoded.startswith("data:"):
+    """Decode base64 or a data URL; white space, in which long lines are often broken, does not count.
+
+    The alphabet of URLs, which needs no padding, is read as well. Source: RFC 4648, 5.
+    """
+    if encoded[:5].lower() == "data:":
         encoded = encoded.partition(",")[2]
     with suppress(msgspec.ValidationError):
         return msgspec.convert(encoded, bytes)
     try:
-        return msgspec.convert(encoded.encode("ascii").translate(None, _SPACES).decode(), bytes)
+        text = encoded.encode("ascii").translate(_STANDARD_ALPHABET, _SPACES)
+        return msgspec.convert((text + b"=" * (-len(text) % 4)).decode(), bytes)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise MalformedRequest('"image" is not base64') from error
 
 
-def to_text(name: str, content: bytes) -> str:
-    """Decode a form field; raise InvalidParameter if it is not text."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidParameter(f"{name[:64]!r} is not UTF-8 text") from error
+def _check_number(images: int, others: Sequence[str]) -> None:
+    """Check that a form has one image, or its address, and say what it has instead."""
+    expected = f"expected one image in the field {_EXPECTED}, found {images}"
+    if images > 1:
+        raise MalformedRequest(f"{expected}; {_SEVERAL}")
+    if not images and "url" not in others:
+        found = ", ".join(name[:64] for name in others)
+        raise MalformedRequest(f"{expected}; fields found: {repr(found[:64]) if found else 'none'}")
 
 
 def _to_parameter(value: _Member) -> str:

@@ -2,6 +2,8 @@
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
+URLENCODED = "application/x-www-form-urlencoded"
+"""Of a form, and of anything that curl sends without being told its type."""
 _RAW = ("", "application/octet-stream")
 
 
@@ -12,4 +14,4 @@ def media_type(content_type: str) -> str:
 
 def is_supported(media_type: str) -> bool:
     """Return whether a body of this type may contain an image. The image's format is detected later, from its first bytes."""
-    return media_type in (*_RAW, MULTIPART, JSON) or media_type.startswith("image/")
+    return media_type in (*_RAW, MULTIPART, JSON, URLENCODED) or media_type.startswith("image/")

@@ -13,12 +13,14 @@ from app.telemetry.trace_context import TraceContext
 class RequestContext:
     """Request id, trace, timing and log fields of one request, and what is known of its response."""
 
-    def __init__(self, request_id: str, content_type: str) -> None:
+    def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
         self.accept = b""
         """The `Accept` header; empty if there is none."""
+        self.content_encoding = content_encoding
+        """The `Content-Encoding` header; empty if there is none."""
         self.timing = Timing()
         self.trace: TraceContext | None = None
         """The request's own span, or its caller's if there is no tracing here; None if it belongs to no trace."""

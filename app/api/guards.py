@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard
 
+from app.api import content_encoding
 from app.api.client_watch import BodyLimits, body_too_large
 from app.api.content_type import JSON, MULTIPART, is_supported, media_type
 from app.api.context import context_of
@@ -56,7 +57,7 @@ def guard_payload(limits: BodyLimits) -> Check:
     """Make a check that rejects a body by its declared type and length, and sets the limits of any other in its context.
 
     The check raises:
-        UnsupportedMediaType: The type is not one of an image or a form.
+        UnsupportedMediaType: The type is not one of an image or a form, or the body is compressed in a way that is not supported.
         BodyTooLarge: The length is above the limit.
         MalformedRequest: The length is not a number.
     """
@@ -70,6 +71,8 @@ def guard_payload(limits: BodyLimits) -> Check:
                 f"{declared[:64]!r} is not supported; "
                 "send image/*, application/octet-stream, multipart/form-data or application/json"
             )
+        if context.content_encoding:
+            content_encoding.check(context.content_encoding)
         if _declared_length(connection) > limits.max_bytes:
             raise body_too_large(limits.max_bytes)
 

@@ -1,4 +1,4 @@
-"""Receive a request for detection: its parameters, its body, and the deadline that begins with the body's end."""
+"""Receive a request for detection: its parameters, its body or the image that it names, and its deadline."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,12 +8,15 @@ from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
 
-from app.api import body, parameters
+from app.api import body, content_encoding, parameters
 from app.api.client_watch import ClientWatch
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
+from app.api.fetching import fetch_image
 from app.api.parameters import Parameters
+from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
 from app.pipeline.detector import Detector
+from app.resilience.admission import Upload
 from app.resilience.deadline import Deadline
 
 Pairs = Sequence[tuple[str, str]]
@@ -57,11 +60,12 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         detector: Has the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
         kind: The parameters that it may have.
-        parse: Gets the body, its `Content-Type` header and `kind`; takes next to no time where `body.needs_parsing` is false.
+        parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
+            `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
 
     Raises:
         InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
-        GatewayError: As `ClientWatch.read_body` and `parse` say.
+        GatewayError: As `ClientWatch.read_body`, `content_encoding.decode`, `parse` and `fetch_image` say.
     """
     context = context_of(scope)
     query = scope["query_string"]
@@ -70,18 +74,31 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     wanted = parameters.parse(pairs, kind)
     seconds = detector.timeout_seconds(wanted.timeout_ms)
     with detector.admission.start_upload() as upload:
-        data = await client.read_body(upload)
+        data = await client.read_body(upload, may_be_empty=wanted.address is not None)
         context.is_body_received = True
         received_at = monotonic()
-        work = partial(parse, data, context.content_type, kind)
-        if body.needs_parsing(context.content_type):
-            content = await detector.run_in_thread(work, Deadline(received_at + seconds), upload)
-            wanted = parameters.parse([*pairs, *content.parameters], kind)
-            seconds = detector.timeout_seconds(wanted.timeout_ms)
-        else:
-            content = work()
-    context.timing.lap("read")
+        if wanted.address is None:
+            work = partial(_decode_and_parse, parse, data, kind, context, upload)
+            if body.needs_parsing(context.content_type, context.content_encoding):
+                content = await detector.run_in_thread(work, Deadline(received_at + seconds), upload)
+                wanted = parameters.parse([*pairs, *content.parameters], kind)
+                seconds = detector.timeout_seconds(wanted.timeout_ms)
+            else:
+                content = work()
+        elif data:
+            raise MalformedRequest(body.NOT_BOTH)
+        context.timing.lap("read")
+        if wanted.address is not None:
+            image = await fetch_image(wanted.address, detector.fetcher, upload, Deadline(received_at + seconds), context)
+            content = parse(image, "", kind)
     # Triton would export spans of a trace that is not sampled, too.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
-    return Received(content, wanted, call)
+    return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # there is a body or a url
+
+
+def _decode_and_parse(
+    parse: Callable[[bytes, str, type[P]], C], data: bytes, kind: type[P], context: RequestContext, upload: Upload
+) -> C:
+    plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
+    return parse(plain, context.content_type, kind)

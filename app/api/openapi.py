@@ -25,13 +25,14 @@ from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
 
 _ERRORS = {
-    400: "Malformed request or parameter, or an empty body",
+    400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
     404: "Unknown model, or unknown version of it",
     406: "`Accept` allows no type that a result can have",
     408: "The body arrives too slowly",
     413: "Too many bytes, or too many pixels according to the image's header",
     415: "Unsupported content type or image format",
     422: "The image cannot be decoded, or its dimensions are out of range",
+    424: "The host of the image did not deliver it",
     429: "The gateway is full; see Retry-After",
     500: "Internal error of the gateway",
     502: "The model returned an invalid output",
@@ -53,7 +54,16 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 }
 """The two ways to send an API key."""
 
-_RAW_TYPES = "image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif", "application/octet-stream"
+_RAW_TYPES = (
+    "image/jpeg",
+    "image/png",
+    "image/webp",
+    "image/bmp",
+    "image/gif",
+    "image/avif",
+    "image/tiff",
+    "application/octet-stream",
+)
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
@@ -120,18 +130,21 @@ class DetectOperation(Operation):
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body, which may have these parameters beside the image."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
         raw = {kind: _binary(kind) for kind in _RAW_TYPES}
         return RequestBody(
-            required=True,
-            description="The image: as it is, as a form field, or in JSON.",
+            required=False,
+            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
             content={
                 **raw,
                 "multipart/form-data": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields}, required=["image"])
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields})
                 ),
-                "application/json": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields}, required=["image"])
+                **dict.fromkeys(
+                    ("application/json", "application/x-www-form-urlencoded"),
+                    OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields})),
                 ),
             },
         )

@@ -25,8 +25,19 @@ _MAX_LENGTH = 4096
 # What msgspec says of text that is no value of a type, and what callers call that type.
 _WRONG_TYPE = re.compile(r"Expected `(bool|int|float)(?: \| null)?`, got `str`")
 _TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+# Parameters have similar names, which are not what is meant.
+_IMAGE_NAMES = {"image", "images", "file"}
 # Below a half, names have little in common; `conf` for `confidence` is just above.
 _SIMILARITY = 0.55
+
+
+_Url = Annotated[
+    str | None,
+    Meta(
+        description="The https address of the image, instead of the image itself; the gateway fetches it, if it is set up to "
+        "fetch from that host."
+    ),
+]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +66,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def options(self) -> Question[Detections | Classifications]:
         """What they ask of the model."""
         raise NotImplementedError
+
+    @property
+    def address(self) -> str | None:
+        """Where the image is to be fetched; None if the body has it."""
+        return None
 
     @property
     def presentation(self) -> Presentation:
@@ -116,6 +132,7 @@ class BatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_on
 class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Those of a request for detections in one image."""
 
+    url: _Url = None
     format: Annotated[
         FormatName | None,
         Meta(
@@ -127,6 +144,11 @@ class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True,
     image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     @property
+    def address(self) -> str | None:
+        """Where the image is to be fetched; None if the body has it."""
+        return self.url
+
+    @property
     def presentation(self) -> Presentation:
         """How the answer is to be written."""
         return Presentation(self.format, self.boxes, self.image_id)
@@ -135,10 +157,16 @@ class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True,
 class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Those of a request for classes."""
 
+    url: _Url = None
     top_k: Annotated[
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+
+    @property
+    def address(self) -> str | None:
+        """Where the image is to be fetched; None if the body has it."""
+        return self.url
 
     @property
     def options(self) -> ClassifyOptions:
@@ -159,6 +187,8 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
     given = name[:64].lower()
     similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
     question = f"did you mean {similar[0]!r}? " if similar else ""
+    if given in _IMAGE_NAMES:
+        question = "the image belongs into the body, or its address into 'url'; "
     supported = ", ".join(kind.__struct_fields__)
     return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging import exif, jpeg
+from app.imaging import exif, jpeg, opencv
 from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
@@ -35,6 +35,8 @@ def estimate_decode_bytes(header: ImageHeader, min_decode_size: tuple[int, int])
         min_decode_size: As `decode` will get it.
     """
     pixels = header.width * header.height
+    if header.opencv_file is not None:
+        return pixels * header.opencv_file.pixel_bytes + 2 * len(header.data)
     if header.file is not None and header.file.format not in _JPEG:
         return pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES)
     if header.file is None:
@@ -70,7 +72,9 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     if exif.is_sideways(header.orientation):
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.file is None:
+    if header.opencv_file is not None:
+        pixels = opencv.decode(header.opencv_file)
+    elif header.file is None:
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
         try:

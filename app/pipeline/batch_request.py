@@ -11,17 +11,18 @@ from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.detector import Detector
+from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
-from app.telemetry.timing import Timing
+from app.telemetry.timing import FETCH, Timing
 
 # After which an image is tried again for which there was no memory, or too much to decode before it.
 _PAUSE_SECONDS = 0.05
 
 T = TypeVar("T")
 
-Image = bytes | GatewayError
-"""An encoded image, or why there is none."""
+Image = bytes | str | GatewayError
+"""An encoded image, its address, or why there is none."""
 Report = Callable[[int, Detections | Exception, Timing], T]
 """Gets the place of an image, what was found or why it failed, and how long its stages took; may not raise."""
 
@@ -32,12 +33,14 @@ class BatchRequest:
     def __init__(self, detector: Detector, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
         self.spec = spec
         """Spec of their model."""
+        self.url_hosts: list[str] = []
+        """Names of the hosts from which images were to be fetched."""
         self._detector = detector
         self._reader = reader
         self._call = call
         self._line = detector.admission.batch_line(spec.reference, detector.parallel_images(spec), call.share)
         self._memory = Lease()
-        """Of the encoded images."""
+        """Of the encoded images that came with the request."""
 
     @classmethod
     async def open(cls, detector: Detector, options: DetectOptions, call: CallContext) -> "BatchRequest":
@@ -71,13 +74,9 @@ class BatchRequest:
             GatewayFull: There is no room for the whole batch now.
         """
         self._line.check(len(images), self._call.deadline.remaining)
-        admission = self._detector.admission
-        nbytes = sum(len(image) for image in images if isinstance(image, bytes))
+        nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
         with self._memory:
-            for budget in (admission.batch_memory, admission.memory):
-                reservation = budget.reserve()
-                reservation.add(nbytes)
-                self._memory.on_release(reservation.release)
+            self._counter(self._memory)(nbytes)
             tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(images)]
             images.clear()
             for task in tasks:
@@ -97,36 +96,69 @@ class BatchRequest:
         call = self._call._replace(timing=timing, request_id=request_id, turns=self._detector.batch_turns)
         # No variable may refer to an error: its traceback refers to this frame, and to others with the image.
         try:
-            found = await self._try(image, call)
+            found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
         except Exception as error:  # noqa: BLE001 - `report` logs those that are unexpected
             return report(index, error, timing)
         return report(index, found, timing)
 
-    async def _try(self, image: bytes, call: CallContext) -> Detections:
-        """Try until there is memory for an image, and not too much to decode before it."""
+    def _counter(self, memory: Lease) -> Callable[[int], None]:
+        """Return what counts bytes of encoded images, until a lease is released; raises GatewayFull if they are too many."""
+        admission = self._detector.admission
+        reservations = [budget.reserve() for budget in (admission.batch_memory, admission.memory)]
+        for reservation in reservations:
+            memory.on_release(reservation.release)
+
+        def count(nbytes: int) -> None:
+            for reservation in reservations:
+                reservation.add(nbytes)
+
+        return count
+
+    async def _fetch(self, url: str, call: CallContext) -> Detections:
+        """Fetch an image in its turn, which lasts until it is done, so that few images are fetched ahead of their detection."""
+        fetcher = self._detector.fetcher
+        address = fetcher.parse(url)
+        if address.name not in self.url_hosts:
+            self.url_hosts.append(address.name)
+        with Lease() as memory:
+            await _wait(fetcher.batch_turns.acquire(), call.deadline)
+            memory.on_release(fetcher.batch_turns.release)
+            call.timing.begin(FETCH)
+            image = await fetcher.fetch(address, self._counter(memory), call.deadline)
+            call.timing.lap(FETCH)
+            return await self._try(image, call, memory)
+
+    async def _try(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
+        """Try until there is memory for an image, whose bytes are counted by a lease, and not too much to decode before it."""
         while True:
             try:
-                return await self._detect_in_turn(image, call)
+                return await self._detect_in_turn(image, call, memory)
             except GatewayFull as error:
                 if error.reason == "requests" or call.deadline.remaining < _PAUSE_SECONDS:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _detect_in_turn(self, image: bytes, call: CallContext) -> Detections:
+    async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         with await self._line.admit(call.deadline) as permit:
-            self._keep_memory(permit)
+            _keep(memory, permit)
             if self.spec.input_format is not InputFormat.FILE:
                 tensor = self._detector.admission.memory.reserve()
                 tensor.add(self.spec.image_bytes)
                 permit.on_release(tensor.release)
-            try:
-                async with asyncio.timeout(call.deadline.remaining):
-                    return await self._detector.process(image, self.spec, self._reader, call, permit)
-            except TimeoutError:
-                raise DeadlinePassed("the images before it took too long") from None
+            return await _wait(self._detector.process(image, self.spec, self._reader, call, permit), call.deadline)
 
-    def _keep_memory(self, permit: Permit) -> None:
-        """Count the memory of the batch as long as a thread or Triton may use one of its images."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._memory.keep_for(ended)
-        permit.on_release(partial(ended.set_result, None))
+
+def _keep(memory: Lease, permit: Permit) -> None:
+    """Count memory as long as a thread or Triton may use an image in it."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    memory.keep_for(ended)
+    permit.on_release(partial(ended.set_result, None))
+
+
+async def _wait(work: Awaitable[T], deadline: Deadline) -> T:
+    """Wait for the work on an image, or for its turn; raise DeadlinePassed if that takes too long."""
+    try:
+        async with asyncio.timeout(deadline.remaining):
+            return await work
+    except TimeoutError:
+        raise DeadlinePassed("the images before it took too long") from None

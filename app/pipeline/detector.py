@@ -24,6 +24,7 @@ from app.pipeline.inference import Aggregation, InferenceRunner
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
+from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -60,8 +61,11 @@ class Detector:
         limits: Limits,
         aggregation: Aggregation,
         task_models: Mapping[Task, str] = MappingProxyType({}),
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.admission = admission
+        self.fetcher = fetcher or Fetcher()
+        """Fetches images that requests name by their address."""
         self.default_model = default_model
         """The model whose state is that of the gateway."""
         self._task_models = task_models

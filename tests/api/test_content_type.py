@@ -33,7 +33,7 @@ def test_the_media_type_has_neither_case_nor_parameters(header: str, expected: s
         ("text/html", False),
         ("text/plain", False),
         ("application/pdf", False),
-        ("application/x-www-form-urlencoded", False),
+        ("application/x-www-form-urlencoded", True),
         ("multipart/mixed", False),
         ("video/mp4", False),
         ("images/jpeg", False),

@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import gzip
 import threading
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from typing import Any
+from urllib.parse import quote_plus
 
 import grpc
 import httpx
@@ -73,12 +75,24 @@ async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, c
     assert found(json(await client.post(path, content=CAT, headers=JPEG))) == found(cat)
 
 
-@pytest.mark.parametrize("kind", ["image/jpeg", "image/png", "application/octet-stream", "IMAGE/JPEG; x=y", ""])
+@pytest.mark.parametrize(
+    "kind", ["image/jpeg", "image/png", "application/octet-stream", "IMAGE/JPEG; x=y", "application/x-www-form-urlencoded", ""]
+)
 async def test_a_raw_body_is_read_whatever_image_it_is_declared_to_be(
     client: httpx.AsyncClient, cat: dict[str, Any], kind: str
 ) -> None:
     """Its first bytes tell what it is."""
     assert found(json(await client.post("/detect", content=CAT, headers={"Content-Type": kind}))) == found(cat)
+
+
+@pytest.mark.parametrize("kind", ["image/jpeg", "application/json", "application/x-www-form-urlencoded"])
+async def test_a_compressed_body_is_read(client: httpx.AsyncClient, cat: dict[str, Any], kind: str) -> None:
+    """As it is, or as a form or JSON around it."""
+    bodies = {"image/jpeg": CAT, "application/json": msgspec.json.encode({"image": CAT})}
+    data = gzip.compress(bodies.get(kind, b"image=" + quote_plus(BASE64).encode()))
+    headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
+
+    assert found(json(await client.post("/detect", content=data, headers=headers))) == found(cat)
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
@@ -220,7 +234,9 @@ async def test_boxes_are_those_of_the_upright_image(client: httpx.AsyncClient, c
         ("?model=nobody", CAT, JPEG, 404, "unknown_model"),
         ("?model=..%2F..%00", CAT, JPEG, 404, "unknown_model"),
         ("", CAT, {"Content-Type": "text/html"}, 415, "unsupported_media_type"),
-        ("", CAT, {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type"),
+        ("", CAT, {"Content-Encoding": "br"}, 415, "unsupported_media_type"),
+        ("", CAT, {"Content-Encoding": "gzip"}, 400, "malformed_request"),
+        ("", gzip.compress(bytes(60 << 20)), {"Content-Encoding": "gzip"}, 413, "body_too_large"),
         ("", b"%PDF-1.7", JPEG, 415, "unsupported_format"),
         ("", CAT[:20_000], JPEG, 422, "invalid_image"),
         ("", encoded("PNG", "RGB")[:20_000], {"Content-Type": "image/png"}, 422, "invalid_image"),
@@ -432,10 +448,10 @@ async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
 
 
 async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that cannot be decoded, whose error quotes it."""
+    """Not even one that cannot be parsed."""
     _, client = gateway
     log = captured_log(monkeypatch, middleware)
-    disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"'
+    disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"\r\ncanary'
     json(
         await client.post(
             "/detect",

@@ -156,11 +156,18 @@ def test_each_kind_of_request_has_parameters_of_its_own() -> None:
     pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
     assert parse(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
 
-    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms$"):
+    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms, url$"):
         parse([("iou", "0.5")], Parameters)
 
 
-@pytest.mark.parametrize("given", ["", "score", "picture", "x" * 64])
+@pytest.mark.parametrize("given", ["image", "images", "file"])
+def test_an_image_is_no_parameter(given: str) -> None:
+    """The error says where it belongs, instead of suggesting what has a similar name."""
+    with pytest.raises(InvalidParameter, match=f"^unknown parameter '{given}'; the image belongs into the body, or its address"):
+        parse([(given, "1")], DetectParameters)
+
+
+@pytest.mark.parametrize("given", ["", "score", "x" * 64])
 def test_an_unknown_parameter_is_quoted(given: str) -> None:
     """It is rejected with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:

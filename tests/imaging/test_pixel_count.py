@@ -22,6 +22,7 @@ FILL = bytes(1 << 14)
         ("PNG", {}),
         ("GIF", {}),
         ("BMP", {}),
+        ("TIFF", {}),
         ("WEBP", {}),
         ("WEBP", {"lossless": True}),
         ("WEBP", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
@@ -43,12 +44,17 @@ def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
     assert count_pixels(bytes(data), LIMITS) == 600
 
 
-@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
 def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
     """Wherever it ends, nothing is raised."""
     data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
 
     assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
+
+
+def test_an_avif_tells_its_size() -> None:
+    """Its decoder takes several times as long as that of other formats."""
+    assert count_pixels(encode(Image.new("RGB", (300, 200)), "AVIF"), LIMITS) == 60_000
 
 
 def test_anything_else_has_no_pixels() -> None:
@@ -60,6 +66,8 @@ def test_anything_else_has_no_pixels() -> None:
         b"\x89PNG",
         b"GIF8",
         b"BM",
+        b"II*\0\x08\0\0\0",
+        b"\0\0\0\x0cftypavifispe",
         b"RIFF\0\0\0\0WEBPVP8X",
         b"RIFF\0\0\0\0WEBPVP8L",
         b"RIFF\0\0\0\0WEBPVP8 ",

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from app.telemetry.timing import STAGES, Timing
+from app.telemetry.timing import FETCH, STAGES, Timing
 
 
 @pytest.fixture
@@ -109,6 +109,17 @@ def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
 
     assert timing.fail() == "queue"
     assert list(timing.stages) == ["read", "model", "queue"]
+
+
+def test_a_failure_ends_the_stage_that_has_begun() -> None:
+    """Which is not one of every request."""
+    timing = Timing()
+    timing.lap("read")
+    timing.begin(FETCH)
+
+    assert timing.fail() == FETCH
+    assert list(timing.stages) == ["read", FETCH]
+    assert timing.fail() == "model"
 
 
 def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:

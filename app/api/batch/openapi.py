@@ -38,7 +38,9 @@ class BatchOperation(DetectOperation):
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body, which may have these parameters beside the images."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        encoded = Schema(type=OpenAPIType.STRING, content_encoding="base64")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
         kinds = {"multipart/form-data": file, "application/json": encoded}
         return RequestBody(
             required=True,

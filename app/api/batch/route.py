@@ -59,6 +59,8 @@ async def detect_batch(
         finally:
             if detector.is_known(model):
                 context.log_fields["model"] = model
+        if any(isinstance(image, str) for image in content.images):
+            context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if _wants_lines(request.headers.get("accept", "")):
             running = batch.run(content.images, answer.to_line)

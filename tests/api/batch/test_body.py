@@ -56,6 +56,28 @@ def test_json_has_a_list_of_images_and_parameters() -> None:
     assert parsed.parameters == [("confidence", "0.4"), ("classes", "cat,16")]
 
 
+@pytest.mark.parametrize("name", ["café.jpg".encode(), "café.jpg".encode("latin-1")])
+def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
+    """It is part of the answer."""
+    data = form(("images", b"a", "NAME")).replace(b"NAME", name)
+
+    assert parse_batch(data, FORM).names == ["café.jpg"]
+
+
+def test_base64_is_read_as_of_a_single_image() -> None:
+    """Data URLs, in capitals too, and the alphabet of URLs."""
+    images = ["DATA:image/png;BASE64,YQ==", "YQ", "-_8="]
+
+    assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
+
+
+def test_an_address_stays_one() -> None:
+    """It is judged in its turn; a data URL is an image."""
+    images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
+
+    assert parse_batch(document(images), JSON).images == ["https://example.org/a.png", b"a", "HTTP://x"]
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -131,6 +153,24 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
     """With an error, whatever is wrong."""
     with pytest.raises(MalformedRequest):
         parse_batch(data, kind)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (form(("Images", b"a", "a.jpg")), FORM, "there is a file in the field 'Images'; expected it in 'images' (or 'image')"),
+        (form(("images[]", b"a", "a.jpg")), FORM, "there is a file in the field 'images[]'; expected it in 'images' (or 'image')"),
+        (form(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
+        (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
+        (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
+        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is of the type null; expected a string, a number'),
+    ],
+)
+def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None:
+    """As that of a single image does."""
+    with pytest.raises(MalformedRequest) as caught:
+        parse_batch(data, kind)
+    assert text in caught.value.detail
 
 
 @pytest.mark.parametrize(

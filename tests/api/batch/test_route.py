@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 from io import BytesIO
 from typing import Any
 
@@ -74,6 +75,15 @@ async def test_json_contains_the_images_in_base64(client: httpx.AsyncClient, alo
     assert [(result["filename"], result["detections"]) for result in answer["results"]] == [(None, found) for found in alone]
 
 
+async def test_a_compressed_batch_is_read(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
+    """As a compressed image is."""
+    data = gzip.compress(msgspec.json.encode(as_json(*SCENES, model="six_columns", boxes="pixel")))
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = json(await client.post("/detect/batch", content=data, headers=headers))
+
+    assert [result["detections"] for result in answer["results"]] == alone
+
+
 async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx.AsyncClient) -> None:
     """Whatever is wrong with it, the others are answered."""
     broken = [TRUNCATED, NOTHING, b"", bombs()["PNG RGBA header"]]
@@ -97,6 +107,16 @@ async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> N
 
     assert answer["processed_images"] == 1
     assert [(failure["index"], failure["problem"]["status"]) for failure in answer["failures"]] == [(1, 400), (2, 400), (3, 400)]
+
+
+async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -> None:
+    """As the address of a single image does."""
+    document = as_json(SCENE, model="six_columns")
+    document["images"].append("https://example.org/a.png")
+    answer = json(await client.post("/detect/batch", json=document))
+
+    assert answer["processed_images"] == 1
+    assert [failure["problem"]["code"] for failure in answer["failures"]] == ["url_input_disabled"]
 
 
 async def test_64_bombs_fail_alone(client: httpx.AsyncClient) -> None:
@@ -144,6 +164,8 @@ async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: l
         ("model=absent", 404, "unknown_model"),
         ("classes=unicorn&model=six_columns", 400, "invalid_parameter"),
         ("confidence=2", 400, "invalid_parameter"),
+        ("url=https://example.org/a.png", 400, "invalid_parameter"),
+        ("format=image", 400, "invalid_parameter"),
     ],
 )
 async def test_what_all_images_have_in_common_fails_for_all(
