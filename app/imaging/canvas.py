@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from app.imaging.decode import decode, estimate_decode_bytes
 from app.imaging.fit import Fit
 from app.imaging.header import PixelLimits, read_header
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 
 _QUICK_BYTES = 1 << 20
 
@@ -18,7 +18,7 @@ def is_quick_to_check(data: bytes) -> bool:
     return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
 
 
-def check_image(data: bytes, fit: Fit, limits: PixelLimits) -> LetterboxTransform:
+def check_image(data: bytes, fit: Fit, limits: PixelLimits) -> ImageTransform:
     """Check an image that will be decoded elsewhere.
 
     Args:
@@ -39,7 +39,7 @@ def draw_image(
     limits: PixelLimits,
     reserve: Callable[[int], None],
     allocate_canvas: Callable[[], NDArray[np.uint8]],
-) -> LetterboxTransform:
+) -> ImageTransform:
     """Decode an image and draw it on a canvas.
 
     Args:

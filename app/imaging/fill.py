@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.letterbox import Crop, LetterboxTransform
 from app.imaging.resize import Interpolation, resample, resize_into
+from app.imaging.transform import Crop, ImageTransform
 
 # A product such as 224 * (500 / 224) may be a little less than the whole number that it should be.
 _TOLERANCE = 1e-6
@@ -27,7 +27,7 @@ class CenterCrop(NamedTuple):
     """Part of the side that limits the crop, the shorter one for a square canvas, that is kept; above 0, at most 1."""
     interpolation: Interpolation
 
-    def fit(self, width: int, height: int) -> LetterboxTransform:
+    def fit(self, width: int, height: int) -> ImageTransform:
         """Find the middle of an image of this size.
 
         The crop has whole pixels; what `draw` cuts differs by less than one.
@@ -36,9 +36,9 @@ class CenterCrop(NamedTuple):
         scale = self.fraction * min(width / canvas_width, height / canvas_height)
         crop_width, crop_height = (max(1, int(side * scale + _TOLERANCE)) for side in self.canvas_size)
         crop = Crop((width - crop_width + 1) // 2, (height - crop_height + 1) // 2, crop_width, crop_height)
-        return LetterboxTransform(0, 0, canvas_width, canvas_height, width, height, crop)
+        return ImageTransform(0, 0, canvas_width, canvas_height, width, height, crop)
 
-    def draw(self, pixels: NDArray[np.uint8], transform: LetterboxTransform, canvas: NDArray[np.uint8]) -> None:
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize the middle of an image to the canvas.
 
         Args:
@@ -60,11 +60,11 @@ class Stretch(NamedTuple):
     """Width and height, pixels."""
     interpolation: Interpolation
 
-    def fit(self, width: int, height: int) -> LetterboxTransform:
+    def fit(self, width: int, height: int) -> ImageTransform:
         """Place an image of this size."""
-        return LetterboxTransform(0, 0, *self.canvas_size, width, height)
+        return ImageTransform(0, 0, *self.canvas_size, width, height)
 
-    def draw(self, pixels: NDArray[np.uint8], transform: LetterboxTransform, canvas: NDArray[np.uint8]) -> None:
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize an image to the canvas; the arguments are as those of `Letterbox.draw`."""
         resize_into(pixels, transform.area(canvas), self.interpolation)
 

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging.fill import CenterCrop, Stretch
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
 from app.imaging.resize import Interpolation
+from app.imaging.transform import ImageTransform
 
 
 class Fit(Protocol):
@@ -18,10 +19,10 @@ class Fit(Protocol):
     def canvas_size(self) -> tuple[int, int]:
         """Width and height, pixels."""
 
-    def fit(self, width: int, height: int) -> LetterboxTransform:
+    def fit(self, width: int, height: int) -> ImageTransform:
         """Place an image of this size, pixels."""
 
-    def draw(self, pixels: NDArray[np.uint8], transform: LetterboxTransform, canvas: NDArray[np.uint8]) -> None:
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Draw an image, UINT8 (height, width, 3) RGB upright, on a canvas, every byte of which is written."""
 
 

@@ -13,7 +13,7 @@ from app.classification.rank import rank
 from app.detection.outputs import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import keep_best, select, to_class_ids, to_suppression
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.resilience.admission import WHOLE, Share
@@ -29,7 +29,7 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 class Reader(NamedTuple, Generic[Answer_co]):
     """Reads the answer to a question about an image."""
 
-    read: Callable[[InferResult, LetterboxTransform], Answer_co]
+    read: Callable[[InferResult, ImageTransform], Answer_co]
     """From what Triton returned for the image, and where that lay in the model's input."""
     is_heavy: bool
     """Whether that takes milliseconds of numpy, and is to be done in a thread."""
@@ -190,7 +190,7 @@ def _read_detections(
     wanted: Callable[[Candidates], Candidates],
     max_detections: int,
     result: InferResult,
-    transform: LetterboxTransform,
+    transform: ImageTransform,
 ) -> Detections:
     """Decode the outputs to what the caller wants, in pixels of the image."""
     found = wanted(decode_boxes(spec, result.outputs))
@@ -199,7 +199,7 @@ def _read_detections(
 
 
 def _read_classifications(
-    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: LetterboxTransform
+    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: ImageTransform
 ) -> Classifications:
     """Decode the output, and rank the classes."""
     best = rank(decode_scores(spec, result.outputs), top_k=options.top_k, confidence=options.confidence)

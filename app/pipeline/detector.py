@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeVar
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging import canvas
 from app.imaging.header import PixelLimits
-from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
+from app.imaging.transform import ImageTransform
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
@@ -247,9 +247,7 @@ class Detector:
         self._pool.close()
         await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
 
-    async def _fill(
-        self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
-    ) -> LetterboxTransform:
+    async def _fill(self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> ImageTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             call.timing.lap("queue")
@@ -257,7 +255,7 @@ class Detector:
         backlog = self.admission.decode_backlog
         pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self._limits.pixels)
 
-        def fill() -> LetterboxTransform:
+        def fill() -> ImageTransform:
             call.timing.lap("queue")
             start = thread_time()
             with self.admission.memory.reserve() as memory:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from app.imaging import canvas
 from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.triton.messages import bytes_element_size, write_bytes_element
@@ -17,7 +17,7 @@ from app.triton.messages import bytes_element_size, write_bytes_element
 
 def fill_input(
     data: bytes, spec: ModelSpec, limits: PixelLimits, reserve: Callable[[int], None], buffer: InputBuffer
-) -> LetterboxTransform:
+) -> ImageTransform:
     """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
 
     Args:

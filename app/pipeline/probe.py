@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.pipeline.call import trivial_question
 from app.triton.client import TritonClient
@@ -40,7 +40,7 @@ def check_result(spec: ModelSpec, result: InferResult) -> None:
         InvalidImage: The model says that it could not decode the image.
     """
     size = spec.input_size
-    trivial_question(spec).reader(spec).read(result, LetterboxTransform(0, 0, *size, *size))
+    trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> None:

@@ -93,7 +93,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
         if "post" in operations
     }
 
-    assert set(described["/classify"]) == {"model", "version", "top_k", "confidence", "timeout_ms"}
+    assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
     assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
     assert "default" not in described["/predict/{model}"]["confidence"]

@@ -272,7 +272,7 @@ def test_classification_has_parameters_of_its_own() -> None:
     )
     with pytest.raises(
         InvalidParameter,
-        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, top_k, confidence$",
+        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence$",
     ):
         parse([("classes", "cat")], ClassifyParameters)
 

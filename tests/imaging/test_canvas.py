@@ -12,7 +12,8 @@ from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDi
 from app.imaging.canvas import check_image, draw_image, is_quick_to_check
 from app.imaging.decode import decode, estimate_decode_bytes
 from app.imaging.header import ImageHeader, read_header
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
+from app.imaging.transform import ImageTransform
 from tests.imaging.samples import GREY, MEGA, NOISE, encode, exif_of, limits, png, store
 from tests.support import sample_image
 
@@ -111,7 +112,7 @@ def test_transform_is_that_of_the_upright_image() -> None:
     """Boxes are mapped back to the image as a viewer shows it."""
     canvas = Canvas(CENTRED)
 
-    assert draw_image(SIDEWAYS, CENTRED, limits(MEGA), unlimited, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
+    assert draw_image(SIDEWAYS, CENTRED, limits(MEGA), unlimited, canvas.take) == ImageTransform(5, 0, 85, 64, 64, 48)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)

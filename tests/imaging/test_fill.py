@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.imaging.fill import CenterCrop, Stretch
-from app.imaging.letterbox import Crop, LetterboxTransform
+from app.imaging.transform import Crop, ImageTransform
 
 SIDES = st.integers(1, 3000)
 
@@ -34,7 +34,7 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
 )
 def test_the_middle_of_the_shorter_side_is_kept(image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]) -> None:
     """In whole pixels, rounded as EfficientNets round."""
-    assert CenterCrop((224, 224), fraction, "bilinear").fit(*image) == LetterboxTransform(0, 0, 224, 224, *image, Crop(*crop))
+    assert CenterCrop((224, 224), fraction, "bilinear").fit(*image) == ImageTransform(0, 0, 224, 224, *image, Crop(*crop))
 
 
 def test_the_crop_has_the_aspect_ratio_of_the_canvas() -> None:
@@ -90,7 +90,7 @@ def test_a_stretched_image_fills_the_canvas() -> None:
     canvas = np.empty((100, 50, 3), np.uint8)
     fit.draw(gradient(200, 100), transform, canvas)
 
-    assert transform == LetterboxTransform(0, 0, 50, 100, 200, 100)
+    assert transform == ImageTransform(0, 0, 50, 100, 200, 100)
     np.testing.assert_allclose(canvas[50, [0, 25, -1], 0], [2, 127, 248], atol=2)
     np.testing.assert_allclose(canvas[[0, 50, -1], 25, 1], [0, 126, 250], atol=2)
 
@@ -103,7 +103,7 @@ def test_a_stretched_image_fills_the_canvas() -> None:
         (CenterCrop((50, 100), 0.5, "bilinear").fit(200, 100), [93, 35, 113, 70]),
     ],
 )
-def test_boxes_find_their_way_back(transform: LetterboxTransform, expected: list[float]) -> None:
+def test_boxes_find_their_way_back(transform: ImageTransform, expected: list[float]) -> None:
     """From pixels of the canvas to pixels of the image, each axis by itself, clipped to what the model saw."""
     found = transform.to_image(np.array([[10, 20, 60, 90]], np.float32))
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.header import PixelLimits
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.preprocess import fill_input
 from app.triton.arena_size import SLOTS
@@ -162,7 +162,7 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
         transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, LIMITS, unlimited, buffer)
         canvas = buffer.tensor.copy()
 
-    assert transform == LetterboxTransform(0, 8, 32, 16, 100, 50)
+    assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
     assert (transform.area(canvas) == 200).all()
     assert (canvas[:8] == 9).all()
     assert (canvas[24:] == 9).all()
@@ -188,7 +188,7 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
         transform = fill_input(data, model, LIMITS, unlimited, buffer)
 
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
-    assert transform == LetterboxTransform(0, 16, 64, 32, 100, 50)
+    assert transform == ImageTransform(0, 16, 64, 32, 100, 50)
 
 
 async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:

@@ -132,7 +132,8 @@ async def test_images_of_a_batch_keep_their_own_answers(client: httpx.AsyncClien
 
     for red, answer in zip(reds, answers, strict=True):
         expected = dict(zip(LABELS, softmax(logits_of((red / 255, 0.2, 0.4))), strict=True))
-        assert by_name(answer) == pytest.approx(expected, abs=0.002)
+        # The pixels at the edge of the middle are averages with those outside.
+        assert by_name(answer) == pytest.approx(expected, abs=0.01)
 
 
 async def test_a_model_without_batches_and_names(client: httpx.AsyncClient) -> None:

@@ -15,7 +15,8 @@ from app.config import Settings
 from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, PixelLimits, read_header
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
+from app.imaging.transform import ImageTransform
 from app.main import describe, open_resources
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
@@ -51,12 +52,12 @@ def shared_steps() -> dict[str, Step]:
 def _imaging(allocate_canvas: Callable[[], Canvas]) -> dict[str, Step]:
     letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=114)
 
-    def decode_step(header: ImageHeader) -> tuple[Canvas, LetterboxTransform, Canvas]:
+    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
         canvas = allocate_canvas()
         transform = letterbox.fit(header.width, header.height)
         return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
 
-    def letterbox_step(decoded: tuple[Canvas, LetterboxTransform, Canvas]) -> Canvas:
+    def letterbox_step(decoded: tuple[Canvas, ImageTransform, Canvas]) -> Canvas:
         pixels, transform, canvas = decoded
         letterbox.draw(pixels, transform, canvas)
         return canvas

@@ -8,14 +8,14 @@ import pytest
 
 from app.api.formats.native import to_detections, to_response
 from app.api.schema import BoxFormat
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.pipeline.call import Detections
 from tests.fakes.triton import SPEC
 
 LABELS = ("person", "car", "traffic light")
 LABELLED = msgspec.structs.replace(SPEC, labels=LABELS)
 # A 200 x 100 image at half its size in the middle of a 100 x 100 canvas.
-TRANSFORM = LetterboxTransform(0, 25, 100, 50, 200, 100)
+TRANSFORM = ImageTransform(0, 25, 100, 50, 200, 100)
 
 
 def detections(boxes: list[list[float]], scores: list[float], class_ids: list[int]) -> Detections:
