@@ -150,6 +150,7 @@ def describe(settings: Settings) -> Deployment:
         settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,
+        settings.page == "on",
     )
 
 

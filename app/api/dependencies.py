@@ -23,6 +23,8 @@ class Deployment(NamedTuple):
     slow_request_ms: float
     """A request that takes longer is logged as a warning; 0: none is."""
     trusted_proxies: Proxies
+    has_page: bool = True
+    """Whether browsers get a page at `/`."""
 
 
 class WorkerResources:

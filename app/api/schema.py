@@ -79,6 +79,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     source: str | None = None
     licence: str | None = None
     detail: str | None = None
+    status: str | None = None
+    """Its state as Triton names it, such as `READY`; null if Triton does not have it, or does not tell."""
+    versions: list[str] = []
+    """Those that are loaded."""
+    backend: str | None = None
+    """What runs it in Triton."""
+    max_batch_size: int | None = None
+    has_labels: bool = False
+    num_classes: int | None = None
+    input_shape: list[int] | None = None
+    """Of one image, without the batch dimension."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -86,6 +97,9 @@ class ModelList(msgspec.Struct, frozen=True):
 
     default: str
     models: list[ModelInfo]
+    total: int
+    triton_status: Literal["READY"] = "READY"
+    """Without Triton there is no list; the answer is 503."""
 
 
 class TritonHealth(msgspec.Struct, frozen=True):
@@ -159,6 +173,29 @@ class Performance(msgspec.Struct, frozen=True):
     optimizations: dict[str, bool | str]
 
 
+class TritonService(msgspec.Struct, frozen=True):
+    """Whether any Triton answers."""
+
+    ok: bool
+    detail: str
+    url: str
+    """`host:port` of its gRPC endpoint; of several, separated by commas."""
+
+
+class Services(msgspec.Struct, frozen=True):
+    """What the gateway needs to work."""
+
+    triton: TritonService
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What the worker that answered uses."""
+
+    memory_mb: float
+    cpu_percent: float
+    """Of one core, on average since the worker was started."""
+
+
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model; the status is 503 when no detection is possible."""
 
@@ -174,6 +211,9 @@ class Health(msgspec.Struct, frozen=True):
     memory: Memory
     performance: Performance
     limits: LimitsInForce
+    api_version: str
+    services: Services
+    resources: Resources
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -186,3 +226,34 @@ class Readiness(msgspec.Struct, frozen=True):
     """Whether the default model is ready."""
 
     status: Literal["ready", "not_ready"]
+
+
+class ReadinessReport(msgspec.Struct, frozen=True):
+    """Whether the default model is ready, and on what that depends."""
+
+    status: Literal["ready", "not_ready"]
+    version: str
+    api_version: str
+    services: Services
+    resources: Resources
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """What runs the models, and whether the default one runs on a GPU, as far as is known."""
+
+    name: Literal["triton"]
+    gpu_available: bool
+
+
+class ServiceDescription(msgspec.Struct, frozen=True):
+    """What this service is, and where to find what it does."""
+
+    service: str
+    status: Literal["running"]
+    version: str
+    api_version: str
+    endpoints: dict[str, str]
+    """Paths by what they are for."""
+    models: dict[str, str]
+    """The default model of each task."""
+    backend: Backend

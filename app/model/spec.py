@@ -59,6 +59,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     name: str
     version: str
+    backend: str
+    """Triton's name for what runs it, such as `onnxruntime`; `ensemble` for one."""
     device: Literal["cpu", "gpu"]
     max_batch: int
     """How many images a call may have."""
@@ -161,6 +163,7 @@ def from_triton_config(config: dict[str, Any], version: str) -> ModelSpec:
     return ModelSpec(
         name=model.name,
         version=version,
+        backend=model.backend or model.platform,
         max_batch=max(1, model.max_batch_size),
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)

@@ -49,6 +49,7 @@ def spec_of(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **paramete
 def test_spec_of_a_plain_model() -> None:
     """Without parameters everything has its documented default."""
     assert spec_of(SIX_COLUMNS) == ModelSpec(
+        backend="",
         name="m",
         version="1",
         device="cpu",
