@@ -17,7 +17,10 @@ from app.api.schema import (
     ModelUsed,
     Performance,
     Problem,
+    Resources,
+    Services,
     TritonHealth,
+    TritonService,
 )
 from tests.support import DEPLOYMENT
 
@@ -75,6 +78,13 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "source": None,
         "licence": None,
         "detail": None,
+        "status": None,
+        "versions": [],
+        "backend": None,
+        "max_batch_size": None,
+        "has_labels": False,
+        "num_classes": None,
+        "input_shape": None,
     }
 
 
@@ -92,8 +102,12 @@ def test_a_health_report_has_the_members_that_dashboards_read() -> None:
         memory=Memory(1.5, [1.5, 2.0]),
         performance=Performance(3.5, {"transport": "shm"}),
         limits=DEPLOYMENT.limits,
+        api_version="v1",
+        services=Services(TritonService(ok=True, detail="ready", url="triton:8001")),
+        resources=Resources(1.5, 3.0),
     )
 
     names = ["status", "version", "api", "triton", "tritons", "model", "model_ready", "gpu", "memory", "performance", "limits"]
+    names += ["api_version", "services", "resources"]
     assert list(members(report)) == names
     assert members(report)["performance"] == {"memory_mb": 3.5, "optimizations": {"transport": "shm"}}

@@ -179,7 +179,7 @@ function reject(sentence) {
 
 function moveIou(value) {
   state.iou = value;
-  element("iou-value").textContent = value === null ? "the model's own" : Number(value).toFixed(2);
+  element("iou").ariaValueText = element("iou-value").textContent = value === null ? "the model's own" : Number(value).toFixed(2);
   element("iou-reset").hidden = value === null;
   element("iou").classList.toggle("unset", value === null);
   renderCommand();
