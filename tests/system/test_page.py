@@ -360,6 +360,25 @@ async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGatew
         await expect(page.locator("#detections li")).to_have_count(2)
 
 
+async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
+    """The list of models, too; the image need not be given again."""
+    async with opened(browser, "about:blank", "503", "ERR_FAILED") as page:
+        unavailable = {"title": "Triton is not available", "detail": "it restarts", "code": "triton_unavailable"}
+        await page.route("**/models", lambda route: route.fulfill(status=503, json=unavailable))
+        await page.route("**/detect?*", lambda route: route.abort())
+        await page.goto(gateway.url)
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("it restarts")
+        await choose(page, SCENE)
+        await expect(alert).to_contain_text("The gateway cannot be reached")
+        await page.unroute_all()
+        await page.get_by_role("button", name="Try again").click()
+
+        await expect(page.locator("#detections li")).to_have_count(2)
+        await expect(alert).to_be_hidden()
+        await expect(page.get_by_label("Model")).to_have_value("six_columns")
+
+
 async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
     """Text in the clipboard, for example."""
     await page.evaluate("navigator.clipboard.writeText('text')")

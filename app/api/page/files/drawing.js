@@ -23,13 +23,14 @@ export function draw(canvas, detections, size, chosen) {
   context.scale(ratio, ratio);
   const fontSize = width < NARROW ? 10.5 : 12.5;
   context.font = `600 ${fontSize}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
+  const snap = (pixels) => Math.round(pixels * ratio) / ratio; // a line between the screen's pixels would be blurred
   const boxes = detections.map((detection) => ({
     detection,
     colour: colourOf(detection.class_id),
-    left: (detection.x1 * width) / size.width,
-    top: (detection.y1 * height) / size.height,
-    right: (detection.x2 * width) / size.width,
-    bottom: (detection.y2 * height) / size.height,
+    left: snap((detection.x1 * width) / size.width),
+    top: snap((detection.y1 * height) / size.height),
+    right: snap((detection.x2 * width) / size.width),
+    bottom: snap((detection.y2 * height) / size.height),
     isFaint: chosen !== null && detection !== chosen,
   }));
   boxes.sort((one, other) => one.isFaint - other.isFaint || other.detection.confidence - one.detection.confidence);

@@ -6,6 +6,8 @@ import { milliseconds, showClasses, showDetections, showStages } from "./panels.
 import { watch } from "./sources.js";
 
 const IOU_DELAY_MS = 250;
+const MAX_ENLARGEMENT = 2;
+const MAX_HEIGHT_PERCENT = 66; // of the window
 const element = (id) => document.getElementById(id);
 
 const state = {
@@ -39,11 +41,8 @@ function receive(file) {
   const image = element("image");
   URL.revokeObjectURL(image.src);
   image.src = URL.createObjectURL(file);
-  element("invitation").hidden = true;
   image.classList.remove("failed");
   Object.assign(element("shown").style, { aspectRatio: "", width: "" });
-  element("shown").hidden = false;
-  element("stage").classList.add("filled");
   render();
   return run();
 }
@@ -84,6 +83,11 @@ async function loadModels() {
   renderCommand();
 }
 
+async function retry() {
+  await loadModels();
+  await run();
+}
+
 function render() {
   const all = confident();
   const detections = all.filter(({ class_id: id }) => !state.off.has(id));
@@ -106,15 +110,22 @@ function renderBoxes() {
   const detections = confident().filter(({ class_id: id }) => !state.off.has(id));
   const { pointed, pinned } = state.chosen;
   const chosen = [pointed, pinned].find((detection) => detections.includes(detection)) ?? null;
-  const isUnshown = element("image").classList.contains("failed") && Boolean(size);
-  element("unshown").hidden = !isUnshown;
-  if (isUnshown) holdPlace(size);
+  const hasFailed = element("image").classList.contains("failed");
+  const hasPlace = state.image !== null && (!hasFailed || Boolean(size));
+  element("shown").hidden = !hasPlace;
+  element("invitation").hidden = hasPlace;
+  element("stage").classList.toggle("filled", hasPlace);
+  element("unshown").hidden = !hasPlace || !hasFailed;
+  if (hasPlace && hasFailed) makePlace(size);
   draw(element("boxes"), size ? detections : [], size ?? { width: 1, height: 1 }, chosen);
 }
 
-/** Make the place for the boxes of an image that the browser cannot show as large as the image would be. */
-function holdPlace({ width, height }) {
-  Object.assign(element("shown").style, { aspectRatio: `${width} / ${height}`, width: `min(100%, ${(66 * width) / height}vh)` });
+/** Make the place for an image of this size, also for one that the browser cannot show; small ones are enlarged. */
+function makePlace({ width, height }) {
+  Object.assign(element("shown").style, {
+    aspectRatio: `${width} / ${height}`,
+    width: `min(100%, ${MAX_ENLARGEMENT * width}px, ${(MAX_HEIGHT_PERCENT * width) / height}vh)`,
+  });
 }
 
 function renderCommand() {
@@ -163,7 +174,7 @@ function showProblem(error) {
   element("problem-title").textContent = title;
   element("problem-detail").textContent = detail;
   element("problem-reference").textContent = [status, code, requestId && `request ${requestId}`].filter(Boolean).join(" · ");
-  element("again").hidden = !state.image || (status >= 400 && status < 500 && ![401, 403, 408, 429].includes(status));
+  element("again").hidden = status >= 400 && status < 500 && ![408, 429].includes(status); // nothing would change
   element("problem").hidden = false;
   if (status === 401 || status === 403) element("key-form").hidden = false;
 }
@@ -175,6 +186,7 @@ function hideProblem() {
 
 function reject(sentence) {
   showProblem(new Problem({ title: "No image", detail: sentence }));
+  element("again").hidden = true;
 }
 
 function moveIou(value) {
@@ -203,8 +215,11 @@ element("model").addEventListener("change", () => {
   run();
 });
 element("take").hidden = navigator.maxTouchPoints === 0;
-element("again").addEventListener("click", run);
-element("image").addEventListener("load", renderBoxes);
+element("again").addEventListener("click", retry);
+element("image").addEventListener("load", ({ target: { naturalWidth: width, naturalHeight: height } }) => {
+  makePlace({ width, height }); // upright, as the boxes are
+  renderBoxes();
+});
 element("image").addEventListener("error", () => {
   element("image").classList.add("failed");
   renderBoxes();
@@ -212,8 +227,7 @@ element("image").addEventListener("error", () => {
 element("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   useKey(element("key").value.trim());
-  await loadModels();
-  await run();
+  await retry();
 });
 element("copy").addEventListener("click", async () => {
   const code = element("curl");
