@@ -148,6 +148,10 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
             "embedded Triton, whose models run on the CPU, 1000."
         ),
     ] = None
+    page: Annotated[
+        Literal["on", "off"],
+        Meta(description="Whether browsers get a page at `/` on which detection can be tried: `on` or `off`."),
+    ] = "on"
     tracing: Annotated[
         bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
     ] = False

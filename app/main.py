@@ -15,8 +15,8 @@ from app import __version__, environment
 from app.api import application
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment
+from app.api.health_schema import LimitsInForce
 from app.api.keys import ApiKeys
-from app.api.schema import LimitsInForce
 from app.config import Settings
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
@@ -157,6 +157,7 @@ def describe(settings: Settings) -> Deployment:
         settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,
+        settings.page == "on",
     )
 
 

@@ -18,7 +18,7 @@ from structlog.testing import CapturedCall, CapturingLogger
 from app.api.application import Application
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment, WorkerResources
-from app.api.schema import LimitsInForce
+from app.api.health_schema import LimitsInForce
 from app.config import Settings
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits

@@ -17,12 +17,13 @@ from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import classify, detect, predict
 from app.api.guards import Check, combine_guards, guard_batch_type, guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.head import HeadMiddleware
-from app.api.health import health, livez, readyz
+from app.api.health import health, live, livez, ready, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.metrics import metrics
 from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
+from app.api.page.routes import page_asset, root
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
@@ -70,12 +71,19 @@ def build(
             guard_timing,
         ),
         _protect(keys, "detect", [models]),
-        _protect(keys, "health", [health, metrics]),
+        _protect(keys, "health", [health, metrics, ready]),
+        live,
         livez,
         readyz,
     ]
     app = Litestar(
-        route_handlers=[*routes, Router("/v1", route_handlers=routes, include_in_schema=False), docs.docs_asset],
+        route_handlers=[
+            *routes,
+            Router("/v1", route_handlers=routes, include_in_schema=False),
+            docs.docs_asset,
+            root,
+            *([page_asset] if deployment.has_page else []),
+        ],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],

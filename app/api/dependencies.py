@@ -6,7 +6,7 @@ from litestar.di import Provide
 
 from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
-from app.api.schema import LimitsInForce
+from app.api.health_schema import LimitsInForce
 from app.pipeline.detector import Detector
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -25,6 +25,8 @@ class Deployment(NamedTuple):
     slow_request_ms: float
     """A request that takes longer is logged as a warning; 0: none is."""
     trusted_proxies: Proxies
+    has_page: bool = True
+    """Whether browsers get a page at `/`."""
 
 
 class WorkerResources:

@@ -12,16 +12,20 @@ from app import __version__
 from app.api import server_health
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness
+from app.api.health_schema import GpuDevice, GpuHealth, Health, Liveness, Memory, Performance, Readiness, ReadinessReport, Resources
 from app.errors import GatewayError
-from app.host import memory
+from app.host import cores, memory
 from app.host.packages import has_pillow_simd
 from app.model.spec import ModelSpec
 from app.pipeline.detector import Detector
 from app.triton.gpu import Gpu, read_gpus
 
+API_VERSION = "v1"
+"""Of the routes."""
+
 _RETRY = {"Retry-After": "1"}
 _NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
+_REPORTED_NOT_READY = {503: ResponseSpec(ReadinessReport, description="The default model is not ready", generate_examples=False)}
 _UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", generate_examples=False)}
 
 
@@ -31,12 +35,34 @@ async def livez() -> Liveness:
     return Liveness("alive")
 
 
+@get("/live", summary="The process answers, as `/livez`")
+async def live() -> Liveness:
+    """Liveness probe under another name."""
+    return Liveness("alive")
+
+
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
 async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
     """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
     if not worker.is_draining and await worker.tritons.is_ready(worker.detector.default_model):
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
+
+
+@get("/ready", summary="The default model is ready, and on what that depends", responses=_REPORTED_NOT_READY)
+async def ready(worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
+    """Report readiness, with the status of `/readyz`, and on what it depends."""
+    servers = await server_health.examine(worker.tritons, worker.detector.default_model)
+    triton_health = server_health.summarize(servers, is_usable=True)
+    is_ready = not worker.is_draining and triton_health.status == "ready"
+    report = ReadinessReport(
+        "ready" if is_ready else "not_ready",
+        __version__,
+        API_VERSION,
+        server_health.to_services(servers, triton_health),
+        _resources(),
+    )
+    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
@@ -63,6 +89,9 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         memory=Memory(_to_mb(memory.resident_bytes()), workers_mb),
         performance=Performance(round(sum(workers_mb), 1), _optimizations(detector)),
         limits=msgspec.structs.replace(worker.deployment.limits, requests=detector.admission.limits()),
+        api_version=API_VERSION,
+        services=server_health.to_services(servers, triton_health),
+        resources=_resources(),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 
@@ -74,6 +103,10 @@ async def _spec(detector: Detector, context: RequestContext) -> ModelSpec | None
     except GatewayError as error:
         context.log_fields["detail"] = error.detail
         return None
+
+
+def _resources() -> Resources:
+    return Resources(_to_mb(memory.resident_bytes()), round(cores.used_percent(), 1))
 
 
 def _describe(gpu: Gpu) -> GpuDevice:

@@ -15,7 +15,8 @@ from app.triton.server_info import ModelState
 async def models(tritons: NamedDependency[TritonPool], detector: NamedDependency[Detector]) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can get."""
     states: dict[str, ModelState | None] = dict.fromkeys(detector.pullable) | await tritons.list_models()
-    return ModelList(detector.default_model, [await _describe(detector, name, states[name]) for name in sorted(states)])
+    described = [await _describe(detector, name, states[name]) for name in sorted(states)]
+    return ModelList(detector.default_model, described, len(described))
 
 
 def _version_number(version: str) -> int:
@@ -29,11 +30,11 @@ async def _describe(detector: Detector, name: str, state: ModelState | None) -> 
             name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
         )
     if not state.is_ready:
-        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why")
+        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or None)
     try:
         spec = await detector.spec(name)
     except GatewayError as error:
-        return ModelInfo(name, "ready", detail=error.detail)
+        return ModelInfo(name, "ready", detail=error.detail, status=state.state)
     return ModelInfo(
         name,
         "ready",
@@ -47,4 +48,10 @@ async def _describe(detector: Detector, name: str, state: ModelState | None) -> 
         classes=list(spec.labels),
         source=spec.source,
         licence=spec.licence,
+        status=state.state,
+        backend=spec.backend,
+        max_batch_size=spec.max_batch,
+        has_labels=bool(spec.labels),
+        num_classes=len(spec.labels) or None,
+        input_shape=list(spec.image_shape),
     )

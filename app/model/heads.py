@@ -4,7 +4,7 @@ Formats are recognised by the names, types and shapes in the model's config, nev
 """
 
 from enum import Enum
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placeme
 
 Task = Literal["detection", "classification"]
 """What a model was made for."""
+TASKS: tuple[Task, ...] = get_args(Task)
 
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7

@@ -50,6 +50,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     version: str
     is_pinned: bool = False
     """Whether requests ask for this version; otherwise Triton chooses, and may choose a newer one by now."""
+    backend: str
+    """Triton's name for what runs it, such as `onnxruntime`; `ensemble` for one."""
     device: Literal["cpu", "gpu"]
     max_batch: int
     """How many images a call may have."""
@@ -185,6 +187,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         name=model.name,
         version=version,
         is_pinned=is_pinned,
+        backend=model.backend or model.platform,
         max_batch=max(1, model.max_batch_size),
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)

@@ -78,6 +78,8 @@ class ModelConfig(msgspec.Struct):
     """Triton's ModelConfig, as in its JSON."""
 
     name: str
+    backend: str = ""
+    platform: str = ""
     max_batch_size: int = 0
     input: list[TensorConfig] = []
     output: list[TensorConfig] = []

@@ -109,7 +109,7 @@ async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
         assert (await client.get("/v1/docs")).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
+@pytest.mark.parametrize("path", ["/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
 async def test_other_paths_do_not_exist(worker: Worker, path: str) -> None:
     """Every miss is a problem."""
     async with started(build(worker)) as client:

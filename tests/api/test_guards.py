@@ -202,8 +202,11 @@ NEED_DETECT = [
     *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models"),
     *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models"),
 ]
-NEED_HEALTH = ["/health", "/metrics", "/v1/health", "/v1/metrics"]
-NEED_NONE = ["/livez", "/readyz", "/v1/livez", "/v1/readyz", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
+NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
+NEED_NONE = [
+    *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
+    *("/", "/page-assets/page.css", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
+]
 
 
 @pytest.fixture
@@ -249,8 +252,10 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later is not open by mistake."""
-    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/docs-assets"))} == {
-        path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if "docs" not in path
+    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/page-assets"))} == {
+        path.replace("tiny", "{model:str}")
+        for path in NEED_DETECT + NEED_HEALTH + NEED_NONE
+        if not path.startswith(("/docs", "/page-assets"))
     }
 
 

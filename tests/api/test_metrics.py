@@ -52,7 +52,7 @@ async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
         ("GET", "/docs-assets/swagger_style.css", "/docs-assets/{name}", 200),
         ("GET", "/docs-assets/nothing", "/docs-assets/{name}", 404),
         ("GET", "/nothing", "unmatched", 404),
-        ("GET", "/", "unmatched", 404),
+        ("GET", "/nowhere", "unmatched", 404),
         ("GET", "/detect/more/of/it", "unmatched", 404),
         ("GET", "/detect", "/detect", 405),
         ("PUT", "/v1/predict/x", "/v1/predict/{model}", 405),

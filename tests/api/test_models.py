@@ -62,6 +62,21 @@ async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
     assert (model["version"], model["versions"]) == ("10", ["2", "10"])
 
 
+async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
+    """Under their names, beside ours; with and without a slash at the end."""
+    fake, client = gateway
+    fake.config = {**CONFIG, "backend": "onnxruntime", "parameters": {"labels": {"string_value": "red,blue"}}}
+    document = json(await client.get("/models/"))
+    models = by_name(document)
+
+    assert document == json(await client.get("/models")) == json(await client.get("/v1/models"))
+    assert (document["total"], document["triton_status"]) == (len(models), "READY")
+    told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
+    assert {name: models["a"][name] for name in told} == told
+    assert (models["a"]["num_classes"], models["a"]["input_shape"]) == (2, [32, 32, 3])
+    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == (None, [])
+
+
 async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     """It is ready in Triton, but not usable here; the others are listed all the same."""
     fake, client = gateway

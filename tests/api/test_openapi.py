@@ -108,14 +108,8 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     """The description has neither the version prefix nor the files of the page."""
     assert set(document["paths"]) == {
-        "/detect",
-        "/detect/batch",
-        "/classify",
-        "/predict/{model}",
-        "/models",
-        "/health",
-        "/livez",
-        "/readyz",
+        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models"),
+        *("/health", "/live", "/livez", "/ready", "/readyz"),
     }
     assert document["info"]["version"] == __version__
     for path in document["paths"].values():
@@ -125,9 +119,10 @@ async def test_every_route_is_described_once(document: Any) -> None:  # noqa: AN
 
 async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # noqa: ANN401
     """Every route that asks Triton may answer with 503."""
-    for path in ("/models", "/health", "/readyz"):
+    for path in ("/models", "/health", "/ready", "/readyz"):
         assert "503" in document["paths"][path]["get"]["responses"]
-    assert "503" not in document["paths"]["/livez"]["get"]["responses"]
+    for path in ("/", "/live", "/livez"):
+        assert "503" not in document["paths"][path]["get"]["responses"]
 
 
 async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
@@ -152,7 +147,10 @@ async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path:
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
         "/health": both("health"),
-        "/livez": None,
+        "/ready": both("health"),
         "/readyz": None,
+        "/live": None,
+        "/livez": None,
+        "/": None,
     }
     assert "security" not in repr(document)

@@ -172,6 +172,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
         doctor = bare.run("nereid", "doctor", "--no-burst", NEREID_PORT=port, **outside)
         bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
         assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")
+        assert is_ok(f"http://127.0.0.1:{port}/page-assets/page.js")
         stop(process)
     command = [sys.executable, "-P", "-m", "app", "api"]
     with running(command, tmp_path, plain, "readyz", PYTHONPATH=ROOT, **outside) as process:

@@ -228,7 +228,28 @@ async def test_lines_of_a_batch_are_passed_on_as_they_come(service: Service, cli
     assert problem(*exchange(service.proxy, declared.encode()))["detail"] == "the limit is 128 MiB"
 
 
-PRIVATE = ["/health", "/metrics", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css", "/v1/health", "/v1/metrics"]
+async def test_the_page_is_for_everybody(client: httpx.AsyncClient) -> None:
+    """With its files, and its policy; programs get the description of the service."""
+    page = await client.get("/", headers={"Accept": "text/html"})
+    script = await client.get("/page-assets/page.js")
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert json_of(await client.get("/"))["service"] == "Nereid"
+    assert json_of(await client.get("/live")) == {"status": "alive"}
+
+
+PRIVATE = [
+    "/health",
+    "/metrics",
+    "/docs",
+    "/docs/openapi.json",
+    "/docs-assets/swagger_style.css",
+    "/ready",
+    "/v1/health",
+    "/v1/metrics",
+]
 
 
 @pytest.mark.parametrize("path", PRIVATE)
@@ -245,7 +266,6 @@ async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/problem",
         "/admin",
         "/predict/",
