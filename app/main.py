@@ -23,8 +23,9 @@ from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import Task
-from app.pipeline.detector import Detector, Limits
 from app.pipeline.inference import Aggregation
+from app.pipeline.limits import Limits
+from app.pipeline.pipeline import Pipeline
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
@@ -77,8 +78,8 @@ def _open_tracing() -> "Tracing":
 @asynccontextmanager
 async def open_resources(
     settings: Settings, tracing: "Tracing | None" = None
-) -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-    """Open the pool of Tritons, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
+) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+    """Open the pool of Tritons, the pipeline and the metrics of a worker, and close them in reverse order; then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
@@ -104,21 +105,21 @@ async def open_resources(
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes)
         stack.callback(fetcher.close)
         tasks: dict[Task, str] = {"classification": settings.classify_model}
-        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
-        stack.push_async_callback(detector.close)
+        pipeline = Pipeline(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
+        stack.push_async_callback(pipeline.close)
         try:
-            await detector.warm_up()
+            await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
-        housekeeping = asyncio.create_task(_keep_house(detector))
+        housekeeping = asyncio.create_task(_keep_house(pipeline))
         stack.push_async_callback(_cancel, housekeeping)
-        detector.sample()
+        pipeline.sample()
         is_started.set()
         await asyncio.sleep(0)  # before the worker takes requests
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()
-        yield pool, detector, metrics
+        yield pool, pipeline, metrics
 
 
 def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
@@ -196,15 +197,15 @@ def _capacity(settings: Settings) -> Capacity:
     )
 
 
-async def _keep_house(detector: Detector) -> None:
+async def _keep_house(pipeline: Pipeline) -> None:
     """Do once a second what no request should wait for."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         try:
-            await detector.refresh()
-            detector.sample()
-            if detector.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
+            await pipeline.refresh()
+            pipeline.sample()
+            if pipeline.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
                 allocator.return_freed_memory()
                 usual_bytes = memory.resident_bytes()
         except Exception:

@@ -23,8 +23,8 @@ from app.config import Settings
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.detector import Limits
 from app.pipeline.inference import Aggregation
+from app.pipeline.limits import Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable

@@ -17,7 +17,7 @@ from PIL import Image
 from app import main
 from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
-from app.pipeline import detector
+from app.pipeline import pipeline
 from app.triton.shared_memory import SHM
 from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
@@ -146,7 +146,7 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     fake, gate = FakeTriton(), Gate()
     async with serving(fake) as port, started(create_app(with_triton(settings, port))) as client:
         if how == "decoding":
-            gate.block(monkeypatch, detector, "fill_input")
+            gate.block(monkeypatch, pipeline, "fill_input")
         else:
             fake.may_answer.clear()
         assert (await client.post("/detect?timeout_ms=300", content=SCENE)).status_code == 504

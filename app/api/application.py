@@ -25,7 +25,7 @@ from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
 from app.api.page.routes import page_asset, root
 from app.host.processes import DRAIN_SIGNAL
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
     from app.telemetry.tracing import Tracing
 
 Application = ASGIApp
-OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Detector, Metrics]]]
-"""Opens the pool of Tritons, the detector and the metrics of a worker, and closes them after the last request."""
+OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
+"""Opens the pool of Tritons, the pipeline and the metrics of a worker, and closes them after the last request."""
 
 
 def build(
@@ -52,9 +52,9 @@ def build(
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        if hasattr(resources, "detector"):
+        if hasattr(resources, "pipeline"):
             raise RuntimeError("this application was started before; build another one")
-        async with open_resources() as (resources.tritons, resources.detector, resources.metrics):
+        async with open_resources() as (resources.tritons, resources.pipeline, resources.metrics):
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 

@@ -63,21 +63,21 @@ class CapacityMiddleware:
         if share is None:
             return
         note_route(scope, version + (_PREDICT_TEMPLATE if is_predict else path))
-        detector = self._resources.detector
+        pipeline = self._resources.pipeline
         query = scope["query_string"]
         values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
         named = path.removeprefix(_PREDICT) if is_predict else next((values[name][0] for name in MODEL_NAMES if name in values), "")
         pinned = values.get("version", [""])[0]
-        name = named or detector.default_for(_TASKS.get(path, DetectionHead.task))
+        name = named or pipeline.default_for(_TASKS.get(path, DetectionHead.task))
         model = refer_to(name, pinned)
         context = context_of(scope)
         if named or not needs_parsing(context.content_type):
             context.model = model
-            if detector.is_known(name):
+            if pipeline.is_known(name):
                 context.log_fields["model"] = name
         # While it is open, a guard rejects the request for that. Those that Triton did not answer may have filled the gateway.
-        if detector.is_usable(model):
-            await detector.admission.check(model, share, is_batch=path == _BATCH)
+        if pipeline.is_usable(model):
+            await pipeline.admission.check(model, share, is_batch=path == _BATCH)
 
     def _share(self, scope: HTTPScope) -> Share | None:
         """Find out what part of the limit the request may use, by its API key; None if the key's guard will reject it."""

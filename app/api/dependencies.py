@@ -7,7 +7,7 @@ from litestar.di import Provide
 from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
 from app.api.health_schema import LimitsInForce
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -33,7 +33,7 @@ class WorkerResources:
     """What handlers share within one worker. The application's lifespan sets it, because gRPC needs the running event loop."""
 
     tritons: TritonPool
-    detector: Detector
+    pipeline: Pipeline
     metrics: Metrics
     is_draining = False
     """Whether the worker is about to be stopped."""
@@ -55,14 +55,14 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
     def provide_tritons() -> TritonPool:
         return resources.tritons
 
-    def provide_detector() -> Detector:
-        return resources.detector
+    def provide_pipeline() -> Pipeline:
+        return resources.pipeline
 
     def provide_worker() -> WorkerResources:
         return resources
 
     return {
         "tritons": Provide(provide_tritons, use_cache=True, sync_to_thread=False),
-        "detector": Provide(provide_detector, use_cache=True, sync_to_thread=False),
+        "pipeline": Provide(provide_pipeline, use_cache=True, sync_to_thread=False),
         "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
     }

@@ -18,7 +18,7 @@ from app.api.openapi import PROBLEMS, ClassifyOperation, DetectOperation, Predic
 from app.api.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.tasks import FORMS, TaskForm
 from app.model.heads import ClassificationHead, DetectionHead
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 
 _DETECT = FORMS[DetectionHead.task]
@@ -37,9 +37,9 @@ def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa:
     responses=_responses(DetectResponse | list[CocoResult], "The detections"),
     status_code=200,
 )
-async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
+async def detect(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline]) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
-    return await _answer(request, detector, _DETECT, [])
+    return await _answer(request, pipeline, _DETECT, [])
 
 
 @GuardedRoute(
@@ -50,9 +50,9 @@ async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Dete
     responses=_responses(ClassifyResponse, "The classes"),
     status_code=200,
 )
-async def classify(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> ASGIResponse:
+async def classify(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline]) -> ASGIResponse:
     """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
-    return await _answer(request, detector, _CLASSIFY, [])
+    return await _answer(request, pipeline, _CLASSIFY, [])
 
 
 @GuardedRoute(
@@ -65,26 +65,26 @@ async def classify(request: Request[Any, Any, Any], detector: NamedDependency[De
     ),
     status_code=200,
 )
-async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline], model: FromPath[str]) -> ASGIResponse:
     """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
     parameters.check_model_name(model)
-    spec = await detector.prepare(model, Deadline.after(detector.timeout_seconds(None)))
-    return await _answer(request, detector, FORMS[spec.head.task], [("model", model)])
+    spec = await pipeline.prepare(model, Deadline.after(pipeline.limits.timeout(None)))
+    return await _answer(request, pipeline, FORMS[spec.head.task], [("model", model)])
 
 
 async def _answer(
-    request: Request[Any, Any, Any], detector: Detector, form: TaskForm, pairs: list[tuple[str, str]]
+    request: Request[Any, Any, Any], pipeline: Pipeline, form: TaskForm, pairs: list[tuple[str, str]]
 ) -> ASGIResponse:
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
-        (image, _), wanted, call = await intake.receive(client, request.scope, detector, pairs, form.parameters, body.parse_body)
+        (image, _), wanted, call = await intake.receive(client, request.scope, pipeline, pairs, form.parameters, body.parse_body)
         question, presentation = wanted.options, wanted.presentation
-        model = question.model or detector.default_for(question.task)
+        model = question.model or pipeline.default_for(question.task)
         chosen = form.formats.choose(presentation.format, context.accept)
         try:
-            found = await detector.run(image, question, call)
+            found = await pipeline.run(image, question, call)
         finally:
-            if detector.is_known(model):
+            if pipeline.is_known(model):
                 context.log_fields["model"] = model
         context.log_fields |= {"image_bytes": len(image), form.results: len(found.scores)}
-        return await chosen.respond(Answer(found, image, presentation, context, call, detector))
+        return await chosen.respond(Answer(found, image, presentation, context, call, pipeline))

@@ -48,7 +48,7 @@ def guard_circuit(resources: WorkerResources) -> Check:
     """
 
     def check(connection: Connection) -> None:
-        resources.detector.check_circuit(context_of(connection.scope).model)
+        resources.pipeline.check_circuit(context_of(connection.scope).model)
 
     return check
 

@@ -15,7 +15,7 @@ from app.api.fetching import fetch_image
 from app.api.parameters import Parameters
 from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.admission import Upload
 from app.resilience.deadline import Deadline
 
@@ -47,7 +47,7 @@ class Received(NamedTuple, Generic[C, P]):
 async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     client: ClientWatch,
     scope: HTTPScope,
-    detector: Detector,
+    pipeline: Pipeline,
     pairs: Pairs,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], C],
@@ -57,7 +57,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     Args:
         client: Watches the client, whose body it reads.
         scope: Of the request.
-        detector: Has the threads in which a form or JSON is parsed.
+        pipeline: Has the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
         kind: The parameters that it may have.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
@@ -72,24 +72,24 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     if query:
         pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
     wanted = parameters.parse(pairs, kind)
-    seconds = detector.timeout_seconds(wanted.timeout_ms)
-    with detector.admission.start_upload() as upload:
+    seconds = pipeline.limits.timeout(wanted.timeout_ms)
+    with pipeline.admission.start_upload() as upload:
         data = await client.read_body(upload, may_be_empty=wanted.address is not None)
         context.is_body_received = True
         received_at = monotonic()
         if wanted.address is None:
             work = partial(_decode_and_parse, parse, data, kind, context, upload)
             if body.needs_parsing(context.content_type, context.content_encoding):
-                content = await detector.run_in_thread(work, Deadline(received_at + seconds), upload)
+                content = await pipeline.run_in_thread(work, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *content.parameters], kind)
-                seconds = detector.timeout_seconds(wanted.timeout_ms)
+                seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
                 content = work()
         elif data:
             raise MalformedRequest(body.NOT_BOTH)
         context.timing.lap("read")
         if wanted.address is not None:
-            image = await fetch_image(wanted.address, detector.fetcher, upload, Deadline(received_at + seconds), context)
+            image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
             content = parse(image, "", kind)
     # Triton would export spans of a trace that is not sampled, too.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None

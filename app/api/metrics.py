@@ -17,7 +17,7 @@ from app.triton.metrics import read_metrics
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
     """Show the metrics of all workers of this host, in a format that Prometheus reads."""
-    worker.detector.sample()
+    worker.pipeline.sample()
     ours = worker.metrics
     models = {split_reference(model)[0] for model in ours.models()}
     families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, models)]

@@ -118,7 +118,7 @@ class BatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the detector."""
+        """What they ask of the model."""
         return DetectOptions(
             self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
         )
@@ -170,7 +170,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def options(self) -> ClassifyOptions:
-        """What they ask of the classifier."""
+        """What they ask of the model."""
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
 

@@ -10,7 +10,7 @@ from app.errors import DeadlinePassed, GatewayError, GatewayFull
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
@@ -30,34 +30,34 @@ Report = Callable[[int, Detections | Exception, Timing], T]
 class BatchRequest:
     """The images of one request, which are detected side by side, each in its turn."""
 
-    def __init__(self, detector: Detector, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
+    def __init__(self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
         self.spec = spec
         """Spec of their model."""
         self.url_hosts: list[str] = []
         """Names of the hosts from which images were to be fetched."""
-        self._detector = detector
+        self._detector = pipeline
         self._reader = reader
         self._call = call
-        self._line = detector.admission.batch_line(spec.reference, detector.parallel_images(spec), call.share)
+        self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
         self._memory = Lease()
         """Of the encoded images that came with the request."""
 
     @classmethod
-    async def open(cls, detector: Detector, options: DetectOptions, call: CallContext) -> "BatchRequest":
+    async def open(cls, pipeline: Pipeline, options: DetectOptions, call: CallContext) -> "BatchRequest":
         """Check what all images have in common.
 
         Args:
-            detector: Detects objects in each of them.
+            pipeline: Detects objects in each of them.
             options: What to look for.
             call: What goes with the request.
 
         Raises:
             GatewayError: The model cannot be used, or does not have these classes.
         """
-        model = refer_to(options.model or detector.default_for(options.task), options.version)
-        detector.check_circuit(model)
-        spec = await detector.prepare(model, call.deadline)
-        return cls(detector, spec, options.reader(spec), call)
+        model = refer_to(options.model or pipeline.default_for(options.task), options.version)
+        pipeline.check_circuit(model)
+        spec = await pipeline.prepare(model, call.deadline)
+        return cls(pipeline, spec, options.reader(spec), call)
 
     @asynccontextmanager
     async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:

@@ -1,4 +1,4 @@
-"""One call of the detector: what the caller asks for, what goes with it, and what comes out."""
+"""One call of the pipeline: what the caller asks for, what goes with it, and what comes out."""
 
 from asyncio import Semaphore
 from collections.abc import Callable

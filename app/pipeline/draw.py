@@ -4,7 +4,7 @@ from app.imaging.drawing import Marks
 from app.imaging.picture import PictureType, draw_picture
 from app.imaging.pixel_count import count_pixels
 from app.pipeline.call import CallContext, Detections
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 
 __all__ = ["PictureType", "draw"]
 
@@ -12,14 +12,14 @@ __all__ = ["PictureType", "draw"]
 _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
-async def draw(detector: Detector, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
+async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
     """Draw boxes, names and scores on the upright image, at its full size.
 
     The permit for the model has been given back: what bounds the pictures that are drawn are the memory for images, the
     threads that decode, and the deadline.
 
     Args:
-        detector: What has found them.
+        pipeline: What has found them.
         data: The encoded image.
         found: What was found in it.
         picture_type: Of the result.
@@ -31,7 +31,7 @@ async def draw(detector: Detector, data: bytes, found: Detections, picture_type:
     Raises:
         GatewayError: The image cannot be decoded, there is no room to draw it now, or the deadline has passed.
     """
-    admission, limits = detector.admission, detector.pixel_limits
+    admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels
     names = [labels[id_] if id_ < len(labels) else "" for id_ in found.class_ids.tolist()]
     marks = Marks(found.boxes, found.scores, found.class_ids, names)
@@ -45,6 +45,6 @@ async def draw(detector: Detector, data: bytes, found: Detections, picture_type:
         encoded = admission.memory.reserve()
         counted.on_release(encoded.release)
         encoded.add(len(data))
-        picture = await detector.run_in_thread(work, call.deadline, counted)
+        picture = await pipeline.run_in_thread(work, call.deadline, counted)
     call.timing.lap("draw")
     return picture

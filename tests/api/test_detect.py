@@ -20,7 +20,7 @@ from app.api import body, middleware
 from app.api.context import RequestContext
 from app.config import Settings
 from app.main import create_app
-from app.pipeline import detector
+from app.pipeline import pipeline
 from bench.harness.reference_detector import iou
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
@@ -486,13 +486,13 @@ async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytes
 async def test_a_raw_body_needs_no_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A raw body is the image itself, so there is nothing to parse."""
     submitted: list[object] = []
-    run = detector.Detector.run_in_thread
+    run = pipeline.Pipeline.run_in_thread
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
         submitted.append(arguments)
         return run(*arguments)
 
-    monkeypatch.setattr(detector.Detector, "run_in_thread", noted)
+    monkeypatch.setattr(pipeline.Pipeline, "run_in_thread", noted)
     fake, client = gateway
     await client.post("/detect", content=CAT, headers=JPEG)
 
@@ -509,7 +509,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
         is_busy.set()
         may_end.wait(10)
 
-    monkeypatch.setattr(detector, "fill_input", wait)
+    monkeypatch.setattr(pipeline, "fill_input", wait)
     yield is_busy, may_end
     may_end.set()
 

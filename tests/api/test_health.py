@@ -16,7 +16,7 @@ from app.api import application, middleware
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
@@ -277,13 +277,13 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
         triton = TritonClient(fake.url)
         pool = pool_of(triton, Transport("inline"))
         with open_admission() as admission:
-            detector = Detector(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+            pipeline = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
             @asynccontextmanager
-            async def open_resources() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-                yield pool, detector, METRICS
+            async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+                yield pool, pipeline, METRICS
 
             async with started(application.build(open_resources, DEPLOYMENT)) as client:
                 yield client, triton
-            await detector.close()
+            await pipeline.close()
             await triton.close()

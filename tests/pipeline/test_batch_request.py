@@ -9,10 +9,10 @@ import pytest
 
 from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
 from app.pipeline import batch_request
-from app.pipeline import detector as detector_module
+from app.pipeline import pipeline as pipeline_module
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext, Detections, DetectOptions
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
@@ -35,13 +35,13 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 @pytest.fixture
-async def detector(fake_triton: Fake) -> AsyncIterator[Detector]:
+async def pipeline(fake_triton: Fake) -> AsyncIterator[Pipeline]:
     """A detector with one thread and little memory, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     transport = Transport("inline")
     with open_admission(memory_bytes=40 * len(SCENE)) as admission:
-        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
@@ -53,8 +53,8 @@ def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa:
     return type(found).__name__, list(timing.stages)
 
 
-async def open_batch(detector: Detector, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
-    return await BatchRequest.open(detector, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
+async def open_batch(pipeline: Pipeline, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
+    return await BatchRequest.open(pipeline, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
 async def outcomes(batch: BatchRequest, images: list[Image]) -> list[Any]:
@@ -63,99 +63,99 @@ async def outcomes(batch: BatchRequest, images: list[Image]) -> list[Any]:
         return [await image for image in done]
 
 
-def used(detector: Detector) -> tuple[int, int]:
+def used(pipeline: Pipeline) -> tuple[int, int]:
     """Return the bytes that images have reserved, and that batches have."""
-    return detector.admission.memory.used_bytes, detector.admission.batch_memory.used_bytes
+    return pipeline.admission.memory.used_bytes, pipeline.admission.batch_memory.used_bytes
 
 
-async def test_images_succeed_and_fail_alone(detector: Detector) -> None:
+async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
     """Each with stages of its own; the list of images is emptied, and all memory is given back."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
-    found = await outcomes(await open_batch(detector), images)
+    found = await outcomes(await open_batch(pipeline), images)
 
     assert sorted(name for name, _ in found) == ["Detections", "Detections", "MalformedRequest", "UnsupportedFormat"]
     for name, stages in found:
         assert (stages == ["model", "queue", "decode", "batch", "infer", "post"]) is (name == "Detections")
     assert images == []
-    assert used(detector) == (0, 0)
+    assert used(pipeline) == (0, 0)
 
 
-async def test_what_they_have_in_common_fails_at_once(detector: Detector) -> None:
+async def test_what_they_have_in_common_fails_at_once(pipeline: Pipeline) -> None:
     """Before any image is looked at."""
     with pytest.raises(InvalidParameter):
-        await open_batch(detector, options=OPTIONS._replace(classes=["unicorn"]))
+        await open_batch(pipeline, options=OPTIONS._replace(classes=["unicorn"]))
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(
-    monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate
 ) -> None:
     """And few of them are in front of a thread, so that a single request has its turn soon."""
-    entered = gate.block(monkeypatch, detector_module, "fill_input")
-    async with (await open_batch(detector)).run([SCENE] * 10, keep) as done:
+    entered = gate.block(monkeypatch, pipeline_module, "fill_input")
+    async with (await open_batch(pipeline)).run([SCENE] * 10, keep) as done:
         assert await eventually(gate.reached.is_set)
-        images, batches = used(detector)
+        images, batches = used(pipeline)
         assert batches == 10 * len(SCENE)
-        assert images <= batches + 10 * detector.admission.queues["tiny"].own * 3 * 32 * 32
+        assert images <= batches + 10 * pipeline.admission.queues["tiny"].own * 3 * 32 * 32
         assert len(entered) == 1
-        assert detector._pool.waiting <= 1  # noqa: SLF001 - of a pool with one thread
+        assert pipeline._pool.waiting <= 1  # noqa: SLF001 - of a pool with one thread
         gate.opened.set()
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 10
-    assert used(detector) == (0, 0)
+    assert used(pipeline) == (0, 0)
 
 
 async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_ended(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, pipeline: Pipeline, gate: Gate
 ) -> None:
     """Nothing new begins, and no permit is left."""
     fake, _ = fake_triton
-    entered = gate.block(monkeypatch, detector_module, "fill_input")
-    async with (await open_batch(detector)).run([SCENE] * 10, keep):
+    entered = gate.block(monkeypatch, pipeline_module, "fill_input")
+    async with (await open_batch(pipeline)).run([SCENE] * 10, keep):
         assert await eventually(gate.reached.is_set)
-    assert used(detector)[1] == 10 * len(SCENE)
+    assert used(pipeline)[1] == 10 * len(SCENE)
     gate.opened.set()
 
-    assert await eventually(lambda: used(detector) == (0, 0))
+    assert await eventually(lambda: used(pipeline) == (0, 0))
     assert (len(entered), fake.requests) == (1, [])
-    assert detector.admission.queues["tiny"].in_progress == 0
+    assert pipeline.admission.queues["tiny"].in_progress == 0
 
 
-async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate) -> None:
+async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate) -> None:
     """At the deadline of the batch, all of them."""
-    gate.block(monkeypatch, detector_module, "fill_input")
-    found = await outcomes(await open_batch(detector, 0.2), [SCENE] * 5)
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    found = await outcomes(await open_batch(pipeline, 0.2), [SCENE] * 5)
 
     assert {name for name, _ in found} == {DeadlinePassed.__name__}
     gate.opened.set()
-    assert await eventually(lambda: used(detector) == (0, 0))
+    assert await eventually(lambda: used(pipeline) == (0, 0))
 
 
-async def test_batches_take_a_part_of_the_memory(detector: Detector) -> None:
+async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
     """One that is larger is possible alone; the next one is rejected as a whole."""
-    async with (await open_batch(detector)).run([SCENE] * 30, keep) as done:
+    async with (await open_batch(pipeline)).run([SCENE] * 30, keep) as done:
         with pytest.raises(GatewayFull) as raised:
-            await outcomes(await open_batch(detector), [SCENE])
+            await outcomes(await open_batch(pipeline), [SCENE])
         assert raised.value.reason == "memory"
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
-    assert [name for name, _ in await outcomes(await open_batch(detector), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
 
 
-async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
+async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
     """It is tried again until there is some, or until the deadline."""
     monkeypatch.setattr(batch_request, "_PAUSE_SECONDS", 0.01)
-    others = detector.admission.memory.reserve()
-    others.add(detector.admission.memory.limit_bytes - len(SCENE))
+    others = pipeline.admission.memory.reserve()
+    others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
     asyncio.get_running_loop().call_later(0.2, others.release)
-    assert [name for name, _ in await outcomes(await open_batch(detector), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
 
-    others.add(detector.admission.memory.limit_bytes - len(SCENE))
-    assert [name for name, _ in await outcomes(await open_batch(detector, 0.2), [SCENE])] == ["GatewayFull"]
+    others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, 0.2), [SCENE])] == ["GatewayFull"]
     others.release()
-    assert used(detector) == (0, 0)
+    assert used(pipeline) == (0, 0)
 
 
-async def test_errors_keep_no_image(detector: Detector) -> None:
+async def test_errors_keep_no_image(pipeline: Pipeline) -> None:
     """No reference cycle keeps a batch until the garbage collector runs."""
     with in_cycles(CallContext) as kept:
-        await outcomes(await open_batch(detector), [SCENE[:500], b"junk", SCENE])
+        await outcomes(await open_batch(pipeline), [SCENE[:500], b"junk", SCENE])
 
     assert not kept

@@ -13,8 +13,8 @@ from app.errors import DeadlinePassed, GatewayFull
 from app.imaging.drawing import colour_of
 from app.pipeline import draw as draw_module
 from app.pipeline.call import CallContext, Detections
-from app.pipeline.detector import Detector
 from app.pipeline.draw import draw
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
@@ -42,22 +42,22 @@ def call(seconds: float = 30) -> CallContext:
 
 
 @pytest.fixture
-async def detector(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Detector]:
+async def pipeline(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Pipeline]:
     """A detector with one thread, whose memory and backlog must be back in the end."""
     _, client = fake_triton
     transport = transport_to(client)
     with open_admission() as admission:
-        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         yield made
         await made.close()
         await transport.close()
         assert (admission.memory.own_bytes, admission.decode_backlog.pixels) == (0, 0)
 
 
-async def test_the_picture_shows_what_was_found(detector: Detector) -> None:
+async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
     """A class without a name has its colour, too."""
     context = call()
-    picture = await draw(detector, IMAGE, FOUND, "image/png", context)
+    picture = await draw(pipeline, IMAGE, FOUND, "image/png", context)
 
     with Image.open(BytesIO(picture)) as image:
         assert image.size == (200, 100)
@@ -65,13 +65,13 @@ async def test_the_picture_shows_what_was_found(detector: Detector) -> None:
     assert list(context.timing.stages) == ["draw"]
 
 
-async def test_memory_and_backlog_count_while_a_picture_is_drawn(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_and_backlog_count_while_a_picture_is_drawn(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a decoding thread; also when the caller has left meanwhile."""
     gate = Gate()
     threads = gate.block(monkeypatch, draw_module, "draw_picture")
-    task = asyncio.create_task(draw(detector, LARGE, FOUND, "image/png", call()))
+    task = asyncio.create_task(draw(pipeline, LARGE, FOUND, "image/png", call()))
     assert await asyncio.to_thread(gate.reached.wait, 10)
-    admission = detector.admission
+    admission = pipeline.admission
 
     assert threads[0].startswith("decode")
     assert admission.decode_backlog.pixels == 8 * 2_000_000
@@ -84,27 +84,27 @@ async def test_memory_and_backlog_count_while_a_picture_is_drawn(detector: Detec
     assert await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
 
 
-async def test_a_picture_that_is_late_is_an_error(detector: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread cannot be stopped, but nobody waits for it."""
     gate = Gate()
     gate.block(monkeypatch, draw_module, "draw_picture")
 
     with pytest.raises(DeadlinePassed):
-        await draw(detector, IMAGE, FOUND, "image/png", call(0.05))
+        await draw(pipeline, IMAGE, FOUND, "image/png", call(0.05))
     gate.opened.set()
 
 
 @pytest.mark.parametrize("nbytes", [len(LARGE) - 1, len(LARGE) + 1000])
-async def test_a_picture_for_which_there_is_no_memory_is_rejected(detector: Detector, nbytes: int) -> None:
+async def test_a_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipeline, nbytes: int) -> None:
     """Neither for the file nor, later, for its pixels."""
-    memory = detector.admission.memory
+    memory = pipeline.admission.memory
     with memory.reserve() as others:
         others.add(memory.limit_bytes - nbytes)
         with pytest.raises(GatewayFull, match="memory"):
-            await draw(detector, LARGE, FOUND, "image/png", call())
+            await draw(pipeline, LARGE, FOUND, "image/png", call())
 
 
-async def test_a_picture_that_would_take_too_long_is_rejected(detector: Detector) -> None:
+async def test_a_picture_that_would_take_too_long_is_rejected(pipeline: Pipeline) -> None:
     """If large images are before it."""
-    with detector.admission.decode_backlog.add(10**9, Deadline.after(60)), pytest.raises(GatewayFull, match="too long"):
-        await draw(detector, LARGE, FOUND, "image/jpeg", call(5))
+    with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60)), pytest.raises(GatewayFull, match="too long"):
+        await draw(pipeline, LARGE, FOUND, "image/jpeg", call(5))

@@ -24,7 +24,7 @@ from app.api.json_response import JsonResponse
 from app.api.parameters import BatchParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 
 _HEADERS = [
     (b"content-type", LINES.encode()),
@@ -41,7 +41,7 @@ _HEADERS = [
     status_code=200,
 )
 async def detect_batch(
-    request: Request[Any, Any, Any], detector: NamedDependency[Detector], worker: NamedDependency[WorkerResources]
+    request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline], worker: NamedDependency[WorkerResources]
 ) -> ASGIResponse:
     """Detect objects in up to 64 images, each of which succeeds or fails alone.
 
@@ -50,14 +50,14 @@ async def detect_batch(
     context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
-        content, wanted, call = await intake.receive(client, request.scope, detector, [], BatchParameters, parse_batch)
+        content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
-        model = wanted.options.model or detector.default_model
+        model = wanted.options.model or pipeline.default_model
         try:
-            batch = await BatchRequest.open(detector, wanted.options, call)
+            batch = await BatchRequest.open(pipeline, wanted.options, call)
         finally:
-            if detector.is_known(model):
+            if pipeline.is_known(model):
                 context.log_fields["model"] = model
         if any(isinstance(image, str) for image in content.images):
             context.log_fields["url_hosts"] = batch.url_hosts

@@ -8,7 +8,7 @@ from litestar.response.base import ASGIResponse
 from app.api.context import RequestContext
 from app.api.schema import BoxFormat
 from app.pipeline.call import CallContext
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 
 Found = TypeVar("Found")
 
@@ -33,7 +33,7 @@ class Answer(NamedTuple, Generic[Found]):
     presentation: Presentation
     context: RequestContext
     call: CallContext
-    detector: Detector
+    pipeline: Pipeline
 
 
 class Format(NamedTuple):

@@ -17,24 +17,24 @@ _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
 
 async def _respond_image(answer: Answer[Detections]) -> LargeResponse:
     picture_type = _picture_type(answer)
-    return LargeResponse(await _draw(answer, picture_type), picture_type, answer.detector.admission.memory)
+    return LargeResponse(await _draw(answer, picture_type), picture_type, answer.pipeline.admission.memory)
 
 
 async def _respond_image_and_json(answer: Answer[Detections]) -> LargeResponse:
     picture = await _draw(answer, _picture_type(answer))
-    context, memory = answer.context, answer.detector.admission.memory
+    context, memory = answer.context, answer.pipeline.admission.memory
     response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
     encode = partial(msgspec.json.encode, msgspec.structs.replace(response, visualization=picture))
     lease, encoded = Lease(), memory.reserve()
     with lease:
         lease.on_release(encoded.release)
         encoded.add(3 * len(picture))  # itself, and in base64
-        body = await answer.detector.run_in_thread(encode, answer.call.deadline, lease)
+        body = await answer.pipeline.run_in_thread(encode, answer.call.deadline, lease)
     return LargeResponse(body, "application/json", memory)
 
 
 async def _draw(answer: Answer[Detections], picture_type: PictureType) -> bytes:
-    return await draw(answer.detector, answer.image, answer.found, picture_type, answer.call)
+    return await draw(answer.pipeline, answer.image, answer.found, picture_type, answer.call)
 
 
 def _picture_type(answer: Answer[Detections]) -> PictureType:

@@ -58,15 +58,15 @@ async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerRe
     """Describe the service; browsers, which accept `text/html`, get a page on which it can be tried."""
     if worker.deployment.has_page and request.accept.best_match([_JSON, _HTML]) == _HTML:
         return Response(_page(), media_type=_HTML, headers={"Vary": "Accept", **_SECURITY})
-    detector = worker.detector
-    spec = worker.tritons.cached(detector.default_model)
+    pipeline = worker.pipeline
+    spec = worker.tritons.cached(pipeline.default_model)
     description = ServiceDescription(
         service="Nereid",
         status="running",
         version=__version__,
         api_version=API_VERSION,
         endpoints=_ENDPOINTS,
-        models={task: detector.default_for(task) for task in TASKS},
+        models={task: pipeline.default_for(task) for task in TASKS},
         backend=Backend("triton", spec is not None and spec.device == "gpu"),
     )
     return Response(description, media_type=_JSON, headers={"Vary": "Accept"})

@@ -6,11 +6,10 @@ from contextlib import nullcontext
 from functools import partial
 from time import thread_time
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, UnknownModel
 from app.imaging import canvas
-from app.imaging.header import PixelLimits
 from app.imaging.pixel_count import count_pixels
 from app.imaging.transform import ImageTransform
 from app.model.heads import Task
@@ -18,9 +17,10 @@ from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.call import Answer, CallContext, Detections, DetectOptions, Question, Reader, trivial_question
+from app.pipeline.call import Answer, CallContext, Question, Reader, trivial_question
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
+from app.pipeline.limits import Limits
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -36,19 +36,7 @@ from app.triton.pool import TritonPool
 T = TypeVar("T")
 
 
-class Limits(NamedTuple):
-    """What one worker allows itself and its callers."""
-
-    decode_threads: int
-    pixels: PixelLimits
-    """Maximum sizes of images, checked in their headers."""
-    timeout_seconds: float
-    """Time from the end of a request's body to its response."""
-    max_timeout_seconds: float
-    """The same at most, if the caller sets it."""
-
-
-class Detector:
+class Pipeline:
     """Joins the steps of a request. Each worker has one. Its methods take references of models, unless they say names."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it joins
@@ -72,9 +60,7 @@ class Detector:
         """Default models of tasks that have another one."""
         self.pullable = pullable
         """Models that `pull` could get."""
-        self.pixel_limits = limits.pixels
-        """Maximum sizes of images."""
-        self._limits = limits
+        self.limits = limits
         self._tritons = pool
         self._transport = pool.transport
         self._metrics = metrics
@@ -91,21 +77,6 @@ class Detector:
     def default_for(self, task: Task) -> str:
         """Return the model that is used when a request for this task names none."""
         return self._task_models.get(task, self.default_model)
-
-    def timeout_seconds(self, timeout_ms: int | None) -> float:
-        """Return the time that a request has from the end of its body to its response.
-
-        Args:
-            timeout_ms: What the caller asks for; None for the default.
-
-        Raises:
-            InvalidParameter: That is too long.
-        """
-        if timeout_ms is None:
-            return self._limits.timeout_seconds
-        if timeout_ms > self._limits.max_timeout_seconds * 1e3:
-            raise InvalidParameter(f"timeout_ms: the maximum is {self._limits.max_timeout_seconds * 1e3:g}")
-        return timeout_ms / 1e3
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model while Triton is known not to run it.
@@ -192,13 +163,9 @@ class Detector:
         Raises:
             GatewayError: It failed.
         """
-        call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
+        call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
         spec = await self.prepare(self.default_model, call.deadline)
         await self.run(BLANK_IMAGE, trivial_question(spec), call)
-
-    async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
-        """Detect objects in one image; the arguments and errors are those of `run`."""
-        return await self.run(data, options, call)
 
     async def run(self, data: bytes, question: Question[Answer], call: CallContext) -> Answer:
         """Answer a question about one image.
@@ -245,21 +212,21 @@ class Detector:
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
-        await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
+        await self._inferences.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))
 
     async def _fill(self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> ImageTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             call.timing.lap("queue")
-            return fill_input(data, spec, self._limits.pixels, lambda _: None, buffer)
+            return fill_input(data, spec, self.limits.pixels, lambda _: None, buffer)
         backlog = self.admission.decode_backlog
-        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self._limits.pixels)
+        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self.limits.pixels)
 
         def fill() -> ImageTransform:
             call.timing.lap("queue")
             start = thread_time()
             with self.admission.memory.reserve() as memory:
-                transform = fill_input(data, spec, self._limits.pixels, memory.add, buffer)
+                transform = fill_input(data, spec, self.limits.pixels, memory.add, buffer)
             backlog.measure(pixels, thread_time() - start)
             return transform
 
