@@ -274,7 +274,7 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     fake, _ = fake_triton
     fake.config = outputs_config(**outputs)
     fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, "find", postprocess)
+    threads = in_which_threads(monkeypatch, "decode_outputs", postprocess)
     found = await detect(detector)
 
     assert found.spec.output_format.is_heavy is is_threaded
@@ -286,7 +286,7 @@ async def test_boxes_are_suppressed_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, detector: Detector, options: DetectOptions
 ) -> None:
     """Hundreds of boxes take longer than the event loop should wait, whatever the model's outputs."""
-    threads = in_which_threads(monkeypatch, "decode_outputs")
+    threads = in_which_threads(monkeypatch, "decode_outputs", postprocess)
     await detect(detector, options=options)
 
     assert [name.startswith("decode") for name in threads] == [True]
