@@ -62,7 +62,7 @@ smoke:
 # Inject faults and hostile input into real processes, for about 20 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
-    @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
+    @python -m pytest -m faults -o timeout=1800 {{ args }}
 
 # Build the one file and the container image, and run them where nothing else is installed; needs root, buildah and debootstrap
 [group('develop')]

@@ -14,7 +14,9 @@ from app.errors import InvalidImage
 from app.imaging import avif, tiff
 
 # It writes of oddities of a caller's image to stderr, which are reported to the caller, if at all.
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+_SILENT = 0
+# OpenCV 4, which the embedded Triton's models have up to Python 3.12, has it elsewhere.
+(getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel)(_SILENT)
 
 # Memory at the peak, bytes a pixel: the planes of AV1, of up to 16 bits, several times; libtiff's and OpenCV's copies.
 _BYTES = {"AVIF": 32, "TIFF": 16}

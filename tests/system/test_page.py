@@ -274,7 +274,7 @@ async def test_the_command_finds_the_same(page: Page, gateway: RunningGateway, t
 
 
 async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
-    """Among those that are ready; the image is sent again."""
+    """Among the detectors that are ready; the image is sent again."""
     await choose(page, SCENE)
     await expect(page.get_by_role("status")).to_contain_text("six_columns")
     select = page.get_by_label("Model")
@@ -284,7 +284,7 @@ async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) 
     await select.select_option("yolo_head")
 
     await expect(page.get_by_role("status")).to_contain_text("yolo_head")
-    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["width"]]
+    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] == "detection"]
     assert await shown(page) == ["red", "blue"]
 
 
