@@ -48,9 +48,9 @@ IMAGES = ROOT / "tests" / "images"
 SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
-"""Of a detector with one thread."""
+"""Of a pipeline with one thread."""
 AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
-"""Of a detector that is the only worker of its host."""
+"""Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 METRICS = Metrics(WorkerTable(), "0")

@@ -14,13 +14,13 @@ from app.api.keys import ApiKeys
 from app.api.parameters import MODEL_NAMES
 from app.api.route import note_route
 from app.errors import GatewayFull, Unauthorized
-from app.model.heads import ClassificationHead, DetectionHead
+from app.model.heads import HEADS, DetectionHead
 from app.model.reference import refer_to
 from app.resilience.admission import WHOLE, Share
 
 _VERSION = "/v1"
 _BATCH = "/detect/batch"
-_TASKS = {head.route: head.task for head in (DetectionHead, ClassificationHead)} | {_BATCH: DetectionHead.task}
+_TASKS = {head.route: head.task for head in HEADS} | {_BATCH: DetectionHead.task}
 _PATHS = {f"{version}{route}" for version in ("", _VERSION) for route in _TASKS}
 _PREDICT = "/predict/"
 _PREDICT_TEMPLATE = "/predict/{model}"

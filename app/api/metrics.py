@@ -27,7 +27,7 @@ async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 
 def count_image(metrics: Metrics, timing: Timing, status: int) -> None:
     """Count an image of a batch that is done."""
-    metrics.answered_images.add(1, str(status))
+    metrics.batch_images.add(1, str(status))
     _observe_stages(metrics, timing)
 
 

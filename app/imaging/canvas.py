@@ -1,4 +1,4 @@
-"""Check an image's header, allocate a canvas and draw the image on it: what the pipeline needs of this package for a detection."""
+"""Check an image's header, allocate a canvas and draw the image on it: what the pipeline needs of this package for a request."""
 
 from collections.abc import Callable
 

@@ -6,17 +6,18 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from app.errors import DeadlinePassed, GatewayError, GatewayFull
+from app.errors import GatewayError, GatewayFull
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
+from app.pipeline.download import Download
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import FETCH, Timing
 
-# After which an image is tried again for which there was no memory, or too much to decode before it.
+# After which an image is tried again for which there was no room.
 _PAUSE_SECONDS = 0.05
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class BatchRequest:
         """Spec of their model."""
         self.url_hosts: list[str] = []
         """Names of the hosts from which images were to be fetched."""
-        self._detector = pipeline
+        self._pipeline = pipeline
         self._reader = reader
         self._call = call
         self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
@@ -76,7 +77,9 @@ class BatchRequest:
         self._line.check(len(images), self._call.deadline.remaining)
         nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
         with self._memory:
-            self._counter(self._memory)(nbytes)
+            reservation = self._pipeline.admission.reserve_for_batch("the images of this batch")
+            self._memory.on_release(reservation.release)
+            reservation.add(nbytes)
             tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(images)]
             images.clear()
             for task in tasks:
@@ -93,7 +96,7 @@ class BatchRequest:
         if isinstance(image, GatewayError):
             return report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
-        call = self._call._replace(timing=timing, request_id=request_id, turns=self._detector.batch_turns)
+        call = self._call._replace(timing=timing, request_id=request_id, turns=self._pipeline.batch_turns)
         # No variable may refer to an error: its traceback refers to this frame, and to others with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
@@ -101,51 +104,34 @@ class BatchRequest:
             return report(index, error, timing)
         return report(index, found, timing)
 
-    def _counter(self, memory: Lease) -> Callable[[int], None]:
-        """Return what counts bytes of encoded images, until a lease is released; raises GatewayFull if they are too many."""
-        admission = self._detector.admission
-        reservations = [budget.reserve() for budget in (admission.batch_memory, admission.memory)]
-        for reservation in reservations:
-            memory.on_release(reservation.release)
-
-        def count(nbytes: int) -> None:
-            for reservation in reservations:
-                reservation.add(nbytes)
-
-        return count
-
     async def _fetch(self, url: str, call: CallContext) -> Detections:
         """Fetch an image in its turn, which lasts until it is done, so that few images are fetched ahead of their detection."""
-        fetcher = self._detector.fetcher
+        fetcher = self._pipeline.fetcher
         address = fetcher.parse(url)
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            await _wait(fetcher.batch_turns.acquire(), call.deadline)
+            await fetcher.batch_turns.acquire(call.deadline)
             memory.on_release(fetcher.batch_turns.release)
+            reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
+            memory.on_release(reservation.release)
             call.timing.begin(FETCH)
-            image = await fetcher.fetch(address, self._counter(memory), call.deadline)
+            image = await _retry(Download(fetcher, address, reservation, call.deadline).attempt, call.deadline)
             call.timing.lap(FETCH)
             return await self._try(image, call, memory)
 
     async def _try(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        """Try until there is memory for an image, whose bytes are counted by a lease, and not too much to decode before it."""
-        while True:
-            try:
-                return await self._detect_in_turn(image, call, memory)
-            except GatewayFull as error:
-                if error.reason == "requests" or call.deadline.remaining < _PAUSE_SECONDS:
-                    raise
-            await asyncio.sleep(_PAUSE_SECONDS)
+        """Detect objects in an image, whose bytes are counted by a lease, as soon as there is room for it."""
+        return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         with await self._line.admit(call.deadline) as permit:
             _keep(memory, permit)
             if self.spec.input_format is not InputFormat.FILE:
-                tensor = self._detector.admission.memory.reserve()
+                tensor = self._pipeline.admission.memory.reserve()
                 tensor.add(self.spec.image_bytes)
                 permit.on_release(tensor.release)
-            return await _wait(self._detector.process(image, self.spec, self._reader, call, permit), call.deadline)
+            return await self._pipeline.process(image, self.spec, self._reader, call, permit)
 
 
 def _keep(memory: Lease, permit: Permit) -> None:
@@ -155,10 +141,12 @@ def _keep(memory: Lease, permit: Permit) -> None:
     permit.on_release(partial(ended.set_result, None))
 
 
-async def _wait(work: Awaitable[T], deadline: Deadline) -> T:
-    """Wait for the work on an image, or for its turn; raise DeadlinePassed if that takes too long."""
-    try:
-        async with asyncio.timeout(deadline.remaining):
-            return await work
-    except TimeoutError:
-        raise DeadlinePassed("the images before it took too long") from None
+async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
+    """Try until there is memory for an image, and not too much to decode or to fetch before it."""
+    while True:
+        try:
+            return await attempt()
+        except GatewayFull as error:
+            if error.reason == "requests" or deadline.remaining < _PAUSE_SECONDS:
+                raise
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,6 +1,5 @@
 """One call of the pipeline: what the caller asks for, what goes with it, and what comes out."""
 
-from asyncio import Semaphore
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -18,6 +17,7 @@ from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.resilience.admission import WHOLE, Share
 from app.resilience.deadline import Deadline
+from app.resilience.turns import Turns
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
@@ -134,7 +134,7 @@ class CallContext(NamedTuple):
     """The part of the model's limit that the request may use."""
     trace: TraceContext | None = None
     """The span that Triton's spans are to belong to, if there is one."""
-    turns: Semaphore | None = None
+    turns: Turns | None = None
     """Limits how many images of batches wait for a thread, so that single ones need not wait behind all of them."""
 
 

@@ -5,6 +5,7 @@ from app.imaging.picture import PictureType, draw_picture
 from app.imaging.pixel_count import count_pixels
 from app.pipeline.call import CallContext, Detections
 from app.pipeline.pipeline import Pipeline
+from app.telemetry.timing import DRAW
 
 __all__ = ["PictureType", "draw"]
 
@@ -31,6 +32,7 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     Raises:
         GatewayError: The image cannot be decoded, there is no room to draw it now, or the deadline has passed.
     """
+    call.timing.begin(DRAW)
     admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels
     names = [labels[id_] if id_ < len(labels) else "" for id_ in found.class_ids.tolist()]
@@ -46,5 +48,5 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
         counted.on_release(encoded.release)
         encoded.add(len(data))
         picture = await pipeline.run_in_thread(work, call.deadline, counted)
-    call.timing.lap("draw")
+    call.timing.lap(DRAW)
     return picture

@@ -29,6 +29,7 @@ from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
+from app.resilience.turns import Turns
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from app.triton.pool import TritonPool
@@ -65,7 +66,7 @@ class Pipeline:
         self._transport = pool.transport
         self._metrics = metrics
         self._pool = DecodePool(limits.decode_threads)
-        self.batch_turns = asyncio.Semaphore(2 * limits.decode_threads)
+        self.batch_turns = Turns(2 * limits.decode_threads)
         """For `CallContext.turns`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
 
@@ -195,11 +196,22 @@ class Pipeline:
             return await self.process(data, spec, reader, call, permit)
 
     async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Answer], call: CallContext, permit: Permit) -> Answer:
-        """Detect objects in an image that has been admitted; arguments and errors as those of `detect`."""
+        """Answer a question about an image that has been admitted.
+
+        Args:
+            data: The encoded image.
+            spec: Spec of the model.
+            reader: Reads the answer.
+            call: What goes with the request.
+            permit: Admits it to the model.
+
+        Raises:
+            GatewayError: As the steps say; DeadlinePassed, which names the step, if they take too long together.
+        """
         timing = call.timing
         timing.lap("model")
         buffer = InputBuffer(self._transport, permit)
-        async with call.turns or nullcontext():
+        async with call.turns.take(call.deadline) if call.turns else nullcontext():
             transform = await self._fill(buffer, data, spec, call, permit)
         timing.lap("decode")
         result = await self._inferences.run(spec, buffer, call, permit)

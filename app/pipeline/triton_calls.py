@@ -80,7 +80,7 @@ class TritonCalls:
         """
         for _ in batch.images:
             self._retries.note_request()
-        self._metrics.batch_images.observe(len(batch.images), batch.spec.reference)
+        self._metrics.batch_size.observe(len(batch.images), batch.spec.reference)
         try:
             result = await self._try(batch, place)
         except GatewayError as error:

@@ -14,6 +14,7 @@ from app.remote.address import AllowedHosts, ImageAddress
 from app.remote.network import UNREACHABLE, PublicNetwork, Resolve, SystemResolver
 from app.remote.public import is_public
 from app.resilience.deadline import Deadline
+from app.resilience.turns import Turns
 
 # Of one worker, at a time; others wait.
 _MAX_FETCHES = 16
@@ -62,7 +63,7 @@ class Fetcher:
         # Without hosts nobody is trusted; the usual authorities take memory, and time to load.
         self._trust = trust or (httpx.create_ssl_context() if hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
-        self.batch_turns = asyncio.Semaphore(_MAX_FETCHES // 2)
+        self.batch_turns = Turns(_MAX_FETCHES // 2)
         """For images of batches, so that single ones need not wait behind all of them."""
 
     def parse(self, url: str) -> ImageAddress:

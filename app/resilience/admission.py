@@ -5,6 +5,7 @@ if its turn is about to come, or if very many are rejected.
 """
 
 import asyncio
+from collections import Counter
 from typing import NamedTuple
 
 from app.errors import GatewayFull
@@ -12,7 +13,7 @@ from app.resilience.batch_line import BatchLine
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.memory import JointReservation, MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
@@ -149,6 +150,17 @@ class Admission:
             line = self._batch_lines[model, share.key] = BatchLine(self._table, queue, model, share.key)
         line.fraction = share.fraction
         return line
+
+    def reserve_for_batch(self, purpose: str) -> JointReservation:
+        """Return a reservation of no bytes for encoded images of a batch, whose purpose errors name."""
+        return JointReservation((self.batch_memory, self.memory), purpose)
+
+    def waiting_batch_images(self) -> Counter[str]:
+        """Count the images of batches that wait for their turn in this worker, by model."""
+        waiting: Counter[str] = Counter()
+        for (model, _), line in self._batch_lines.items():
+            waiting[model] += line.waiting
+        return waiting
 
     def limits(self) -> dict[str, int]:
         """Return how many requests may be in progress now, by model."""

@@ -27,6 +27,11 @@ class BatchLine:
         self._waiting = table.column(f"batch images waiting:{model}:{key}")
         self._line: Line[Permit] = Line(self._enter)
 
+    @property
+    def waiting(self) -> int:
+        """Images that wait in this worker."""
+        return self._table.own(self._waiting)
+
     def check(self, images: int, seconds: float) -> None:
         """Reject a batch of which others are so far ahead that its images would not have their turn in time.
 

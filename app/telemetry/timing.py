@@ -2,10 +2,12 @@
 
 from time import perf_counter
 
-STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post", "draw")
-"""The stages of a request for detection, in order; the last one only of those that get a picture."""
+STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
+"""The stages of a request, in order."""
 FETCH = "fetch"
 """The stage between `read` and `model` in which an image is fetched, if the request names it by its address."""
+DRAW = "draw"
+"""The stage after `post` in which a picture is drawn, if the request asks for one."""
 
 
 class Timing:

@@ -27,7 +27,7 @@ class Worker:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-        """Open a client and a detector."""
+        """Open a client and a pipeline."""
         if self.fails:
             raise OSError
         pool = pool_of(TritonClient(self.url), Transport("inline"))

@@ -33,8 +33,8 @@ class StubPool(TritonPool):
         return {}
 
 
-class StubDetector(Pipeline):
-    """A detector that has nothing but a default model, with which nothing has failed."""
+class StubPipeline(Pipeline):
+    """A pipeline that has nothing but a default model, with which nothing has failed."""
 
     def __init__(self, default_model: str) -> None:
         self.default_model = default_model
@@ -50,7 +50,7 @@ def build(tritons: StubPool, model: str) -> Application:
 
     @asynccontextmanager
     async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-        yield tritons, StubDetector(model), METRICS
+        yield tritons, StubPipeline(model), METRICS
 
     return application.build(open_resources, DEPLOYMENT)
 
@@ -59,7 +59,7 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
     """It may be set after the providers were made, as the lifespan does."""
     resources = WorkerResources(DEPLOYMENT)
     provided = providers(resources)
-    resources.tritons, resources.pipeline = StubPool(), StubDetector("a")
+    resources.tritons, resources.pipeline = StubPool(), StubPipeline("a")
 
     assert await provided["tritons"]() is resources.tritons
     assert await provided["pipeline"]() is resources.pipeline

@@ -223,8 +223,8 @@ def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] 
     assert DetectParameters(classes=classes).options.classes == wanted
 
 
-def test_the_options_of_the_detector_are_those_of_the_parameters() -> None:
-    """The detector gets all parameters but the format of the boxes, which only the response needs."""
+def test_the_options_of_detection_are_those_of_the_parameters() -> None:
+    """The pipeline gets all parameters but the format of the boxes, which only the response needs."""
     pairs = [("model", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
     pairs += [("iou", "0.5"), ("agnostic", "true"), ("version", "2")]
 

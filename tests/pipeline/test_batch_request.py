@@ -1,27 +1,31 @@
 """Several images of one request: what they hold while they wait, and what becomes of it when they fail or are abandoned."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
+from app.errors import GatewayFull, InvalidParameter, MalformedRequest
 from app.pipeline import batch_request
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
+from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
 from app.triton.transport import Transport
+from tests.fakes.https import Host, response, serving
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.pipeline.gate import Gate
 from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, in_cycles, open_admission, pool_of
 
 OPTIONS = DetectOptions(None, 0.5, None, 10)
+IMAGE = "/scene.bmp"
 TABLE = np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32)
 
 Fake = tuple[FakeTriton, TritonClient]
@@ -35,13 +39,22 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 @pytest.fixture
-async def pipeline(fake_triton: Fake) -> AsyncIterator[Pipeline]:
-    """A detector with one thread and little memory, on a fake Triton that finds `TABLE`."""
+async def host() -> AsyncIterator[Host]:
+    """A host that has one image."""
+    async with serving() as made:
+        made.answers[IMAGE] = response(SCENE)
+        yield made
+
+
+@pytest.fixture
+async def pipeline(fake_triton: Fake, host: Host) -> AsyncIterator[Pipeline]:
+    """A pipeline with one thread and little memory, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     transport = Transport("inline")
     with open_admission(memory_bytes=40 * len(SCENE)) as admission:
-        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        pool = pool_of(client, transport)
+        made = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION, fetcher=host.fetcher())
         yield made
         fake.may_answer.set()
         await made.close()
@@ -51,6 +64,12 @@ async def pipeline(fake_triton: Fake) -> AsyncIterator[Pipeline]:
 def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
     """Report what was found, or the name of the error, and the stages."""
     return type(found).__name__, list(timing.stages)
+
+
+def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
+    """Report what a caller is told."""
+    assert timing.total >= 0
+    return str(found) if isinstance(found, Exception) else type(found).__name__
 
 
 async def open_batch(pipeline: Pipeline, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
@@ -120,13 +139,22 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 
 
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate) -> None:
-    """At the deadline of the batch, all of them."""
+    """At the deadline of the batch, all of them; each error tells what was slow."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
-    found = await outcomes(await open_batch(pipeline, 0.2), [SCENE] * 5)
+    async with (await open_batch(pipeline, 0.2)).run([SCENE] * 5, explain) as done:
+        found = Counter([await image for image in done])
 
-    assert {name for name, _ in found} == {DeadlinePassed.__name__}
+    assert found == {"the request took too long in the gateway": 2, "the images before it took too long": 3}
     gate.opened.set()
     assert await eventually(lambda: used(pipeline) == (0, 0))
+
+
+async def test_a_slow_model_is_no_matter_of_other_images(fake_triton: Fake, pipeline: Pipeline) -> None:
+    """The error is that of a single image."""
+    fake, _ = fake_triton
+    fake.may_answer.clear()
+    async with (await open_batch(pipeline, 0.3)).run([SCENE] * 3, explain) as done:
+        assert [await image for image in done] == ["the model did not answer in time"] * 3
 
 
 async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
@@ -135,6 +163,7 @@ async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
         with pytest.raises(GatewayFull) as raised:
             await outcomes(await open_batch(pipeline), [SCENE])
         assert raised.value.reason == "memory"
+        assert str(raised.value) == "the gateway has no memory left for the images of this batch"
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
     assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
 
@@ -149,6 +178,24 @@ async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeli
 
     others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
     assert [name for name, _ in await outcomes(await open_batch(pipeline, 0.2), [SCENE])] == ["GatewayFull"]
+    others.release()
+    assert used(pipeline) == (0, 0)
+
+
+@pytest.mark.parametrize("part", ["memory", "batch_memory"])
+async def test_an_address_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, host: Host, part: str) -> None:
+    """As an image does that came with the request, also for that of batches."""
+    monkeypatch.setattr(batch_request, "_PAUSE_SECONDS", 0.01)
+    budget: MemoryBudget = getattr(pipeline.admission, part)
+    others = budget.reserve()
+    others.add(budget.limit_bytes - 100)  # the address itself has room
+    asyncio.get_running_loop().call_later(0.2, others.release)
+    found = await outcomes(await open_batch(pipeline), [host.url(IMAGE)])
+    assert found == [("Detections", ["fetch", "model", "queue", "decode", "batch", "infer", "post"])]
+    assert len(host.requests) == 2
+
+    others.add(budget.limit_bytes - 100)  # the address itself has room
+    assert await outcomes(await open_batch(pipeline, 0.3), [host.url(IMAGE)]) == [("GatewayFull", [])]
     others.release()
     assert used(pipeline) == (0, 0)
 

@@ -16,7 +16,7 @@ from app.pipeline.call import CallContext, Detections
 from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
-from app.telemetry.timing import Timing
+from app.telemetry.timing import DRAW, Timing
 from app.triton.client import TritonClient
 from tests.fakes.triton import SPEC, FakeTriton
 from tests.imaging.samples import encode
@@ -43,7 +43,7 @@ def call(seconds: float = 30) -> CallContext:
 
 @pytest.fixture
 async def pipeline(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Pipeline]:
-    """A detector with one thread, whose memory and backlog must be back in the end."""
+    """A pipeline with one thread, whose memory and backlog must be back in the end."""
     _, client = fake_triton
     transport = transport_to(client)
     with open_admission() as admission:
@@ -89,8 +89,10 @@ async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatc
     gate = Gate()
     gate.block(monkeypatch, draw_module, "draw_picture")
 
+    context = call(0.05)
     with pytest.raises(DeadlinePassed):
-        await draw(pipeline, IMAGE, FOUND, "image/png", call(0.05))
+        await draw(pipeline, IMAGE, FOUND, "image/png", context)
+    assert context.timing.fail() == DRAW
     gate.opened.set()
 
 

@@ -66,7 +66,7 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
 
 
 def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
-    """Note the names of the threads in which a step of the detector runs."""
+    """Note the names of the threads in which a step of the pipeline runs."""
     threads: list[str] = []
     step = getattr(module, name)
 
@@ -87,7 +87,7 @@ async def gate() -> AsyncIterator[Gate]:
 
 @pytest.fixture
 async def transport() -> AsyncIterator[Transport]:
-    """A transport, which the detector's pool attaches to the fake Triton."""
+    """A transport, which the pipeline's pool attaches to the fake Triton."""
     made = Transport("auto")
     yield made
     await made.close()
@@ -95,7 +95,7 @@ async def transport() -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def pipeline(fake_triton: Fake, transport: Transport) -> AsyncIterator[Pipeline]:
-    """A detector with one thread, on a fake Triton that finds `TABLE`."""
+    """A pipeline with one thread, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
@@ -439,7 +439,7 @@ async def test_closing_waits_for_images_and_inferences(
 
 @pytest.fixture
 async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Pipeline]:
-    """A detector that has room for one request at a time."""
+    """A pipeline that has room for one request at a time."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1) as admission:
