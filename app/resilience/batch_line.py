@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
 from app.resilience.line import Line
 from app.resilience.worker_table import WorkerTable
@@ -51,7 +52,7 @@ class BatchLine:
         """Admit an image in its turn.
 
         Raises:
-            GatewayFull: Its turn has not come before the deadline.
+            DeadlinePassed: Its turn has not come before the deadline.
         """
         permit = None if self._line else self._enter()
         if permit is not None:
@@ -60,7 +61,7 @@ class BatchLine:
         try:
             return await self._line.wait(deadline.remaining)
         except TimeoutError:
-            raise self._queue.full() from None
+            raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
         finally:
             self._table.add(self._waiting, -1)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.errors import GatewayFull
+from app.errors import DeadlinePassed, GatewayFull
 from app.resilience.batch_line import BatchLine
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
@@ -78,7 +78,7 @@ async def test_an_image_waits_no_longer_than_its_deadline(table: WorkerTable) ->
     """Then it fails as a request does for which there is no room."""
     queue, line = open_both(table)
     singles = [await single(queue) for _ in range(LIMIT)]
-    with pytest.raises(GatewayFull) as raised:
+    with pytest.raises(DeadlinePassed) as raised:
         await enter(line, 0.05)
 
     assert raised.value.reason == "requests"
