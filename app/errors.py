@@ -42,6 +42,8 @@ class GatewayError(Exception):
     code: ClassVar[str]
     title: ClassVar[str]
     retry_after_seconds: int | None = None
+    repeats_request: bool = False
+    """Whether `detail` repeats something of the request, so that it is not logged."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -51,9 +53,14 @@ class GatewayError(Exception):
 class MalformedRequest(GatewayError):
     status, code, title = 400, "malformed_request", "The request is malformed"
 
+    def __init__(self, detail: str, *, repeats_request: bool = False) -> None:
+        super().__init__(detail)
+        self.repeats_request = repeats_request
+
 
 class InvalidParameter(GatewayError):
     status, code, title = 400, "invalid_parameter", "A parameter is not valid"
+    repeats_request = True
 
 
 class WrongTask(GatewayError):
@@ -102,6 +109,7 @@ class ImageTooLarge(GatewayError):
 
 class UnsupportedMediaType(GatewayError):
     status, code, title = 415, "unsupported_media_type", "The content type is not supported"
+    repeats_request = True
 
 
 class UnsupportedFormat(GatewayError):

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from app.api import content_encoding, form_parts, parameters, urlencoded
-from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
+from app.api.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
 from app.api.parameters import DetectParameters, Parameters
 from app.errors import InvalidParameter, MalformedRequest
 from app.remote.address import is_address
@@ -35,6 +35,7 @@ NOT_BOTH = "send either an image or a url, not both"
 """What a request is told that has both."""
 _KINDS = {b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
+_SLICE_LENGTH = 1 << 20
 _SPACES = b" \t\r\n"
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
@@ -65,7 +66,7 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
         MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
         InvalidParameter: A parameter in it is not text.
     """
-    declared = media_type(content_type)
+    declared = body_type(content_type, data)
     if declared == MULTIPART:
         parsed = parse_multipart(data, content_type)
     elif declared == JSON:
@@ -83,16 +84,21 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
 
 def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
     """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
-    files: list[bytes] = []
+    images: list[form_parts.Part] = []
     pairs = []
     for part in form_parts.read_parts(data, content_type, MAX_PARTS):
-        if part.name in FILE_FIELDS:
-            files.append(part.content)
+        if part.name in FILE_FIELDS and is_address(part.text):
+            pairs.append(("url", part.text))
+        elif part.name in FILE_FIELDS:
+            images.append(part)
         else:
             hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
             pairs.append(form_parts.to_parameter(part, _EXPECTED + hint))
-    _check_number(len(files), [name for name, _ in pairs])
-    return ParsedBody(files[0] if files else b"", pairs)
+    _check_number(len(images), [name for name, _ in pairs])
+    if not images:
+        return ParsedBody(b"", pairs)
+    text = images[0].text
+    return ParsedBody(decode_base64(text) if text else images[0].content, pairs)
 
 
 def parse_urlencoded(data: bytes) -> ParsedBody:
@@ -169,7 +175,7 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
         expected = f'the images in "{content}", a list of base64'
     else:
         expected = f'one image in "image"; {_SEVERAL}' if name == "images" else 'the image in "image", in base64'
-    return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}")
+    return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
 
 
 def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
@@ -209,7 +215,9 @@ def decode_base64(encoded: str) -> bytes:
     with suppress(msgspec.ValidationError):
         return msgspec.convert(encoded, bytes)
     try:
-        text = encoded.encode("ascii").translate(_STANDARD_ALPHABET, _SPACES)
+        # In slices: other threads wait while one is copied.
+        slices = (encoded[at : at + _SLICE_LENGTH] for at in range(0, len(encoded), _SLICE_LENGTH))
+        text = b"".join([part.encode("ascii").translate(_STANDARD_ALPHABET, _SPACES) for part in slices])
         return msgspec.convert((text + b"=" * (-len(text) % 4)).decode(), bytes)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise MalformedRequest('"image" is not base64') from error
@@ -221,8 +229,18 @@ def _check_number(images: int, others: Sequence[str]) -> None:
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
     if not images and "url" not in others:
-        found = ", ".join(name[:64] for name in others)
-        raise MalformedRequest(f"{expected}; fields found: {repr(found[:64]) if found else 'none'}")
+        raise MalformedRequest(f"{expected}; fields found: {_quote(others) or 'none'}", repeats_request=True)
+
+
+def _quote(names: Sequence[str]) -> str:
+    """Quote names, up to 64 characters of all together."""
+    quoted, left = [], 64
+    for name in names:
+        quoted.append(repr(name[:left]))
+        left -= len(name)
+        if left <= 0:
+            break
+    return ", ".join(quoted)
 
 
 def _to_parameter(value: _Member) -> str:

@@ -4,12 +4,19 @@ MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
 """Of a form, and of anything that curl sends without being told its type."""
+_START_BYTES = 64
 _RAW = ("", "application/octet-stream")
 
 
 def media_type(content_type: str) -> str:
     """Return the type in a `Content-Type` header, in lower case and without its parameters."""
     return content_type.partition(";")[0].strip().lower()
+
+
+def body_type(content_type: str, data: bytes) -> str:
+    """Return the media type of a body: the declared one, but JSON for an object that curl has declared to be a form."""
+    declared = media_type(content_type)
+    return JSON if declared == URLENCODED and data[:_START_BYTES].lstrip().startswith(b"{") else declared
 
 
 def is_supported(media_type: str) -> bool:

@@ -15,19 +15,25 @@ class Part(NamedTuple):
     """A part of a form."""
 
     name: str
-    """Of its field; possibly empty."""
+    """Of its field."""
     file_name: str | None
     """None if the part is not a file."""
     content: bytes
+
+    @property
+    def text(self) -> str:
+        """The content if it is text and not that of a file; else nothing. No image is ASCII without zeros."""
+        is_text = self.file_name is None and self.content.isascii() and b"\0" not in self.content
+        return self.content.decode() if is_text else ""
 
 
 def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
     """Read the parts of a form, whose boundary is in the `Content-Type` header, one by one.
 
     Raises:
-        MalformedRequest: It is not well formed, or has too many parts.
+        MalformedRequest: It is not well formed, has too many parts, or one without a name.
     """
-    name = file_name = None
+    name, file_name = "", None
     chunks: list[bytes] = []
     _, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
@@ -39,11 +45,13 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                 for event in parser.parse(data[at : at + _FEED_BYTES]):
                     if isinstance(event, MultipartSegment):
                         name, file_name, chunks = event.name, event.filename, []
+                        if not name:
+                            raise MalformedRequest('a part has no name; expected Content-Disposition: form-data; name="image"')
                     elif event:
                         chunks.append(bytes(event))
                     else:
                         content, chunks = b"".join(chunks), []
-                        yield Part(_to_name(name or ""), file_name and _to_name(file_name), content)
+                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
     except ValueError as error:  # MultipartError is one, and so is text that cannot be encoded
         # Not `from error`: its text, which would be logged, repeats parts of the body.
         raise MalformedRequest(multipart_defects.describe(error, data, boundary, max_parts)) from None
@@ -61,7 +69,7 @@ def to_parameter(part: Part, expected: str) -> tuple[str, str]:
         InvalidParameter: It is not text.
     """
     if part.file_name is not None:
-        raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}")
+        raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}", repeats_request=True)
     try:
         return part.name, part.content.decode()
     except UnicodeDecodeError as error:

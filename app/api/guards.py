@@ -10,7 +10,7 @@ from litestar.types import Guard
 
 from app.api import content_encoding
 from app.api.client_watch import BodyLimits, body_too_large
-from app.api.content_type import JSON, MULTIPART, is_supported, media_type
+from app.api.content_type import JSON, MULTIPART, URLENCODED, is_supported, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
@@ -69,7 +69,7 @@ def guard_payload(limits: BodyLimits) -> Check:
         if not is_supported(declared):
             raise UnsupportedMediaType(
                 f"{declared[:64]!r} is not supported; "
-                "send image/*, application/octet-stream, multipart/form-data or application/json"
+                "send image/*, application/octet-stream, multipart/form-data, application/json or application/x-www-form-urlencoded"
             )
         if context.content_encoding:
             content_encoding.check(context.content_encoding)
@@ -83,11 +83,12 @@ def guard_batch_type(connection: Connection) -> None:
     """Reject a body that cannot contain several images.
 
     Raises:
-        UnsupportedMediaType: It is neither a form nor JSON.
+        UnsupportedMediaType: It is neither a form nor JSON. What curl sends without being told the type may be JSON.
     """
     declared = media_type(context_of(connection.scope).content_type)
-    if declared not in {MULTIPART, JSON}:
-        raise UnsupportedMediaType(f"{declared[:64]!r} is not supported for a batch; send multipart/form-data or application/json")
+    if declared not in {MULTIPART, JSON, URLENCODED}:
+        found = f"{declared[:64]!r} is not supported for a batch" if declared else "a batch needs a Content-Type header"
+        raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
 
 
 def _declared_length(connection: Connection) -> int:

@@ -86,7 +86,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
             else:
                 content = work()
         elif data:
-            raise MalformedRequest(body.NOT_BOTH)
+            raise MalformedRequest("with `url` in the query, send no body")
         context.timing.lap("read")
         if wanted.address is not None:
             image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)

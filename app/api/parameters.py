@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from app.api.expectations import expected_value
 from app.api.formats.answer import Presentation
 from app.api.formats.choice import FormatName
 from app.api.schema import BoxFormat
@@ -22,9 +23,6 @@ _ALIASES = {"model_name": "model"}
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter that names the model."""
 _MAX_LENGTH = 4096
-# What msgspec says of text that is no value of a type, and what callers call that type.
-_WRONG_TYPE = re.compile(r"Expected `(bool|int|float)(?: \| null)?`, got `str`")
-_TYPES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
 # Parameters have similar names, which are not what is meant.
 _IMAGE_NAMES = {"image", "images", "file"}
 # Below a half, names have little in common; `conf` for `confidence` is just above.
@@ -222,12 +220,8 @@ def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        message, _, field = str(error).partition(" - at `$.")
-        raise InvalidParameter(f"{field.rstrip('`')}: {_WRONG_TYPE.sub(_expected, message)}") from error
-
-
-def _expected(found: re.Match[str]) -> str:
-    return f"Expected {_TYPES[found[1]]}"
+        name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        raise InvalidParameter(f"{name}: expected {expected_value(kind, name)}") from error
 
 
 def check_model_name(name: str) -> None:

@@ -18,11 +18,9 @@ from app.errors import (
     DeadlinePassed,
     GatewayError,
     GatewayFull,
-    InvalidParameter,
     MalformedRequest,
     Unauthorized,
     UnknownModel,
-    UnsupportedMediaType,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -93,7 +91,7 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
         context.failed_stage = context.timing.fail()
     if isinstance(error, GatewayFull):
         context.rejection_reason = error.reason
-    if isinstance(error, InvalidParameter | UnsupportedMediaType):  # it repeats what the caller sent, which is not logged
+    if error.repeats_request:
         context.is_detail_logged = False
     elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]

@@ -12,6 +12,8 @@ from app.remote.address import is_address
 _MAX_OTHER_BYTES = 1 << 16
 # All that may be escaped in base64 and in front of it in a data URL. To unescape anything would make a list of all escapes.
 _ESCAPED = b"+/=,:; \r\n"
+# Other threads, such as the one that answers probes, wait while a slice is searched and copied.
+_SLICE_BYTES = 1 << 20
 # Enough for `https://` with all that is escaped in it.
 _MAX_ADDRESS_START = 64
 _JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
@@ -70,8 +72,19 @@ def split(data: bytes, image_names: tuple[str, ...], max_fields: int) -> Fields:
 
 def _unescape(value: bytes) -> bytes:
     """Undo the escapes of base64. A `+` stays, which some clients do not escape; no base64 has the space that it stands for."""
-    if b"%" in value:
+    if b"%" not in value:
+        return value
+    pieces = []
+    start = 0
+    while start < len(value):
+        end = start + _SLICE_BYTES
+        split_escape = value.rfind(b"%", end - 2, end)
+        if split_escape != -1:
+            end = split_escape
+        piece = value[start:end]
         for byte in _ESCAPED:
             for escape in (b"%%%02X" % byte, b"%%%02x" % byte):
-                value = value.replace(escape, bytes((byte,)))
-    return value
+                piece = piece.replace(escape, bytes((byte,)))
+        pieces.append(piece)
+        start = end
+    return b"".join(pieces)

@@ -125,6 +125,8 @@ class Fetcher:
                 if response.status not in _REDIRECTS:
                     return await self._read(response, count)
             location = httpx.Headers(response.headers).get("Location", "")
+            if not location:
+                raise ImageNotFetched("the host redirects without saying to which address")
             try:
                 image = address.parse(location, self._hosts, image)
             except UrlNotAllowed as error:

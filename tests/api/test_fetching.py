@@ -162,13 +162,14 @@ async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
     url = host.url("/scene.bmp")
 
     for request in (
-        {"params": {"url": url}, "content": SCENE},
-        {"params": {"url": url}, "json": {"image": url}},
         {"files": {"url": (None, url), "image": ("a.bmp", SCENE)}},
         {"json": {"url": url, "image": "QUJD"}},
     ):
         problem = json(await client.post("/detect", **request), 400)
         assert problem["detail"] == "send either an image or a url, not both"
+    for body in (SCENE, f'{{"image": "{url}"}}'.encode(), b'{"confidence": 0.4}'):
+        problem = json(await client.post("/detect", params={"url": url}, content=body), 400)
+        assert problem["detail"] == "with `url` in the query, send no body"
     problem = json(await client.post("/detect", json={"url": url, "image": url}), 400)
     assert problem["detail"] == "url is given more than once"
     assert not host.requests

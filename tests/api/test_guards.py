@@ -48,6 +48,18 @@ async def test_an_unsupported_type_is_rejected_before_the_body_is_read(app: Appl
     assert reply.problem["detail"].startswith(f"'{content_type}' is not supported; send image/*")
 
 
+async def test_all_supported_types_are_listed(app: Application) -> None:
+    """With that of forms without files; a batch that declares none is told that it must."""
+    reply = await post_unread(app, "/detect", {"Content-Type": "text/html"})
+    batch = await post_unread(app, "/detect/batch", {})
+
+    assert reply.problem["detail"].endswith("multipart/form-data, application/json or application/x-www-form-urlencoded")
+    assert (batch.status, batch.problem["detail"]) == (
+        415,
+        "a batch needs a Content-Type header; send multipart/form-data or application/json",
+    )
+
+
 async def test_a_long_type_is_quoted_in_part(app: Application) -> None:
     """The response does not repeat kilobytes of the request."""
     reply = await post_unread(app, "/detect", {"Content-Type": "x" * 5000})

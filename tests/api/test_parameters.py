@@ -113,17 +113,21 @@ def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
     ("name", "value", "expected"),
     [
         ("agnostic", "yes", "true or false"),
-        ("timeout_ms", "1s", "a whole number"),
-        ("confidence", "high", "a number"),
-        ("iou", "0,5", "a number"),
+        ("timeout_ms", "1s", "a whole number from 1 to 600000"),
+        ("timeout_ms", "0", "a whole number from 1 to 600000"),
+        ("confidence", "high", "a number from 0 to 1"),
+        ("iou", "0,5", "a number from 0 to 1"),
+        ("iou", "nan", "a number from 0 to 1"),
+        ("boxes", "xyxy", "one of 'coco', 'cxcywh', 'normalized', 'pixel'"),
+        ("format", "xml", "one of 'coco-results', 'image', 'image_and_json', 'json'"),
     ],
 )
-def test_a_value_of_another_type_says_what_is_expected(name: str, value: str, expected: str) -> None:
-    """In words, not in names of types."""
+def test_a_value_that_is_not_valid_says_what_is_expected(name: str, value: str, expected: str) -> None:
+    """In words, not in names of types; names of values are listed."""
     with pytest.raises(InvalidParameter) as caught:
         parse([(name, value)], DetectParameters)
 
-    assert caught.value.detail == f"{name}: Expected {expected}"
+    assert caught.value.detail == f"{name}: expected {expected}"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Forms of names and values, and images that are declared as such."""
 
+import sys
 import tracemalloc
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,6 +56,26 @@ def test_what_is_too_much_is_malformed(data: bytes, message: str) -> None:
     """Few fields, and little beside the image."""
     with pytest.raises(MalformedRequest, match=message):
         split(data, NAMES, 16)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_escapes_are_undone_slice_by_slice(before: int) -> None:
+    """Wherever one is cut, the text is the same; no call copies more than a slice, and other threads run in between."""
+    copied: list[int] = []
+
+    def note(_: object, event: str, function: Any) -> None:  # noqa: ANN401
+        if event == "c_call" and function.__name__ == "replace":
+            copied.append(len(function.__self__))
+
+    sys.setprofile(note)
+    try:
+        fields = split(b"image=" + b"x" * before + b"%2B" * (1 << 20) + b"%", NAMES, 16)
+    finally:
+        sys.setprofile(None)
+
+    assert fields.images == ["x" * before + "+" * (1 << 20) + "%"]
+    assert len(copied) > 3
+    assert max(copied) <= 1 << 20
 
 
 @pytest.mark.parametrize("data", [b"image=" + b"%41" * (1 << 20), b"a=" + b"%41" * (1 << 20), b"a=b&" * (1 << 20)])

@@ -1,5 +1,7 @@
 """Addresses of images, as callers write them."""
 
+from urllib.parse import quote
+
 import httpx
 import pytest
 from hypothesis import given
@@ -173,6 +175,15 @@ def test_a_long_address_is_rejected() -> None:
     """Before it is parsed."""
     with pytest.raises(UrlNotAllowed, match="at most 2048 characters"):
         parse("https://a.org/" + "x" * 2048, ANY)
+
+
+@pytest.mark.parametrize("character", [" ", '"', "ä", "写", "\n"])
+def test_an_address_of_characters_that_no_url_has_is_rejected(character: str) -> None:
+    """Before it is parsed, which would take milliseconds; a few of them are escaped."""
+    with pytest.raises(UrlNotAllowed, match="percent-encode them"):
+        parse("https://a.org/" + character * 65, ANY)
+    if character != "\n":
+        assert str(parse("https://a.org/x" + character * 64, ANY).url) == "https://a.org/x" + quote(character) * 64
 
 
 @given(st.one_of(st.text(), st.text().map("https://{}".format), st.text(alphabet="ah.:/@[]%?#\\0*1").map("https://{}".format)))

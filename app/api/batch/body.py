@@ -63,7 +63,8 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
         elif len(batch.images) == MAX_IMAGES:
             raise _too_many()
         else:
-            batch.images.append(part.content or _EMPTY)
+            text = part.text
+            batch.images.append(_decode_text(text) if text else part.content or _EMPTY)
             batch.names.append(part.file_name and part.file_name[:255])
     return batch
 
@@ -85,10 +86,14 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
 def _decode(content: msgspec.Raw) -> Image:
     """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
-        text = msgspec.json.decode(content, type=str)
-        return text if is_address(text) else decode_base64(text) or _EMPTY
+        return _decode_text(msgspec.json.decode(content, type=str))
     except msgspec.DecodeError:
         return MalformedRequest("the image is not a string in base64")
+
+
+def _decode_text(text: str) -> Image:
+    try:
+        return text if is_address(text) else decode_base64(text) or _EMPTY
     except MalformedRequest:
         return MalformedRequest("the image is not base64")
 

@@ -71,6 +71,22 @@ def test_base64_is_read_as_of_a_single_image() -> None:
     assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
 
 
+def test_a_form_may_have_text() -> None:
+    """Base64 or an address, in fields without a file name; one that is neither fails alone."""
+    data = form(("images", b"YQ==", None), ("image", b"https://a.org/x", None), ("file", b"***", None), ("file", b"YQ==", "a.txt"))
+    decoded, address, wrong, file = parse_batch(data, FORM).images
+
+    assert (decoded, address, file) == (b"a", "https://a.org/x", b"YQ==")
+    assert isinstance(wrong, MalformedRequest)
+
+
+def test_json_may_be_declared_as_a_form() -> None:
+    """As `curl -d` does it, which is told no type."""
+    assert parse_batch(document(encoded(b"a")), "application/x-www-form-urlencoded").images == [b"a"]
+    with pytest.raises(MalformedRequest, match="expected a JSON object such as"):
+        parse_batch(b"images=YQ==", "application/x-www-form-urlencoded")
+
+
 def test_an_address_stays_one() -> None:
     """It is judged in its turn; a data URL is an image."""
     images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
@@ -81,7 +97,7 @@ def test_an_address_stays_one() -> None:
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
-        (form(("images", b"a", None), ("images", b"", None), ("images", b"c", None)), FORM),
+        (form(("images", b"a", "a"), ("images", b"", None), ("images", b"c", "c")), FORM),
         (document([*encoded(b"a"), "", *encoded(b"c")]), JSON),
         (document([*encoded(b"a"), "***", *encoded(b"c")]), JSON),
         (document([*encoded(b"a"), 7, *encoded(b"c")]), JSON),

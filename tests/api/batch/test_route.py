@@ -178,6 +178,14 @@ async def test_what_all_images_have_in_common_fails_for_all(
     assert response.headers["content-type"] == "application/problem+json"
 
 
+async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None:
+    """As `curl -d` does it, which is told no type."""
+    data = msgspec.json.encode({"images": [SCENE]})
+    response = await client.post("/detect/batch", content=data, headers={"Content-Type": "application/x-www-form-urlencoded"})
+
+    assert json(response, 200)["processed_images"] == 1
+
+
 async def test_a_raw_image_is_no_batch(client: httpx.AsyncClient) -> None:
     """The error says what is supported."""
     response = await client.post("/detect/batch", content=SCENE, headers={"Content-Type": "image/bmp"})
