@@ -11,6 +11,7 @@ from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.pipeline import Pipeline
+from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
@@ -30,7 +31,9 @@ Report = Callable[[int, Detections | Exception, Timing], T]
 class BatchRequest:
     """The images of one request, which are detected side by side, each in its turn."""
 
-    def __init__(self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what they have in common, and they themselves
+        self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext, images: list[Image], memory: Lease
+    ) -> None:
         self.spec = spec
         """Spec of their model."""
         self.url_hosts: list[str] = []
@@ -39,32 +42,41 @@ class BatchRequest:
         self._reader = reader
         self._call = call
         self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
-        self._memory = Lease()
+        self._images = images
+        self._memory = memory
         """Of the encoded images that came with the request."""
 
     @classmethod
-    async def open(cls, pipeline: Pipeline, options: DetectOptions, call: CallContext) -> "BatchRequest":
-        """Check what all images have in common.
+    async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
+        """Count the memory of the images, and check what they have in common; to be followed by `run`, which gives it back.
 
         Args:
             pipeline: Detects objects in each of them.
+            images: At least one. `run` empties the list, so that the memory of an image is free once it is done.
             options: What to look for.
             call: What goes with the request.
 
         Raises:
+            GatewayFull: There is no memory for the images now.
             GatewayError: The model cannot be used, or does not have these classes.
         """
         model = refer_to(options.model or pipeline.default_for(options.task), options.version)
         pipeline.check_circuit(model)
-        spec = await pipeline.prepare(model, call.deadline)
-        return cls(pipeline, spec, options.reader(spec), call)
+        memory = Lease()
+        try:
+            nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
+            _counter(pipeline.admission, memory)(nbytes)
+            spec = await pipeline.prepare(model, call.deadline)
+            return cls(pipeline, spec, options.reader(spec), call, images, memory)
+        except BaseException:
+            memory.release()
+            raise
 
     @asynccontextmanager
-    async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
+    async def run(self, report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
         """Begin; images that are not done at the end of the block are abandoned.
 
         Args:
-            images: At least one. The list is emptied, so that the memory of an image is free once it is done.
             report: Called for each image when it is done.
 
         Yields:
@@ -73,12 +85,10 @@ class BatchRequest:
         Raises:
             GatewayFull: There is no room for the whole batch now.
         """
-        self._line.check(len(images), self._call.deadline.remaining)
-        nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
         with self._memory:
-            self._counter(self._memory)(nbytes)
-            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(images)]
-            images.clear()
+            self._line.check(len(self._images), self._call.deadline.remaining)
+            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(self._images)]
+            self._images.clear()
             for task in tasks:
                 self._memory.keep_for(task)
         try:
@@ -101,19 +111,6 @@ class BatchRequest:
             return report(index, error, timing)
         return report(index, found, timing)
 
-    def _counter(self, memory: Lease) -> Callable[[int], None]:
-        """Return what counts bytes of encoded images, until a lease is released; raises GatewayFull if they are too many."""
-        admission = self._detector.admission
-        reservations = [budget.reserve() for budget in (admission.batch_memory, admission.memory)]
-        for reservation in reservations:
-            memory.on_release(reservation.release)
-
-        def count(nbytes: int) -> None:
-            for reservation in reservations:
-                reservation.add(nbytes)
-
-        return count
-
     async def _fetch(self, url: str, call: CallContext) -> Detections:
         """Fetch an image in its turn, which lasts until it is done, so that few images are fetched ahead of their detection."""
         fetcher = self._detector.fetcher
@@ -124,7 +121,7 @@ class BatchRequest:
             await _wait(fetcher.batch_turns.acquire(), call.deadline)
             memory.on_release(fetcher.batch_turns.release)
             call.timing.begin(FETCH)
-            image = await fetcher.fetch(address, self._counter(memory), call.deadline)
+            image = await fetcher.fetch(address, _counter(self._detector.admission, memory), call.deadline)
             call.timing.lap(FETCH)
             return await self._try(image, call, memory)
 
@@ -146,6 +143,19 @@ class BatchRequest:
                 tensor.add(self.spec.image_bytes)
                 permit.on_release(tensor.release)
             return await _wait(self._detector.process(image, self.spec, self._reader, call, permit), call.deadline)
+
+
+def _counter(admission: Admission, memory: Lease) -> Callable[[int], None]:
+    """Return what counts bytes of encoded images, until a lease is released; raises GatewayFull if they are too many."""
+    reservations = [budget.reserve() for budget in (admission.batch_memory, admission.memory)]
+    for reservation in reservations:
+        memory.on_release(reservation.release)
+
+    def count(nbytes: int) -> None:
+        for reservation in reservations:
+            reservation.add(nbytes)
+
+    return count
 
 
 def _keep(memory: Lease, permit: Permit) -> None:

@@ -53,13 +53,15 @@ def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa:
     return type(found).__name__, list(timing.stages)
 
 
-async def open_batch(pipeline: Pipeline, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
-    return await BatchRequest.open(pipeline, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
+async def open_batch(
+    pipeline: Pipeline, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS
+) -> BatchRequest:
+    return await BatchRequest.open(pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
-async def outcomes(batch: BatchRequest, images: list[Image]) -> list[Any]:
+async def outcomes(batch: BatchRequest) -> list[Any]:
     """Return what `keep` has reported for each image, in the order in which they were done."""
-    async with batch.run(images, keep) as done:
+    async with batch.run(keep) as done:
         return [await image for image in done]
 
 
@@ -71,7 +73,7 @@ def used(pipeline: Pipeline) -> tuple[int, int]:
 async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
     """Each with stages of its own; the list of images is emptied, and all memory is given back."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
-    found = await outcomes(await open_batch(pipeline), images)
+    found = await outcomes(await open_batch(pipeline, images))
 
     assert sorted(name for name, _ in found) == ["Detections", "Detections", "MalformedRequest", "UnsupportedFormat"]
     for name, stages in found:
@@ -83,7 +85,26 @@ async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
 async def test_what_they_have_in_common_fails_at_once(pipeline: Pipeline) -> None:
     """Before any image is looked at."""
     with pytest.raises(InvalidParameter):
-        await open_batch(pipeline, options=OPTIONS._replace(classes=["unicorn"]))
+        await open_batch(pipeline, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
+    assert used(pipeline) == (0, 0)
+
+
+async def test_images_are_counted_before_triton_is_asked_for_the_model(fake_triton: Fake, pipeline: Pipeline) -> None:
+    """However long that takes: a batch without room does not ask, and what is counted is given back whatever the answer is."""
+    fake, _ = fake_triton
+    fake.may_tell.clear()
+    waiting = asyncio.create_task(open_batch(pipeline, [SCENE] * 15, 0.5, OPTIONS._replace(model="other")))
+    assert await eventually(lambda: fake.config_reads > 0)
+    assert used(pipeline) == (15 * len(SCENE), 15 * len(SCENE))
+    reads = fake.config_reads
+    with pytest.raises(GatewayFull):
+        await open_batch(pipeline, [SCENE] * 10, options=OPTIONS._replace(model="another"))
+
+    assert fake.config_reads == reads
+    with pytest.raises(DeadlinePassed):
+        await waiting
+    assert used(pipeline) == (0, 0)
+    fake.may_tell.set()
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(
@@ -91,7 +112,7 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(
 ) -> None:
     """And few of them are in front of a thread, so that a single request has its turn soon."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline)).run([SCENE] * 10, keep) as done:
+    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
         images, batches = used(pipeline)
         assert batches == 10 * len(SCENE)
@@ -109,7 +130,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
     """Nothing new begins, and no permit is left."""
     fake, _ = fake_triton
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline)).run([SCENE] * 10, keep):
+    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep):
         assert await eventually(gate.reached.is_set)
     assert used(pipeline)[1] == 10 * len(SCENE)
     gate.opened.set()
@@ -122,7 +143,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate) -> None:
     """At the deadline of the batch, all of them."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
-    found = await outcomes(await open_batch(pipeline, 0.2), [SCENE] * 5)
+    found = await outcomes(await open_batch(pipeline, [SCENE] * 5, 0.2))
 
     assert {name for name, _ in found} == {DeadlinePassed.__name__}
     gate.opened.set()
@@ -131,12 +152,12 @@ async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyP
 
 async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
     """One that is larger is possible alone; the next one is rejected as a whole."""
-    async with (await open_batch(pipeline)).run([SCENE] * 30, keep) as done:
+    async with (await open_batch(pipeline, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
-            await outcomes(await open_batch(pipeline), [SCENE])
+            await outcomes(await open_batch(pipeline, [SCENE]))
         assert raised.value.reason == "memory"
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
-    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
 
 
 async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
@@ -145,10 +166,10 @@ async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeli
     others = pipeline.admission.memory.reserve()
     others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
     asyncio.get_running_loop().call_later(0.2, others.release)
-    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
 
     others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
-    assert [name for name, _ in await outcomes(await open_batch(pipeline, 0.2), [SCENE])] == ["GatewayFull"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE], 0.2))] == ["GatewayFull"]
     others.release()
     assert used(pipeline) == (0, 0)
 
@@ -156,6 +177,6 @@ async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeli
 async def test_errors_keep_no_image(pipeline: Pipeline) -> None:
     """No reference cycle keeps a batch until the garbage collector runs."""
     with in_cycles(CallContext) as kept:
-        await outcomes(await open_batch(pipeline), [SCENE[:500], b"junk", SCENE])
+        await outcomes(await open_batch(pipeline, [SCENE[:500], b"junk", SCENE]))
 
     assert not kept
