@@ -18,7 +18,7 @@ class RequestContext:
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
         self.accept = b""
-        """The `Accept` header; empty if there is none."""
+        """The `Accept` header, of several lines if there are several; empty if there is none."""
         self.content_encoding = content_encoding
         """The `Content-Encoding` header; empty if there is none."""
         self.timing = Timing()

@@ -33,6 +33,18 @@ class Content(Protocol):
 
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
+P_co = TypeVar("P_co", bound=Parameters, covariant=True)
+
+
+class LateKind(Protocol[P_co]):
+    """A kind of parameters that is not known before Triton has been asked."""
+
+    @property
+    def common(self) -> P_co:
+        """What the query says of the parameters that are the same in each kind."""
+
+    async def find_kind(self, deadline: Deadline) -> type[P_co]:
+        """Return the kind; raise a GatewayError if that is not possible."""
 
 
 class Received(NamedTuple, Generic[C, P]):
@@ -49,7 +61,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     scope: HTTPScope,
     pipeline: Pipeline,
     pairs: Pairs,
-    kind: type[P],
+    kind: type[P] | LateKind[P],
     parse: Callable[[bytes, str, type[P]], C],
 ) -> Received[C, P]:
     """Receive a request.
@@ -59,24 +71,27 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         scope: Of the request.
         pipeline: Has the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
-        kind: The parameters that it may have.
+        kind: The parameters that it may have. A late kind is found after the body has been read: only then does the server
+            tell that the client has left.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
             `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
 
     Raises:
         InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
-        GatewayError: As `ClientWatch.read_body`, `content_encoding.decode`, `parse` and `fetch_image` say.
+        GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse` and `fetch_image` say.
     """
     context = context_of(scope)
-    query = scope["query_string"]
-    if query:
-        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
-    wanted = parameters.parse(pairs, kind)
+    if scope["query_string"]:
+        pairs = [*pairs, *query_of(scope)]
+    wanted = parameters.parse(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
     with pipeline.admission.start_upload() as upload:
         data = await client.read_body(upload, may_be_empty=wanted.address is not None)
         context.is_body_received = True
         received_at = monotonic()
+        if not isinstance(kind, type):
+            kind = await kind.find_kind(Deadline(received_at + seconds))
+            wanted = parameters.parse(pairs, kind)
         if wanted.address is None:
             work = partial(_decode_and_parse, parse, data, kind, context, upload)
             if body.needs_parsing(context.content_type, context.content_encoding):
@@ -95,6 +110,11 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # there is a body or a url
+
+
+def query_of(scope: HTTPScope) -> Pairs:
+    """Return the parameters in the query."""
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
 def _decode_and_parse(

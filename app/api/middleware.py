@@ -65,7 +65,7 @@ class RequestContextMiddleware:
         headers = dict(scope["headers"])
         content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
         context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
-        context.accept = headers.get(b"accept", b"")
+        context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         attach(context, scope)
         context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics

@@ -95,7 +95,7 @@ def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]
 
 
 def _with_default(schema: Schema) -> str:
-    return f"{schema.description} Default: {schema.default}."
+    return f"{schema.description}" if schema.default is None else f"{schema.description} Default: {schema.default}."
 
 
 def _binary(media_type: str) -> OpenAPIMediaType:

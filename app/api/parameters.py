@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from app.api.expectations import expected_value
 from app.api.formats.answer import Presentation
-from app.api.formats.choice import FormatName
+from app.api.formats.choice import ClassesFormatName, FormatName
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Question
@@ -25,6 +25,7 @@ MODEL_NAMES = ("model", "model_name")
 _MAX_LENGTH = 4096
 # Parameters have similar names, which are not what is meant.
 _IMAGE_NAMES = {"image", "images", "file"}
+_OR_ITS_ADDRESS = ", or its address into 'url'"
 # Below a half, names have little in common; `conf` for `confidence` is just above.
 _SIMILARITY = 0.55
 
@@ -160,6 +161,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+    format: Annotated[ClassesFormatName | None, Meta(description="For classes: `json`.")] = None
 
     @property
     def address(self) -> str | None:
@@ -170,6 +172,11 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
     def options(self) -> ClassifyOptions:
         """What they ask of the model."""
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation(self.format)
 
 
 P = TypeVar("P", bound=Parameters)
@@ -186,7 +193,7 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
     similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
     question = f"did you mean {similar[0]!r}? " if similar else ""
     if given in _IMAGE_NAMES:
-        question = "the image belongs into the body, or its address into 'url'; "
+        question = f"the image belongs into the body{_OR_ITS_ADDRESS if 'url' in kind.__struct_fields__ else ''}; "
     supported = ", ".join(kind.__struct_fields__)
     return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 

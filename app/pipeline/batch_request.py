@@ -31,7 +31,9 @@ Report = Callable[[int, Detections | Exception, Timing], T]
 class BatchRequest:
     """The images of one request, which are detected side by side, each in its turn."""
 
-    def __init__(self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what they have in common, and they themselves
+        self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext, images: list[Image], memory: Lease
+    ) -> None:
         self.spec = spec
         """Spec of their model."""
         self.url_hosts: list[str] = []
@@ -40,32 +42,43 @@ class BatchRequest:
         self._reader = reader
         self._call = call
         self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
-        self._memory = Lease()
+        self._images = images
+        self._memory = memory
         """Of the encoded images that came with the request."""
 
     @classmethod
-    async def open(cls, pipeline: Pipeline, options: DetectOptions, call: CallContext) -> "BatchRequest":
-        """Check what all images have in common.
+    async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
+        """Count the memory of the images, and check what they have in common; to be followed by `run`, which gives it back.
 
         Args:
             pipeline: Detects objects in each of them.
+            images: At least one. `run` empties the list, so that the memory of an image is free once it is done.
             options: What to look for.
             call: What goes with the request.
 
         Raises:
+            GatewayFull: There is no memory for the images now.
             GatewayError: The model cannot be used, or does not have these classes.
         """
         model = refer_to(options.model or pipeline.default_for(options.task), options.version)
         pipeline.check_circuit(model)
-        spec = await pipeline.prepare(model, call.deadline)
-        return cls(pipeline, spec, options.reader(spec), call)
+        memory = Lease()
+        try:
+            nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
+            reservation = pipeline.admission.reserve_for_batch("the images of this batch")
+            memory.on_release(reservation.release)
+            reservation.add(nbytes)
+            spec = await pipeline.prepare(model, call.deadline)
+            return cls(pipeline, spec, options.reader(spec), call, images, memory)
+        except BaseException:
+            memory.release()
+            raise
 
     @asynccontextmanager
-    async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
+    async def run(self, report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
         """Begin; images that are not done at the end of the block are abandoned.
 
         Args:
-            images: At least one. The list is emptied, so that the memory of an image is free once it is done.
             report: Called for each image when it is done.
 
         Yields:
@@ -74,14 +87,10 @@ class BatchRequest:
         Raises:
             GatewayFull: There is no room for the whole batch now.
         """
-        self._line.check(len(images), self._call.deadline.remaining)
-        nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
         with self._memory:
-            reservation = self._pipeline.admission.reserve_for_batch("the images of this batch")
-            self._memory.on_release(reservation.release)
-            reservation.add(nbytes)
-            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(images)]
-            images.clear()
+            self._line.check(len(self._images), self._call.deadline.remaining)
+            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(self._images)]
+            self._images.clear()
             for task in tasks:
                 self._memory.keep_for(task)
         try:

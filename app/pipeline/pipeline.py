@@ -111,6 +111,10 @@ class Pipeline:
         """
         return await self._pool.run(work, deadline, lease)
 
+    def cached(self, model: str) -> ModelSpec | None:
+        """Return what is known of a model without asking Triton; None if that is nothing."""
+        return self._tritons.cached(model)
+
     async def spec(self, model: str) -> ModelSpec:
         """Return what is known of a model.
 

@@ -93,10 +93,12 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
         if "post" in operations
     }
 
-    assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms"}
+    assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms", "format"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
     assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
     assert "default" not in described["/predict/{model}"]["confidence"]
+    assert described["/classify"]["format"]["enum"] == ["json"]
+    assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")
     for text in ("of a detection. Default: 0.25.", "of a class. Default: 0.0."):
         assert text in described["/predict/{model}"]["confidence"]["description"]
     answers = {
@@ -115,6 +117,14 @@ async def test_every_route_is_described_once(document: Any) -> None:  # noqa: AN
     for path in document["paths"].values():
         for operation in path.values():
             assert operation["summary"]
+
+
+async def test_the_page_is_described_beside_the_service(document: Any) -> None:  # noqa: ANN401
+    """Which of them `/` is depends on `Accept`."""
+    content = document["paths"]["/"]["get"]["responses"]["200"]["content"]
+
+    assert list(content) == ["application/json", "text/html"]
+    assert content["text/html"]["schema"]["type"] == "string"
 
 
 async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # noqa: ANN401

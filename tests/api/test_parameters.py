@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters import ClassifyParameters, DetectParameters, Parameters, names, parse, split_classes, unknown_parameter
+from app.api.parameters import (
+    BatchParameters,
+    ClassifyParameters,
+    DetectParameters,
+    Parameters,
+    names,
+    parse,
+    split_classes,
+    unknown_parameter,
+)
 from app.errors import GatewayError, InvalidParameter, UnknownModel
 from app.pipeline.call import ClassifyOptions, DetectOptions
 
@@ -276,7 +285,7 @@ def test_classification_has_parameters_of_its_own() -> None:
     )
     with pytest.raises(
         InvalidParameter,
-        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence$",
+        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence, format$",
     ):
         parse([("classes", "cat")], ClassifyParameters)
 
@@ -286,3 +295,17 @@ def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
     """It is a whole number from 1 to 1000."""
     with pytest.raises(InvalidParameter, match=r"^top_k: "):
         parse([("top_k", top_k)], ClassifyParameters)
+
+
+def test_an_image_of_a_batch_has_no_address_in_the_query() -> None:
+    """The error names no parameter that the request does not know."""
+    for kind, text in ((BatchParameters, "into the body; supported"), (ClassifyParameters, "or its address into 'url'; supported")):
+        with pytest.raises(InvalidParameter, match=text):
+            parse([("image", "1")], kind)
+
+
+def test_classes_have_one_format() -> None:
+    """So that a program that asks for it needs not know the task."""
+    assert parse([("format", "json")], ClassifyParameters).presentation.format == "json"
+    with pytest.raises(InvalidParameter, match=r"^format: "):
+        parse([("format", "image")], ClassifyParameters)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import GatewayFull, InvalidParameter, MalformedRequest
+from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
 from app.pipeline import batch_request
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline.batch_request import BatchRequest, Image
@@ -72,13 +72,15 @@ def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
     return str(found) if isinstance(found, Exception) else type(found).__name__
 
 
-async def open_batch(pipeline: Pipeline, seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
-    return await BatchRequest.open(pipeline, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
+async def open_batch(
+    pipeline: Pipeline, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS
+) -> BatchRequest:
+    return await BatchRequest.open(pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
-async def outcomes(batch: BatchRequest, images: list[Image]) -> list[Any]:
+async def outcomes(batch: BatchRequest) -> list[Any]:
     """Return what `keep` has reported for each image, in the order in which they were done."""
-    async with batch.run(images, keep) as done:
+    async with batch.run(keep) as done:
         return [await image for image in done]
 
 
@@ -90,7 +92,7 @@ def used(pipeline: Pipeline) -> tuple[int, int]:
 async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
     """Each with stages of its own; the list of images is emptied, and all memory is given back."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
-    found = await outcomes(await open_batch(pipeline), images)
+    found = await outcomes(await open_batch(pipeline, images))
 
     assert sorted(name for name, _ in found) == ["Detections", "Detections", "MalformedRequest", "UnsupportedFormat"]
     for name, stages in found:
@@ -102,7 +104,26 @@ async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
 async def test_what_they_have_in_common_fails_at_once(pipeline: Pipeline) -> None:
     """Before any image is looked at."""
     with pytest.raises(InvalidParameter):
-        await open_batch(pipeline, options=OPTIONS._replace(classes=["unicorn"]))
+        await open_batch(pipeline, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
+    assert used(pipeline) == (0, 0)
+
+
+async def test_images_are_counted_before_triton_is_asked_for_the_model(fake_triton: Fake, pipeline: Pipeline) -> None:
+    """However long that takes: a batch without room does not ask, and what is counted is given back whatever the answer is."""
+    fake, _ = fake_triton
+    fake.may_tell.clear()
+    waiting = asyncio.create_task(open_batch(pipeline, [SCENE] * 15, 0.5, OPTIONS._replace(model="other")))
+    assert await eventually(lambda: fake.config_reads > 0)
+    assert used(pipeline) == (15 * len(SCENE), 15 * len(SCENE))
+    reads = fake.config_reads
+    with pytest.raises(GatewayFull):
+        await open_batch(pipeline, [SCENE] * 10, options=OPTIONS._replace(model="another"))
+
+    assert fake.config_reads == reads
+    with pytest.raises(DeadlinePassed):
+        await waiting
+    assert used(pipeline) == (0, 0)
+    fake.may_tell.set()
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(
@@ -110,7 +131,7 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(
 ) -> None:
     """And few of them are in front of a thread, so that a single request has its turn soon."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline)).run([SCENE] * 10, keep) as done:
+    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
         images, batches = used(pipeline)
         assert batches == 10 * len(SCENE)
@@ -128,7 +149,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
     """Nothing new begins, and no permit is left."""
     fake, _ = fake_triton
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline)).run([SCENE] * 10, keep):
+    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep):
         assert await eventually(gate.reached.is_set)
     assert used(pipeline)[1] == 10 * len(SCENE)
     gate.opened.set()
@@ -141,7 +162,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate) -> None:
     """At the deadline of the batch, all of them; each error tells what was slow."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline, 0.2)).run([SCENE] * 5, explain) as done:
+    async with (await open_batch(pipeline, [SCENE] * 5, 0.2)).run(explain) as done:
         found = Counter([await image for image in done])
 
     assert found == {"the request took too long in the gateway": 2, "the images before it took too long": 3}
@@ -153,19 +174,19 @@ async def test_a_slow_model_is_no_matter_of_other_images(fake_triton: Fake, pipe
     """The error is that of a single image."""
     fake, _ = fake_triton
     fake.may_answer.clear()
-    async with (await open_batch(pipeline, 0.3)).run([SCENE] * 3, explain) as done:
+    async with (await open_batch(pipeline, [SCENE] * 3, 0.3)).run(explain) as done:
         assert [await image for image in done] == ["the model did not answer in time"] * 3
 
 
 async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
     """One that is larger is possible alone; the next one is rejected as a whole."""
-    async with (await open_batch(pipeline)).run([SCENE] * 30, keep) as done:
+    async with (await open_batch(pipeline, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
-            await outcomes(await open_batch(pipeline), [SCENE])
+            await outcomes(await open_batch(pipeline, [SCENE]))
         assert raised.value.reason == "memory"
         assert str(raised.value) == "the gateway has no memory left for the images of this batch"
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
-    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
 
 
 async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
@@ -174,10 +195,10 @@ async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeli
     others = pipeline.admission.memory.reserve()
     others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
     asyncio.get_running_loop().call_later(0.2, others.release)
-    assert [name for name, _ in await outcomes(await open_batch(pipeline), [SCENE])] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
 
     others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
-    assert [name for name, _ in await outcomes(await open_batch(pipeline, 0.2), [SCENE])] == ["GatewayFull"]
+    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE], 0.2))] == ["GatewayFull"]
     others.release()
     assert used(pipeline) == (0, 0)
 
@@ -190,12 +211,12 @@ async def test_an_address_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipe
     others = budget.reserve()
     others.add(budget.limit_bytes - 100)  # the address itself has room
     asyncio.get_running_loop().call_later(0.2, others.release)
-    found = await outcomes(await open_batch(pipeline), [host.url(IMAGE)])
+    found = await outcomes(await open_batch(pipeline, [host.url(IMAGE)]))
     assert found == [("Detections", ["fetch", "model", "queue", "decode", "batch", "infer", "post"])]
     assert len(host.requests) == 2
 
     others.add(budget.limit_bytes - 100)  # the address itself has room
-    assert await outcomes(await open_batch(pipeline, 0.3), [host.url(IMAGE)]) == [("GatewayFull", [])]
+    assert await outcomes(await open_batch(pipeline, [host.url(IMAGE)], 0.3)) == [("GatewayFull", [])]
     others.release()
     assert used(pipeline) == (0, 0)
 
@@ -203,6 +224,6 @@ async def test_an_address_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipe
 async def test_errors_keep_no_image(pipeline: Pipeline) -> None:
     """No reference cycle keeps a batch until the garbage collector runs."""
     with in_cycles(CallContext) as kept:
-        await outcomes(await open_batch(pipeline), [SCENE[:500], b"junk", SCENE])
+        await outcomes(await open_batch(pipeline, [SCENE[:500], b"junk", SCENE]))
 
     assert not kept

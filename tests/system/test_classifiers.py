@@ -101,6 +101,9 @@ async def test_a_model_in_the_path_answers_by_its_own_task(client: httpx.AsyncCl
 
     assert (classified["num_classifications"], detected["num_detections"]) == (2, 1)
     assert "detections" not in classified
+    for path in ("/predict/planes_to_logits", "/predict/six_columns", "/classify?model=planes_to_logits"):
+        as_json = await client.post(path, params={"format": "json"}, content=SCENE, headers={"Accept": "image/png"})
+        assert json(as_json)["status"] == "success"
     for path in ("/predict/planes_to_logits?max_detections=1", "/predict/six_columns?top_k=1", "/classify?boxes=pixel"):
         problem = json(await client.post(path, content=SCENE), 400)
         assert (problem["code"], "unknown parameter" in problem["detail"]) == ("invalid_parameter", True)

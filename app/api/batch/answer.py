@@ -44,7 +44,7 @@ class BatchAnswer:
         else:
             self._count(found, timing)
             detections, size = to_detections(found, self._unit), ImageSize(found.width, found.height)
-            self._results[index] = _encode(BatchResult(name, index, detections, len(detections), "success", size))
+            self._results[index] = _encode(BatchResult(name, index, detections, len(detections), "success", None, size))
 
     def to_line(self, index: int, found: Detections | Exception, timing: Timing) -> bytes:
         """Describe an image in a line of its own."""

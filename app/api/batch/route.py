@@ -15,20 +15,22 @@ from app.api import intake
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import parse_batch
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
-from app.api.client_watch import ClientWatch
-from app.api.content_type import media_type
+from app.api.client_watch import ClientWatch, body_too_large
+from app.api.content_type import JSON
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
+from app.api.formats.accept import negotiate
 from app.api.guards import GuardedRoute
-from app.api.json_response import JsonResponse
+from app.api.json_response import VARY, JsonResponse
 from app.api.parameters import BatchParameters
 from app.errors import ClientGone
-from app.pipeline.batch_request import BatchRequest
+from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.pipeline import Pipeline
 
 _HEADERS = [
     (b"content-type", LINES.encode()),
     (b"x-accel-buffering", b"no"),  # NGINX would hold lines back until a buffer is full
+    VARY,
 ]
 
 
@@ -53,27 +55,30 @@ async def detect_batch(
         content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
+        media_type = negotiate(context.accept, (JSON, LINES))
+        _refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_model
         try:
-            batch = await BatchRequest.open(pipeline, wanted.options, call)
+            batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
         finally:
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         if any(isinstance(image, str) for image in content.images):
             context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
-        if _wants_lines(request.headers.get("accept", "")):
-            running = batch.run(content.images, answer.to_line)
-            return _Lines(running, answer, stack.pop_all())
-        async with batch.run(content.images, answer.add) as done:
+        if media_type == LINES:
+            return _Lines(batch.run(answer.to_line), answer, stack.pop_all())
+        async with batch.run(answer.add) as done:
             for image in done:
                 await image
     return JsonResponse(answer.document())
 
 
-def _wants_lines(accept: str) -> bool:
-    """Return whether an `Accept` header names the media type of lines."""
-    return any(media_type(kind) == LINES for kind in accept.split(","))
+def _refuse_large(images: list[Image], max_bytes: int) -> None:
+    """Put the error that a larger image would get alone in its place."""
+    for index, image in enumerate(images):
+        if isinstance(image, bytes) and len(image) > max_bytes:
+            images[index] = body_too_large(max_bytes)
 
 
 class _Lines(ASGIResponse):

@@ -18,6 +18,8 @@ class BatchResult(msgspec.Struct, frozen=True):
     """By descending confidence."""
     num_detections: int
     status: Literal["success"]
+    pipeline: None
+    """For clients of other gateways, as `error`."""
     image: ImageSize
     error: None = None
 

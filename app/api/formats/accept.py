@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from app.errors import NotAcceptable
+
 # More than any program sends.
 _MAX_RANGES = 50
 _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.ASCII)
@@ -25,6 +27,18 @@ def best(accept: bytes, media_types: Sequence[str]) -> str | None:
     found = {media_type: _quality_of(media_type, qualities) for media_type in media_types}
     chosen = max(found, key=lambda media_type: found[media_type])
     return chosen if found[chosen] > 0 else None
+
+
+def negotiate(accept: bytes, media_types: Sequence[str]) -> str:
+    """Return the media type that a caller likes best; arguments as `best`.
+
+    Raises:
+        NotAcceptable: It accepts none of them.
+    """
+    media_type = best(accept, media_types)
+    if media_type is None:
+        raise NotAcceptable(f"Accept allows none of {', '.join(media_types)}; without the header the result is JSON")
+    return media_type
 
 
 def _qualities(accept: bytes) -> dict[str, float]:

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING, Literal
 
 from app.api.formats import classifications, coco_results, drawn, native
-from app.api.formats.accept import best
+from app.api.formats.accept import negotiate
 from app.api.formats.answer import Format
-from app.errors import NotAcceptable
 
 # What most programs send, which is not worth parsing.
 _USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
@@ -43,10 +42,7 @@ class Formats:
             return self._by_name[name]
         if accept in _USUAL:
             return self._default
-        media_type = best(accept, self.media_types)
-        if media_type is None:
-            raise NotAcceptable(f"Accept allows none of {', '.join(self.media_types)}; without the header the result is JSON")
-        return self._by_type[media_type]
+        return self._by_type[negotiate(accept, self.media_types)]
 
 
 DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
@@ -54,6 +50,8 @@ CLASSIFICATIONS = Formats(classifications.JSON)
 
 if TYPE_CHECKING:
     FormatName = str
+    ClassesFormatName = str
 else:
     FormatName = Literal[DETECTIONS.names]
-"""Name of a format of detections."""
+    ClassesFormatName = Literal[CLASSIFICATIONS.names]
+"""Name of a format of detections, and of one of classes."""

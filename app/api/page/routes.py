@@ -12,9 +12,13 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app import __version__
+from app.api.content_type import JSON
+from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.files import FileResponse
+from app.api.formats.accept import best
 from app.api.health import API_VERSION
+from app.api.page.openapi import HTML, PageOperation
 from app.api.page.schema import Backend, ServiceDescription
 from app.model.heads import TASKS
 
@@ -27,7 +31,6 @@ ASSETS = {
 }
 """Content types of the files that the page names."""
 
-_HTML, _JSON = "text/html", "application/json"
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,11 +56,11 @@ _ENDPOINTS = {
 }
 
 
-@get("/", summary="The service, or a page to try it", responses=_DESCRIPTION)
+@get("/", summary="The service, or a page to try it", operation_class=PageOperation, responses=_DESCRIPTION)
 async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Any]:
     """Describe the service; browsers, which accept `text/html`, get a page on which it can be tried."""
-    if worker.deployment.has_page and request.accept.best_match([_JSON, _HTML]) == _HTML:
-        return Response(_page(), media_type=_HTML, headers={"Vary": "Accept", **_SECURITY})
+    if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
+        return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
     pipeline = worker.pipeline
     spec = worker.tritons.cached(pipeline.default_model)
     description = ServiceDescription(
@@ -69,7 +72,7 @@ async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerRe
         models={task: pipeline.default_for(task) for task in TASKS},
         backend=Backend("triton", spec is not None and spec.device == "gpu"),
     )
-    return Response(description, media_type=_JSON, headers={"Vary": "Accept"})
+    return Response(description, media_type=JSON, headers={"Vary": "Accept"})
 
 
 @get("/page-assets/{name:str}", include_in_schema=False)

@@ -60,7 +60,10 @@ async def test_each_image_is_answered_as_if_it_were_alone(
     assert [result["detections"] for result in answer["results"]] == alone
     assert [result["image_index"] for result in answer["results"]] == list(range(5))
     assert [result["filename"] for result in answer["results"]] == [f"{number}.bin" for number in range(5)]
-    assert list(answer["results"][0]) == ["filename", "image_index", "detections", "num_detections", "status", "image", "error"]
+    first = answer["results"][0]
+    assert list(first)[:5] == ["filename", "image_index", "detections", "num_detections", "status"]
+    assert list(first)[5:] == ["pipeline", "image", "error"]
+    assert (first["pipeline"], first["error"]) == (None, None)
     assert (answer["total_images"], answer["processed_images"], answer["failed_images"]) == (5, 5, 0)
     assert (answer["failures"], answer["status"], answer["model"]["name"]) == (None, "success", "six_columns")
     assert answer["total_time_ms"] > 0
@@ -186,6 +189,29 @@ async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None
     assert json(response, 200)["processed_images"] == 1
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/x-ndjson", "application/x-ndjson"),
+        ("application/*;q=0.5, application/x-ndjson", "application/x-ndjson"),
+        ("application/x-ndjson;q=0", "application/problem+json"),
+        ("application/x-ndjson;q=0, */*", "application/json"),
+        ("application/json, application/x-ndjson;q=0.5", "application/json"),
+        ("*/*", "application/json"),
+        ("image/png", "application/problem+json"),
+    ],
+)
+async def test_accept_chooses_between_a_document_and_lines(client: httpx.AsyncClient, accept: str, kind: str) -> None:
+    """By quality; 406 if it allows neither."""
+    response = await client.post("/detect/batch?model=six_columns", files=form(SCENE), headers={"Accept": accept})
+
+    assert response.headers["content-type"] == kind
+    if kind.startswith("application/problem"):
+        assert json(response, 406)["code"] == "not_acceptable"
+    else:
+        assert (response.status_code, response.headers["vary"]) == (200, "Accept")
+
+
 async def test_a_raw_image_is_no_batch(client: httpx.AsyncClient) -> None:
     """The error says what is supported."""
     response = await client.post("/detect/batch", content=SCENE, headers={"Content-Type": "image/bmp"})
@@ -194,12 +220,17 @@ async def test_a_raw_image_is_no_batch(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
-    """Larger or smaller than that of one image."""
+    """In which each image has the limit that it has alone."""
     own = msgspec.structs.replace(settings, max_file_size_mb=0.01, max_batch_size_mb=0.5)
-    image = SCENE[:9000]
+    image, small = SCENE[:9000], models.scene("PNG")
     async with started(create_app(own)) as client:
         response = await client.post("/detect/batch?model=six_columns", files=form(*[image] * 30))
-        assert json(response)["failed_images"] == 30  # truncated, but let in
+        assert json(response)["failures"][29]["problem"]["code"] == "invalid_image"  # truncated, but let in
+        response = await client.post("/detect/batch?model=six_columns", files=form(small, bytes(10_486), small))
+        assert json(response)["processed_images"] == 2
+        alone = json(await client.post("/predict/six_columns", content=bytes(10_486)), 413)
+        (failure,) = json(response)["failures"]
+        assert failure["problem"] == alone | {"request_id": failure["problem"]["request_id"]}
         too_large = await client.post("/detect/batch", files=form(*[image] * 64))
         assert json(too_large, 413)["detail"] == "the limit is 0.5 MiB"
 

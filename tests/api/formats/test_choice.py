@@ -32,7 +32,7 @@ def test_an_accept_that_allows_nothing_is_an_error() -> None:
 def test_the_usual_headers_are_not_parsed(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """And yet they have the same meaning as if they were."""
     assert accept.best(header, DETECTIONS.media_types) == "application/json"
-    monkeypatch.delattr("app.api.formats.choice.best")
+    monkeypatch.delattr("app.api.formats.choice.negotiate")
     assert DETECTIONS.choose(None, header).name == "json"
 
 

@@ -23,7 +23,19 @@ async def without_page() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/html", "image/png", "", ";;q=x"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/json",
+        "application/json, text/html",
+        "image/png",
+        "",
+        ";;q=x",
+        "text/html;q=0",
+        "text/html;q=0.4, */*;q=0.5",
+    ],
+)
 async def test_programs_get_a_description_of_the_service(gateway: Gateway, accept: str) -> None:
     """Under the names that clients of other systems know, whatever else they accept."""
     _, client = gateway
