@@ -234,3 +234,5 @@ def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
     finding = check(Settings(workers=1, memory_mb=100))["memory"]
 
     assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=844")
+    finding = check(Settings(workers=1, memory_mb=100, max_megapixels=1))["memory"]
+    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=400")  # a TIFF of 128 MiB
