@@ -183,7 +183,8 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 
 def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
-    largest = max(settings.max_body_bytes, settings.max_batch_bytes) + max_decode_bytes(_pixel_limits(settings))
+    body = max(settings.max_body_bytes, settings.max_batch_bytes)
+    largest = body + max_decode_bytes(_pixel_limits(settings), body)
     budget = memory.image_budget(settings.memory_mb, largest)
     return Capacity(
         max_uploads=settings.max_uploads,

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from app.triton.shared_memory import SHM
 from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.imaging.samples import GREY, png
+from tests.imaging.samples import GREY, encode, png
 from tests.pipeline.gate import Gate
 from tests.support import REPOSITORY, SCENE, captured_log, eventually, free_port, json, started
 
@@ -166,15 +165,15 @@ async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
         assert [request.id for request in fake.requests] == ["warm-up"]
 
 
-async def test_memory_suffices_for_the_largest_image(settings: Settings) -> None:
-    """However little the settings give to all requests together."""
-    little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_megapixels=1)
+@pytest.mark.parametrize(("image_format", "side"), [("PNG", 1000), ("AVIF", 707)])
+async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
+    """However little the settings give to all requests together; an AVIF is written anew for its decoder."""
+    little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
-    image = BytesIO()
-    Image.new("RGB", (1000, 1000)).save(image, "PNG")
+    image = encode(Image.new("RGB", (side, side)), image_format)
     async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
-        assert (await client.post("/detect", content=image.getvalue() + bytes(900_000))).status_code == 200
+        assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200
 
 
 async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

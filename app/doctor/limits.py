@@ -109,9 +109,8 @@ def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Fi
         from app.imaging.header import PixelLimits  # noqa: PLC0415
     except ImportError:  # `jpeg_decoder` tells
         return
-    largest = max(settings.max_body_bytes, settings.max_batch_bytes) + max_decode_bytes(
-        PixelLimits(settings.max_pixels, settings.max_pixels_unscalable)
-    )
+    body = max(settings.max_body_bytes, settings.max_batch_bytes)
+    largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_unscalable), body)
     images = memory.image_budget(settings.memory_mb, largest)
     need = 2 * images + _workers(settings) * (WORKER_MIB * _MIB + arena)
     text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"

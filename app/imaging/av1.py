@@ -13,7 +13,7 @@ _MAX_SIZE_BYTES = 8
 class _Bits:
     """Reads numbers of some bits each, and zeros behind the end."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._value = int.from_bytes(data)
         self._left = 8 * len(data)
 
@@ -22,7 +22,7 @@ class _Bits:
         return (self._value >> self._left if self._left >= 0 else 0) & ((1 << count) - 1)
 
 
-def read_size(data: bytes) -> tuple[int, int]:
+def read_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return width and height in pixels, as stored; zeros if there is not one sequence header and one frame.
 
     A frame may be smaller than its sequence header says, but decoders take no larger one.
@@ -50,7 +50,7 @@ def read_size(data: bytes) -> tuple[int, int]:
     return sizes[0] if at >= len(data) and len(sizes) == frames == 1 else (0, 0)
 
 
-def _read_leb128(data: bytes, at: int) -> tuple[int, int]:
+def _read_leb128(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Return a number, and the position behind it."""
     value = 0
     for index, byte in enumerate(data[at : at + _MAX_SIZE_BYTES]):
@@ -60,7 +60,7 @@ def _read_leb128(data: bytes, at: int) -> tuple[int, int]:
     raise InvalidImage("the AVIF's frame is truncated")
 
 
-def _read_sequence_header(data: bytes) -> tuple[int, int]:
+def _read_sequence_header(data: bytes | memoryview) -> tuple[int, int]:
     bits = _Bits(data)
     bits.read(4)  # profile, still picture
     if bits.read(1):  # reduced header

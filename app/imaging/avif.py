@@ -49,7 +49,9 @@ def read_header(data: bytes) -> AvifHeader:
         header = _read(data)
     except (struct.error, IndexError, KeyError) as error:
         raise InvalidImage("the AVIF header cannot be read") from error
-    if av1.read_size(_frame(data, header)) != (header.width, header.height):
+    pieces = _pieces(data, header)
+    frame = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if av1.read_size(frame) != (header.width, header.height):
         raise InvalidImage("the AVIF's frame has another size than its header says, or is not a single one")
     return header
 
@@ -68,7 +70,8 @@ def rewrite(data: bytes, header: AvifHeader) -> bytes:
         properties += _box(b"colr", header.colours)
         count = 3
     associations = struct.pack(">LLHB", 0, 1, 1, count) + bytes(range(1, count + 1))
-    frame = _frame(data, header)
+    pieces = _pieces(data, header)
+    size = sum(map(len, pieces))
 
     def meta(offset: int) -> bytes:
         return _box(
@@ -76,21 +79,22 @@ def rewrite(data: bytes, header: AvifHeader) -> bytes:
             bytes(4)
             + _box(b"hdlr", bytes(8) + b"pict" + bytes(13))
             + _box(b"pitm", struct.pack(">LH", 0, 1))
-            + _box(b"iloc", struct.pack(">LHHHHHLL", 0, 0x4400, 1, 1, 0, 1, offset, len(frame)))
+            + _box(b"iloc", struct.pack(">LHHHHHLL", 0, 0x4400, 1, 1, 0, 1, offset, size))
             + _box(b"iinf", struct.pack(">LH", 0, 1) + _box(b"infe", struct.pack(">LHH", 2 << 24, 1, 0) + b"av01\0"))
             + _box(b"iprp", _box(b"ipco", properties) + _box(b"ipma", associations)),
         )
 
     start = _box(b"ftyp", b"avif\0\0\0\0avifmif1miaf")
-    return b"".join([start, meta(len(start) + len(meta(0)) + 8), _box(b"mdat", frame)])
+    return b"".join([start, meta(len(start) + len(meta(0)) + 8), struct.pack(">L", 8 + size), b"mdat", *pieces])
 
 
 def _box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">L", 8 + len(content)) + kind + content
 
 
-def _frame(data: bytes, header: AvifHeader) -> bytes:
-    return b"".join(data[at : at + size] for at, size in header.extents)
+def _pieces(data: bytes, header: AvifHeader) -> list[memoryview]:
+    view = memoryview(data)
+    return [view[at : at + size] for at, size in header.extents]
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -179,11 +183,14 @@ def _read_extents(data: bytes, place: list[int], item: int, within: list[int]) -
             extents.append((base + number(sizes >> 12), number(sizes >> 8 & 15)))
         if found == item:
             start, end = (0, len(data)) if method == 0 else within
-            if method > 1 or any(offset + size > end - start for offset, size in extents):
+            length = end - start
+            if len(extents) == 1 and not extents[0][1]:  # up to the end
+                extents = [(extents[0][0], length - extents[0][0])]
+            if method > 1 or any(max(offset, offset + size) > length for offset, size in extents):
                 raise InvalidImage("the AVIF is truncated")
-            if sum(size for _, size in extents) > len(data):
-                raise InvalidImage("the pieces of the AVIF's image overlap")
-            return [(start + offset, size or end - start - offset) for offset, size in extents]
+            if any(size == 0 for _, size in extents) or sum(size for _, size in extents) > length:
+                raise InvalidImage("the pieces of the AVIF's image are empty or overlap")
+            return [(start + offset, size) for offset, size in extents]
     return []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.decode import ARRAY_BYTES, decode, decoded_size, estimate_decode_bytes
 from app.imaging.fit import Fit
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.transform import ImageTransform
@@ -46,8 +46,8 @@ def draw_image(
         data: The encoded image.
         fit: How to fit it.
         limits: Maximum sizes of images.
-        reserve: Called once the header is accepted, with an estimate of the memory that decoding takes, bytes; raises what
-            the caller wants to be raised if there is none.
+        reserve: Called once the header is accepted, with an estimate of the memory that decoding and drawing take, bytes; raises
+            what the caller wants to be raised if there is none.
         allocate_canvas: Called after that; returns UINT8 (height, width, 3) of the size of `fit`,
             every byte of which is then written.
 
@@ -56,7 +56,9 @@ def draw_image(
     """
     header = read_header(data, limits)
     transform = fit.fit(header.width, header.height)
-    reserve(estimate_decode_bytes(header, transform.min_decode_size))
+    width, height = size = decoded_size(header, transform.min_decode_size)
+    draw_bytes = width * height * ARRAY_BYTES + fit.draw_bytes(size, transform)
+    reserve(max(estimate_decode_bytes(header, transform.min_decode_size), draw_bytes))
     canvas = allocate_canvas()
     target = transform.area(canvas) if transform.crop is None else None
     pixels = decode(header, transform.min_decode_size, target)

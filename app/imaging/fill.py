@@ -6,13 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.resize import Interpolation, resample, resize_into
+from app.imaging.resize import Interpolation, Span, resample_bytes, resample_into, resize_into
 from app.imaging.transform import Crop, ImageTransform
 
 # A product such as 224 * (500 / 224) may be a little less than the whole number that it should be.
 _TOLERANCE = 1e-6
-# What is far from the canvas is cut before the image is resized, which else could take much memory.
-_MAX_RESIZED = 4
 
 
 class CenterCrop(NamedTuple):
@@ -46,11 +44,19 @@ class CenterCrop(NamedTuple):
             transform: Of the image.
             canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         """
+        height, width = pixels.shape[:2]
+        resample_into(pixels, *self._middle((width, height), transform), canvas, self.interpolation)
+
+    def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:
+        """Return how much memory `draw` takes, bytes, for pixels of this width and height."""
+        return resample_bytes(decoded_size, *self._middle(decoded_size, transform), self.canvas_size, self.interpolation)
+
+    def _middle(self, decoded_size: tuple[int, int], transform: ImageTransform) -> tuple[Span, Span]:
+        """Find the columns and rows that become the canvas."""
         size = transform.image_width, transform.image_height
         scale = max(map(truediv, self.canvas_size, size)) / self.fraction
-        columns, rows = map(_middle, pixels.shape[1::-1], size, self.canvas_size, (scale, scale))
-        resized = resample(pixels[rows.part, columns.part], (columns.resized, rows.resized), self.interpolation)
-        canvas[:] = resized[rows.cut, columns.cut]
+        columns, rows = map(_middle, decoded_size, size, self.canvas_size, (scale, scale))
+        return columns, rows
 
 
 class Stretch(NamedTuple):
@@ -68,20 +74,13 @@ class Stretch(NamedTuple):
         """Resize an image to the canvas; the arguments are as those of `Letterbox.draw`."""
         resize_into(pixels, transform.area(canvas), self.interpolation)
 
-
-class _Middle(NamedTuple):
-    """The way of one axis of an image to that of a canvas."""
-
-    part: slice
-    """What is resized."""
-    resized: int
-    """To how many pixels."""
-    cut: slice
-    """What of them is the canvas."""
+    def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:  # noqa: ARG002 - as each way has it
+        """Return that `draw` takes next to no memory."""
+        return 0
 
 
-def _middle(decoded: int, true_size: int, target: int, scale: float) -> _Middle:
-    """Find the middle of an axis.
+def _middle(decoded: int, true_size: int, target: int, scale: float) -> Span:
+    """Find the middle of an axis, in whole pixels of the resized image.
 
     Args:
         decoded: Pixels of the image as it was decoded.
@@ -90,7 +89,5 @@ def _middle(decoded: int, true_size: int, target: int, scale: float) -> _Middle:
         scale: By which the true size is resized.
     """
     resized = max(target, int(true_size * scale + _TOLERANCE))
-    kept = min(resized, _MAX_RESIZED * target)
-    length = max(1, round(decoded * kept / resized))
-    first, left = (decoded - length) // 2, round((kept - target) / 2)
-    return _Middle(slice(first, first + length), kept, slice(left, left + target))
+    left = round((resized - target) / 2)
+    return Span(left * decoded / resized, (left + target) * decoded / resized)

@@ -25,6 +25,9 @@ class Fit(Protocol):
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Draw an image, UINT8 (height, width, 3) RGB upright, on a canvas, every byte of which is written."""
 
+    def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:
+        """Return how much memory `draw` takes beside its arguments, bytes, for pixels of this width and height."""
+
 
 class FitRules(Protocol):
     """What a model says of the way."""

@@ -118,12 +118,14 @@ def read_size(data: bytes) -> tuple[int, int] | None:
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:
-    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none.
+    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none before the pixels.
 
     Raises:
         InvalidImage: As `read_segments` says.
     """
     for marker, at in _iterate(data):
+        if marker == _START_OF_SCAN:  # a frame header behind it counts for nothing, and to find it takes long
+            break
         if marker in _FRAMES:
             return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 3 : at + 5])
     return 0, 0

@@ -19,8 +19,8 @@ _SILENT = 0
 (getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel)(_SILENT)
 
 # Memory at the peak, bytes a pixel: the planes of AV1, of up to 16 bits, several times; libtiff's and OpenCV's copies.
-_BYTES = {"AVIF": 32, "TIFF": 16}
-FORMATS = frozenset(_BYTES)
+PIXEL_BYTES = {"AVIF": 32, "TIFF": 16}
+FORMATS = frozenset(PIXEL_BYTES)
 
 
 class OpenCvFile(NamedTuple):
@@ -47,9 +47,9 @@ def open_file(data: bytes, name: str) -> OpenCvFile:
     """
     if name == "AVIF":
         boxes = avif.read_header(data)
-        return OpenCvFile(*boxes[:3], _BYTES[name], lambda: avif.rewrite(data, boxes))
+        return OpenCvFile(*boxes[:3], PIXEL_BYTES[name], lambda: avif.rewrite(data, boxes))
     tags = tiff.read_header(data)
-    return OpenCvFile(*tags[:3], _BYTES[name], lambda: tiff.rewrite(data, tags))
+    return OpenCvFile(*tags[:3], PIXEL_BYTES[name], lambda: tiff.rewrite(data, tags))
 
 
 def decode(file: OpenCvFile) -> NDArray[np.uint8]:

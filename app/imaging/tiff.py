@@ -14,16 +14,13 @@ from app.imaging import exif
 _BIG_MAGIC = b"II+\0", b"MM\0+"
 _MAX_ENTRIES = 512
 _MAX_PARTS = 20_000
+_MAX_SAMPLES = 16
 _MIN_TILE_SIDE, _MAX_TILE_SIDE = 32, 512  # OpenCV rejects smaller ones
 _TILE_STEP = 16
 
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 254, 256, 257, 258, 259, 262, 266
 _STRIP_OFFSETS, _SAMPLES, _ROWS, _STRIP_SIZES, _PLANES, _PREDICTOR, _PALETTE = 273, 277, 278, 279, 284, 317, 320
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_SIZES, _EXTRA, _SAMPLE_FORMAT = 322, 323, 324, 325, 338, 339
-_WANTED = {
-    *(_SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _STRIP_OFFSETS, _SAMPLES, _ROWS, _STRIP_SIZES),
-    *(_PLANES, _PREDICTOR, _PALETTE, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_SIZES, _SAMPLE_FORMAT),
-}
 _INLINE_BYTES = 4
 _BYTES, _SHORT, _LONG = (1, "B"), (3, "H"), (4, "L")
 _TYPES = dict((_BYTES, _SHORT, _LONG))
@@ -39,6 +36,16 @@ _LAYOUTS = {
 }
 _WITH_ALPHA = {2, 4}
 _PALETTE_VALUES = 3 * 256
+_SIZE = {_WIDTH: 1, _HEIGHT: 1}
+# Tags that are read, and how many values each may have.
+_WANTED = {
+    **_SIZE,
+    **dict.fromkeys((_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _ROWS), 1),
+    **dict.fromkeys((_PLANES, _PREDICTOR, _TILE_WIDTH, _TILE_HEIGHT), 1),
+    **dict.fromkeys((_BITS, _SAMPLE_FORMAT), _MAX_SAMPLES),
+    **dict.fromkeys((_STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES), _MAX_PARTS),
+    _PALETTE: _PALETTE_VALUES,
+}
 _ASSOCIATED_ALPHA = 1
 _THUMBNAIL = 1
 
@@ -98,7 +105,7 @@ def read_size(data: bytes) -> tuple[int, int]:
         struct.error: The header is truncated.
         InvalidImage: It is broken.
     """
-    found = _read_directory(data, _order(data), {_WIDTH, _HEIGHT})
+    found = _read_directory(data, _order(data), _SIZE)
     return found.get(_WIDTH, (0,))[0], found.get(_HEIGHT, (0,))[0]
 
 
@@ -178,8 +185,8 @@ def _one(found: dict[int, tuple[int, ...]], tag: int, default: int) -> int:
     return found.get(tag, (default,))[0]
 
 
-def _read_directory(data: bytes, order: str, wanted: set[int]) -> dict[int, tuple[int, ...]]:
-    """Read the values of some tags."""
+def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int, tuple[int, ...]]:
+    """Read the values of some tags, each of which may have so many; the first tag of several counts."""
     (at,) = struct.unpack_from(order + "L", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, at)
     if entries > _MAX_ENTRIES:
@@ -187,8 +194,10 @@ def _read_directory(data: bytes, order: str, wanted: set[int]) -> dict[int, tupl
     found: dict[int, tuple[int, ...]] = {}
     for entry in range(at + 2, at + 2 + 12 * entries, 12):
         tag, kind, count = struct.unpack_from(order + "HHL", data, entry)
-        if tag not in wanted or kind not in _TYPES or not 0 < count <= _MAX_PARTS:
+        if tag not in wanted or tag in found or kind not in _TYPES or count == 0:
             continue
+        if count > wanted[tag]:
+            raise InvalidImage(f"the TIFF's tag {tag} has too many values")
         layout = f"{order}{count}{_TYPES[kind]}"
         place = entry + 8
         if struct.calcsize(layout) > _INLINE_BYTES:

@@ -37,9 +37,11 @@ class ImageTransform(NamedTuple):
         Reduced decoding is faster, but averages pixels; from four times the size on the canvas it no longer shows in
         the boxes (README, Decisions).
         """
+        width, height = 4 * self.width, 4 * self.height
         if self.crop is None:
-            return 4 * self.width, 4 * self.height
-        return -(-4 * self.width * self.image_width // self.crop.width), -(-4 * self.height * self.image_height // self.crop.height)
+            return width, height
+        # Less one: the crop was rounded to whole pixels, which else could make both axes ask for twice the size.
+        return (width - 1) * self.image_width // self.crop.width, (height - 1) * self.image_height // self.crop.height
 
     def area(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """View the part of a canvas (height, width, 3) that the image covers."""

@@ -1,6 +1,7 @@
 """AVIF: its header, and what the decoder gets of it."""
 
 import struct
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -76,6 +77,69 @@ def test_rotation_and_mirroring_are_applied(turns: int, axis: int | None) -> Non
         expected = expected[::-1] if axis == 0 else expected[:, ::-1]
     np.testing.assert_array_equal(pixels, expected)
     assert (header.height, header.width) == expected.shape[:2]
+
+
+def in_pieces(extents: list[tuple[int, int]], fill: bytes = b"") -> bytes:
+    """Write the sample again, with its frame in these extents, offset and size within it; the fill follows it."""
+    plain = avif.rewrite(AVIF, avif.read_header(AVIF))
+    start, frame = plain[: plain.index(b"meta") - 4], plain[plain.index(b"mdat") + 4 :] + fill
+    old = plain[len(start) : plain.index(b"mdat") - 4]
+    at, after = old.index(b"iloc") - 4, old.index(b"iinf") - 4
+
+    def meta(offset: int) -> bytes:
+        places = b"".join(struct.pack(">LL", offset + place, size) for place, size in extents)
+        iloc = box(b"iloc", struct.pack(">LHHHHH", 0, 0x4400, 1, 1, 0, len(extents)) + places)
+        return box(b"meta", old[8:at] + iloc + old[after:])
+
+    return start + meta(len(start) + len(meta(0)) + 8) + box(b"mdat", frame)
+
+
+def test_a_frame_may_be_in_pieces() -> None:
+    """Which are joined in their order; one of no size reaches to the end of the file."""
+    (_, size), *others = avif.read_header(AVIF).extents
+    written = avif.rewrite(AVIF, avif.read_header(AVIF))
+
+    assert not others
+    for extents in ([(0, size)], [(0, 0)], [(0, 5), (5, size - 5)], [(0, 1), (1, 1), (2, size - 2)]):
+        data = in_pieces(extents)
+        assert avif.rewrite(data, avif.read_header(data)) == written
+
+
+@pytest.mark.parametrize(
+    ("extents", "message"),
+    [
+        ([(0, 0)] * 64, "empty or overlap"),
+        ([(0, 9), (9, 0)], "empty or overlap"),
+        ([(0, 800_000)] * 2, "empty or overlap"),
+        ([(0, 1)] * 65, "too many pieces"),
+        ([(0, 1_100_000)], "truncated"),
+        ([(1_100_000, 0)], "truncated"),
+        ([(0, 9), (1_100_000, 0)], "truncated"),
+        ([], "not a single one"),
+    ],
+)
+def test_pieces_that_are_larger_than_the_file_are_invalid(extents: list[tuple[int, int]], message: str) -> None:
+    """Before any of them is copied."""
+    data = in_pieces(extents, bytes(1_000_000))
+    tracemalloc.start()
+    with pytest.raises(InvalidImage, match=message):
+        avif.read_header(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 100_000
+
+
+def test_the_frame_is_copied_once() -> None:
+    """Into the file that is written anew; its header is read where it lies."""
+    padding = b"\x7a\x80\x80\x40" + bytes(1 << 20)  # a unit that decoders pass over, and its size in seven bits a byte
+    data = in_pieces([(0, 0)], padding)
+    tracemalloc.start()
+    avif.rewrite(data, avif.read_header(data))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 1.1 * len(data)
 
 
 def test_tiles_are_told() -> None:

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
+from app.imaging import jpeg
 from app.imaging.fill import CenterCrop, Stretch
+from app.imaging.resize import Interpolation
 from app.imaging.transform import Crop, ImageTransform
 
 SIDES = st.integers(1, 3000)
@@ -66,6 +69,33 @@ def test_the_middle_is_drawn() -> None:
         np.testing.assert_allclose(canvas[[0, -1], 50, 1], [250 / 4, 250 * 3 / 4], atol=1.5)
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(640, 480), (500, 375), (3000, 61), (61, 3000), (100, 90), (30, 7)])
+def test_the_middle_is_that_of_the_whole_image_when_it_has_been_resized(
+    size: tuple[int, int], interpolation: Interpolation
+) -> None:
+    """As torchvision does it, which takes much memory for a long image; also where the image is enlarged."""
+    pixels = np.random.default_rng(3).integers(0, 256, (*size[::-1], 3), np.uint8)
+    fit = CenterCrop((112, 112), 0.875, interpolation)
+    canvas = np.empty((112, 112, 3), np.uint8)
+    fit.draw(pixels, fit.fit(*size), canvas)
+
+    width, height = (side * 128 // min(size) for side in size)
+    whole = Image.fromarray(pixels).resize((width, height), Image.Resampling[interpolation.upper()])
+    left, top = round((width - 112) / 2), round((height - 112) / 2)
+    expected = np.asarray(whole.crop((left, top, left + 112, top + 112)))
+    assert np.abs(canvas.astype(int) - expected).max() <= 1
+
+
+def test_pixels_far_from_the_crop_take_no_memory() -> None:
+    """Pillow copies what it resizes, four bytes a pixel: 128 x 128 pixels of the crop, and what the filter covers around it."""
+    fit = CenterCrop((32, 32), 1.0, "bicubic")
+    most = 4 * (128 + 2 * 10) * (128 + 2 * 10 + 32)
+
+    assert 4 * 128 * 128 < fit.draw_bytes((128, 128), fit.fit(128, 128)) < fit.draw_bytes((12800, 128), fit.fit(12800, 128)) < most
+    assert Stretch((32, 32), "bicubic").draw_bytes((12800, 128), Stretch((32, 32), "bicubic").fit(12800, 128)) == 0
+
+
 @given(st.tuples(SIDES, SIDES), st.floats(0.05, 1), st.sampled_from([1, 2, 4, 8]))
 def test_any_crop_can_be_drawn(image: tuple[int, int], fraction: float, divisor: int) -> None:
     """Also of an image that was decoded at a fraction of its size; every byte is written."""
@@ -78,8 +108,13 @@ def test_any_crop_can_be_drawn(image: tuple[int, int], fraction: float, divisor:
 
 
 def test_an_image_is_decoded_large_enough_for_its_crop() -> None:
-    """Four times the canvas, for the part that is seen."""
-    assert CenterCrop((224, 224), 0.875, "bilinear").fit(4096, 2048).min_decode_size == (2048, 1024)
+    """Four times the canvas, for the part that is seen, up to a pixel of it: the crop of the second image has 1791.125."""
+    fit = CenterCrop((224, 224), 0.875, "bilinear")
+
+    assert fit.fit(4096, 2048).min_decode_size == (2045, 1022)
+    assert jpeg.reduced_size((4096, 2048), fit.fit(4096, 2048).min_decode_size) == (2048, 1024)
+    assert jpeg.reduced_size((16384, 2047), fit.fit(16384, 2047).min_decode_size) == (8192, 1024)
+    assert jpeg.reduced_size((4080, 2040), fit.fit(4080, 2040).min_decode_size) == (4080, 2040)
     assert Stretch((224, 224), "bilinear").fit(4096, 2048).min_decode_size == (896, 896)
 
 

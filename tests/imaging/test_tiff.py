@@ -173,6 +173,26 @@ def test_too_many_tags_are_refused() -> None:
         tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
 
 
+@pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
+def test_too_many_values_are_refused(tag: int, values: int) -> None:
+    """Each takes memory, and it is not clear which of them counts."""
+    with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
+        tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
+
+
+def test_the_first_of_several_tags_counts() -> None:
+    """The others are not read, however many values they have."""
+    data = write(tags_for(PIXELS, 2), PIXELS.tobytes())
+    (entries,) = struct.unpack_from("<H", data, 8)
+    behind = len(data) + 2 + 12 * (entries + 300) + 4
+    more = b"".join(struct.pack("<HHLL", tag, 3, 20_000, behind) for tag in (256, 257, 273) * 100)
+    directory = struct.pack("<H", entries + 300) + data[10 : 10 + 12 * entries] + more + bytes(4)
+    repeated = data[:4] + struct.pack("<L", len(data)) + data[8:] + directory + bytes(40_000)
+
+    assert tiff.read_header(repeated) == tiff.read_header(data)
+    assert tiff.read_size(repeated) == (32, 16)
+
+
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773])
 def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
     """None of a compressed strip; or any of one that is not compressed, whose last byte counts."""
