@@ -78,13 +78,13 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         context.is_body_received = True
         received_at = monotonic()
         if wanted.address is None:
-            work = partial(_decode_and_parse, parse, data, kind, context, upload)
             if body.needs_parsing(context.content_type, context.content_encoding):
+                work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 content = await pipeline.run_in_thread(work, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
-                content = work()
+                content = parse(data, context.content_type, kind)
         elif data:
             raise MalformedRequest(body.NOT_BOTH)
         context.timing.lap("read")
@@ -100,5 +100,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
 def _decode_and_parse(
     parse: Callable[[bytes, str, type[P]], C], data: bytes, kind: type[P], context: RequestContext, upload: Upload
 ) -> C:
+    upload.add(len(data) - upload.nbytes)  # its end, which came last
     plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
+    upload.add(body.parsing_bytes(len(plain), context.content_type))
     return parse(plain, context.content_type, kind)
