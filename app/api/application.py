@@ -15,7 +15,16 @@ from app.api.batch.route import detect_batch
 from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import classify, detect, predict
-from app.api.guards import Check, combine_guards, guard_batch_type, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.guards import (
+    Check,
+    combine_guards,
+    guard_batch_type,
+    guard_body,
+    guard_circuit,
+    guard_key,
+    guard_payload,
+    guard_timing,
+)
 from app.api.head import HeadMiddleware
 from app.api.health import health, live, livez, ready, readyz
 from app.api.keys import ApiKeys, Scope
@@ -58,17 +67,19 @@ def build(
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
-    checks = guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing
+    guard_model = guard_circuit(resources)
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, classify, predict], *checks),
+        _protect(
+            keys,
+            "detect",
+            [detect, classify, predict],
+            guard_body(guard_model, guard_payload(deployment.body_limits), guard_timing),
+        ),
         _protect(
             keys,
             "detect",
             [detect_batch],
-            guard_circuit(resources),
-            guard_payload(deployment.batch_limits),
-            guard_batch_type,
-            guard_timing,
+            guard_body(guard_model, guard_payload(deployment.batch_limits), guard_batch_type, guard_timing),
         ),
         _protect(keys, "detect", [models]),
         _protect(keys, "health", [health, metrics, ready]),

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
@@ -12,10 +11,11 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from app.api import content_encoding, form_parts, parameters, urlencoded
+from app.api.base64_text import decode_base64
 from app.api.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
 from app.api.parameters import DetectParameters, Parameters
 from app.errors import InvalidParameter, MalformedRequest
-from app.remote.address import is_address
+from app.remote.address import is_address, is_empty
 
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
@@ -28,16 +28,17 @@ _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img",
 _NOT_LETTERS = re.compile(r"[^a-z]")
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
+# How much memory a body takes beside itself while it is parsed, relative to its size: multipart has the image in pieces and
+# joined; base64 is text, is text again without white space, and is decoded.
+_COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """What JSON leads to that is not as it should be. ValueError: not UTF-8, or an integer of many digits."""
 _SEVERAL = "POST /detect/batch takes several"
 NOT_BOTH = "send either an image or a url, not both"
 """What a request is told that has both."""
-_KINDS = {b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
+_KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
-_SLICE_LENGTH = 1 << 20
-_SPACES = b" \t\r\n"
-_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 
 class ParsedBody(NamedTuple):
@@ -51,12 +52,17 @@ class ParsedBody(NamedTuple):
     @property
     def has_url(self) -> bool:
         """Whether the image is given by its address."""
-        return any(name == "url" for name, _ in self.parameters)
+        return any(name == "url" and not is_empty(value) for name, value in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
     """Return whether a body with these `Content-Type` and `Content-Encoding` headers has to be parsed; any other is the image."""
     return media_type(content_type) in {MULTIPART, JSON, URLENCODED} or not content_encoding.is_plain(encoding)
+
+
+def parsing_bytes(size: int, content_type: str) -> int:
+    """Return how many bytes of memory are used, at the most, to parse a body of a size and with this `Content-Type` header."""
+    return size * _COPIES.get(media_type(content_type), 0) + _MAX_MEMBER_BYTES
 
 
 def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBody:
@@ -78,7 +84,8 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
     if parsed.has_url and parsed.image:
         raise MalformedRequest(NOT_BOTH)
     if not parsed.has_url and not parsed.image:
-        raise MalformedRequest("the image is empty")
+        what = "url" if any(name == "url" for name, _ in parsed.parameters) else "image"
+        raise MalformedRequest(f"the {what} is empty")
     return parsed
 
 
@@ -122,14 +129,15 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
     """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
     outline, typed = outlines("image", kind)
+    document = without_mark(data)
     try:
-        found = msgspec.json.decode(data, type=outline)
+        found = msgspec.json.decode(document, type=outline)
         image = found.image
         if not image and found.url:
-            return ParsedBody(b"", parse_members(data, "image", image, typed))
+            return ParsedBody(b"", parse_members(document, "image", image, typed))
         if other := _other_kind(image):
             raise MalformedRequest(f'the JSON object has no string "image": {other}')
-        members = parse_members(data, "image", image, typed)
+        members = parse_members(document, "image", image, typed)
         encoded = msgspec.json.decode(image, type=str)
     except JSON_ERRORS as error:
         raise (
@@ -143,12 +151,18 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
 
 def _other_kind(image: msgspec.Raw) -> str:
     """Say what an `image` that is not a string is; nothing for a string."""
-    start = bytes(memoryview(image)[:1])
-    if start in {b'"', b""}:
-        return "" if start else "expected the image in base64"
-    if start == b"[":
+    kind = kind_of(image)
+    if kind == "a list":
         return f"it is a list; {_SEVERAL}"
-    return f"it is {_KINDS.get(start, 'a number')}; expected the image in base64"
+    if kind == "a string":
+        return ""
+    return f"it is {kind}; expected the image in base64" if kind else "expected the image in base64"
+
+
+def kind_of(value: msgspec.Raw) -> str:
+    """Say what a JSON value is; nothing if it is missing."""
+    start = bytes(memoryview(value)[:1])
+    return _KINDS.get(start, "a number") if start else ""
 
 
 def describe_member(error: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter | None:
@@ -178,7 +192,12 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
     return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
 
 
-def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
+def without_mark(data: bytes) -> memoryview:
+    """View JSON without the byte order mark that some programs write in front of it. Source: RFC 8259, 8.1."""
+    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
+
+
+def parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
     """Parse the members of a JSON object beside its `content`, whose name this is, and which may be missing.
 
     They may have few bytes, and must be of the types of a Struct.
@@ -190,10 +209,10 @@ def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgs
     """
     if len(data) - len(content) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
-    rest = data
+    start = _address(content) - _address(data) if content else len(data)
+    rest = bytes(data[:start])
     if content:
-        start = _address(content) - _address(data)
-        rest = data[:start] + b'""' + data[start + len(content) :]
+        rest += b'""' + data[start + len(content) :]
     msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
     pairs = _PAIRS.decode(rest.decode())
     if [member for member, _ in pairs].count(name) > 1:
@@ -201,26 +220,8 @@ def parse_members(data: bytes, name: str, content: msgspec.Raw, typed: type[msgs
     return [(member, _to_parameter(value)) for member, value in pairs if member != name]
 
 
-def _address(data: bytes | msgspec.Raw) -> int:
+def _address(data: memoryview | msgspec.Raw) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
-
-
-def decode_base64(encoded: str) -> bytes:
-    """Decode base64 or a data URL; white space, in which long lines are often broken, does not count.
-
-    The alphabet of URLs, which needs no padding, is read as well. Source: RFC 4648, 5.
-    """
-    if encoded[:5].lower() == "data:":
-        encoded = encoded.partition(",")[2]
-    with suppress(msgspec.ValidationError):
-        return msgspec.convert(encoded, bytes)
-    try:
-        # In slices: other threads wait while one is copied.
-        slices = (encoded[at : at + _SLICE_LENGTH] for at in range(0, len(encoded), _SLICE_LENGTH))
-        text = b"".join([part.encode("ascii").translate(_STANDARD_ALPHABET, _SPACES) for part in slices])
-        return msgspec.convert((text + b"=" * (-len(text) % 4)).decode(), bytes)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise MalformedRequest('"image" is not base64') from error
 
 
 def _check_number(images: int, others: Sequence[str]) -> None:

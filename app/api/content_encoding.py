@@ -2,9 +2,10 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 
 from app.api.client_watch import body_too_large
-from app.errors import MalformedRequest, UnsupportedMediaType
+from app.errors import BodyTooLarge, MalformedRequest, UnsupportedMediaType
 
 _PLAIN = ("", "identity")
 _GZIP = ("gzip", "x-gzip")
@@ -13,6 +14,11 @@ _DEFLATE = "deflate"
 _ANY_CONTAINER, _NO_CONTAINER = 32 + zlib.MAX_WBITS, -zlib.MAX_WBITS
 _ZLIB_METHOD, _ZLIB_CHECK = 8, 31
 _INPUT_BYTES, _PIECE_BYTES = 1 << 16, 1 << 20
+_GZIP_START = b"\x1f\x8b"
+# Each costs a decompressor. Blocked gzip has one for 64 KiB, so that the largest bodies have fewer.
+_MAX_MEMBERS = 4096
+# Encoded images and base64 hardly shrink. What grows more costs far more than it took to send.
+_MAX_RATIO, _FREE_BYTES = 25, 1 << 20
 
 
 def is_plain(content_encoding: str) -> bool:
@@ -38,7 +44,7 @@ def decode(data: bytes, content_encoding: str, max_bytes: int, count: Callable[[
     Args:
         data: The body.
         content_encoding: Its `Content-Encoding` header, which `check` has accepted.
-        max_bytes: Maximum size of the result.
+        max_bytes: Maximum size of the result. Above one MiB it is at most 25 times that of the body, too.
         count: Called with the size of each piece of the result; raises what the caller wants to be raised if there is no
             memory for it.
 
@@ -48,40 +54,47 @@ def decode(data: bytes, content_encoding: str, max_bytes: int, count: Callable[[
     """
     if is_plain(content_encoding):
         return data
-    decompressor = zlib.decompressobj(_NO_CONTAINER if _is_bare(data) else _ANY_CONTAINER)
-    pieces = []
-    size = 0
+    max_expanded = max(_FREE_BYTES, _MAX_RATIO * len(data))
+    result = BytesIO()  # what it has written becomes the bytes that it returns, without a copy
     try:
-        for piece in _decompress(decompressor, memoryview(data)):
+        for piece in _decompress(memoryview(data)):
             count(len(piece))
-            size += len(piece)
+            size = result.tell() + len(piece)
             if size > max_bytes:
                 raise body_too_large(max_bytes)
-            pieces.append(piece)
+            if size > max_expanded:
+                raise BodyTooLarge(
+                    f"the body becomes more than {_MAX_RATIO} times as large when it is decompressed; send it as it is"
+                )
+            result.write(piece)
     except zlib.error as error:
         raise MalformedRequest("the body is not compressed as its Content-Encoding says, or it is corrupt") from error
-    if not decompressor.eof:
-        raise MalformedRequest("the compressed body is truncated")
-    if decompressor.unused_data:
-        raise MalformedRequest("something follows the end of the compressed body")
-    return b"".join(pieces)
+    return result.getvalue()
 
 
-def _decompress(decompressor: "zlib._Decompress", data: memoryview) -> Iterator[bytes]:
-    """Yield pieces of at most `_PIECE_BYTES`. The input is cut, too: zlib copies what it has not consumed, each time."""
-    for start in range(0, len(data), _INPUT_BYTES):
-        rest: memoryview | bytes = data[start : start + _INPUT_BYTES]
-        while rest and not decompressor.eof:
-            yield decompressor.decompress(rest, _PIECE_BYTES)
-            rest = decompressor.unconsumed_tail
-        if decompressor.eof and not decompressor.unused_data:
-            decompressor.decompress(data[start + _INPUT_BYTES :][:1])  # becomes `unused_data`
-        if decompressor.eof:
+def _decompress(data: memoryview) -> Iterator[bytes]:
+    """Yield pieces of at most `_PIECE_BYTES` of all gzip members, or of the one zlib stream. Source: RFC 1952, 2.2."""
+    position = 0
+    for _ in range(_MAX_MEMBERS):
+        start = bytes(data[position : position + 2])
+        decompressor = zlib.decompressobj(_NO_CONTAINER if _is_bare(start) else _ANY_CONTAINER)
+        while not decompressor.eof:
+            # The input is cut, too: zlib copies what it has not consumed, each time.
+            given = data[position : position + _INPUT_BYTES]
+            piece = decompressor.decompress(given, _PIECE_BYTES)
+            rest = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
+            position += len(given) - len(rest)
+            if not given and not piece and not decompressor.eof:
+                raise MalformedRequest("the compressed body is truncated")
+            yield piece
+        if position == len(data):
             return
-    yield decompressor.decompress(b"", _PIECE_BYTES)  # what was left when a piece was full
+        if start != _GZIP_START or data[position : position + 2] != _GZIP_START:
+            raise MalformedRequest("something follows the end of the compressed body")
+    raise MalformedRequest(f"the compressed body has more than {_MAX_MEMBERS} members")
 
 
-def _is_bare(data: bytes) -> bool:
-    """Return whether compressed data is in neither a zlib nor a gzip container. Source: RFC 1950, 2.2; RFC 1952, 2.3.1."""
-    is_zlib = data[:1] and data[0] & 15 == _ZLIB_METHOD and not int.from_bytes(data[:2]) % _ZLIB_CHECK
-    return not is_zlib and not data.startswith(b"\x1f\x8b")
+def _is_bare(start: bytes) -> bool:
+    """Return whether compressed data that starts so is in neither a zlib nor a gzip container. Source: RFC 1950, 2.2."""
+    is_zlib = start[:1] and start[0] & 15 == _ZLIB_METHOD and not int.from_bytes(start) % _ZLIB_CHECK
+    return not is_zlib and start != _GZIP_START

@@ -1,12 +1,13 @@
 """Guards of routes: checks that run before the body is read."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from litestar.connection import ASGIConnection
+from litestar.enums import HttpMethod
 from litestar.handlers import HTTPRouteHandler
 from litestar.handlers.base import BaseRouteHandler
-from litestar.types import Guard
+from litestar.types import Guard, HTTPScope
 
 from app.api import content_encoding
 from app.api.client_watch import BodyLimits, body_too_large
@@ -106,6 +107,17 @@ def _declared_length(connection: Connection) -> int:
 def guard_timing(connection: Connection) -> None:
     """Start the clock of the request's stages: its body is read next."""
     context_of(connection.scope).timing.start_lap()
+
+
+def guard_body(*checks: Check) -> Check:
+    """Combine checks of a request that has a body; OPTIONS, which a router answers with the methods of a path, has none."""
+
+    def check(connection: Connection) -> None:
+        if cast("HTTPScope", connection.scope)["method"] != HttpMethod.OPTIONS:
+            for guard in checks:
+                guard(connection)
+
+    return check
 
 
 class GuardedRoute(HTTPRouteHandler):

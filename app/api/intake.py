@@ -93,13 +93,13 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
             kind = await kind.find_kind(Deadline(received_at + seconds))
             wanted = parameters.parse(pairs, kind)
         if wanted.address is None:
-            work = partial(_decode_and_parse, parse, data, kind, context, upload)
             if body.needs_parsing(context.content_type, context.content_encoding):
+                work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 content = await pipeline.run_in_thread(work, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
-                content = work()
+                content = parse(data, context.content_type, kind)
         elif data:
             raise MalformedRequest("with `url` in the query, send no body")
         context.timing.lap("read")
@@ -120,5 +120,7 @@ def query_of(scope: HTTPScope) -> Pairs:
 def _decode_and_parse(
     parse: Callable[[bytes, str, type[P]], C], data: bytes, kind: type[P], context: RequestContext, upload: Upload
 ) -> C:
+    upload.add(len(data) - upload.nbytes)  # its end, which came last
     plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
+    upload.add(body.parsing_bytes(len(plain), context.content_type))
     return parse(plain, context.content_type, kind)

@@ -17,6 +17,7 @@ from app.api.formats.choice import ClassesFormatName, FormatName
 from app.api.schema import BoxFormat
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Question
+from app.remote.address import is_empty
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -145,7 +146,7 @@ class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True,
     @property
     def address(self) -> str | None:
         """Where the image is to be fetched; None if the body has it."""
-        return self.url
+        return None if self.url is None or is_empty(self.url) else self.url
 
     @property
     def presentation(self) -> Presentation:
@@ -166,7 +167,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
     @property
     def address(self) -> str | None:
         """Where the image is to be fetched; None if the body has it."""
-        return self.url
+        return None if self.url is None or is_empty(self.url) else self.url
 
     @property
     def options(self) -> ClassifyOptions:

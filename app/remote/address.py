@@ -8,7 +8,7 @@ import httpx
 
 from app.errors import UrlNotAllowed
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://")
+_SCHEME = re.compile(r"\s{0,64}[A-Za-z][A-Za-z0-9+.-]{0,31}://")
 # The last label of a name begins with a letter, or else resolvers read 127.1 and 0x7f.1 as IP addresses.
 _NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,62})\.)*[a-z][a-z0-9-]{0,62}")
 _MAX_NAME = 253
@@ -54,8 +54,16 @@ class AllowedHosts:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text begins like a URL, such as `https://`. Base64 and data URLs never do."""
+    """Return whether a text begins like a URL, such as `https://`. Base64 and data URLs never do.
+
+    Space around an address, which is easily copied with it, does not count.
+    """
     return _SCHEME.match(text) is not None
+
+
+def is_empty(text: str) -> bool:
+    """Return whether a text is no address, but what a form sends for a field that was not filled in."""
+    return not text or text.isspace()
 
 
 def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> ImageAddress:
@@ -69,6 +77,7 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
     Raises:
         UrlNotAllowed: It is not an https URL of an allowed host.
     """
+    url = url.strip()
     if len(url) > _MAX_URL:
         raise UrlNotAllowed(f"the address of an image has at most {_MAX_URL} characters")
     if len(_UNESCAPED.findall(url)) > _MAX_UNESCAPED:

@@ -66,6 +66,11 @@ class Upload(Lease):
         table.add(column, 1)
         self.on_release(self._end)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are counted."""
+        return 0 if self._memory is None else self._memory.nbytes
+
     def add(self, nbytes: int) -> None:
         """Count bytes that were received.
 

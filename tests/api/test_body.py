@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import re
 import tracemalloc
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.api.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart
+from app.api.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, parsing_bytes
 from app.api.content_type import URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
 
 IMAGE = bytes(range(256)) + b"\r\n--almost\r\n"
+NOISE = random.Random(0).randbytes(3 << 20)  # noqa: S311 - an image that hardly shrinks
 TYPE = "multipart/form-data; boundary=b"
 HEADER = b'Content-Disposition: form-data; name="image"'
 
@@ -49,6 +51,37 @@ def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None
     assert needs_parsing(content_type) is expected
     assert needs_parsing(content_type, "Identity") is expected
     assert needs_parsing(content_type, "gzip")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        base64.b64encode(NOISE).decode(),
+        base64.encodebytes(NOISE).decode(),
+        base64.urlsafe_b64encode(NOISE).decode().rstrip("="),
+        "data:image/png;base64," + base64.urlsafe_b64encode(NOISE).decode().rstrip("="),
+    ],
+    ids=["base64", "lines", "of URLs", "data URL"],
+)
+@pytest.mark.parametrize("kind", ["application/json", URLENCODED, TYPE, "image/jpeg"])
+def test_parsing_takes_no_more_memory_than_is_counted(kind: str, text: str) -> None:
+    """Whatever the text around the image, which is in memory several times."""
+    bodies = {"application/json": document(text).replace(b"/", b"\\/"), URLENCODED: b"image=" + quote_plus(text).encode()}
+    data = bodies.get(kind, form(part("image", NOISE)) if kind == TYPE else NOISE)
+    tracemalloc.start()
+    try:
+        assert parse_body(data, kind).image == NOISE
+        assert tracemalloc.get_traced_memory()[1] <= parsing_bytes(len(data), kind)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("members", [{}, {"boxes": "coco"}])
+def test_a_byte_order_mark_does_not_count(members: dict[str, object]) -> None:
+    """Some programs write it in front of JSON."""
+    data = b"\xef\xbb\xbf" + document(**members)
+
+    assert parse_body(data, "application/json") == ParsedBody(IMAGE, [("boxes", "coco")] if members else [])
 
 
 @pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])

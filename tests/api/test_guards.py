@@ -132,6 +132,17 @@ async def test_an_invalid_query_is_rejected_before_the_body_is_read(app: Applica
     assert (reply.status, reply.problem["code"]) == (400, "invalid_parameter")
 
 
+@pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/detect/batch/", "/v1/detect/batch", "/classify", "/predict/tiny"])
+async def test_who_asks_for_methods_sends_no_body(app: Application, path: str) -> None:
+    """OPTIONS is answered, whatever the type and length that it declares."""
+    async with calling(app) as client:
+        for headers in ({}, {"Content-Type": "text/html", "Content-Length": str(LIMIT * 1000)}):
+            response = await client.options(path, headers=headers)
+
+            assert response.status_code == 204
+            assert sorted(response.headers["allow"].split(", ")) == ["OPTIONS", "POST"]
+
+
 def connection(headers: dict[str, str]) -> Request[Any, Any, Any]:
     """Make a request with these headers."""
     made: Request[Any, Any, Any] = RequestFactory().post("/", headers=headers)

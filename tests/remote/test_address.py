@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UrlNotAllowed
-from app.remote.address import AllowedHosts, is_address, parse
+from app.remote.address import AllowedHosts, is_address, is_empty, parse
 
 ANY = AllowedHosts(["*"])
 SECRET = "canary"  # noqa: S105 - in paths and queries
@@ -74,6 +74,20 @@ def test_an_allowed_address_is_parsed(url: str, expected: str) -> None:
     assert parsed.port == 443
 
 
+@pytest.mark.parametrize("text", [" https://a.org/x", "https://a.org/x  ", "\n\thttps://a.org/x\r\n"])
+def test_space_around_an_address_does_not_count(text: str) -> None:
+    """It is easily copied with it."""
+    assert is_address(text)
+    assert not is_empty(text)
+    assert str(parse(text, ANY).url) == "https://a.org/x"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\r\n"])
+def test_an_empty_text_is_no_address(text: str) -> None:
+    """A form sends it for a field that nobody has filled in."""
+    assert is_empty(text)
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -84,7 +98,7 @@ def test_an_allowed_address_is_parsed(url: str, expected: str) -> None:
         "ftp://a.org/canary",
         "file:///etc/canary",
         "gopher://a.org/canary",
-        "https://a.org/canary\n",
+        "https://a.org/ca\nnary",
         "https://a.org/canary\r\nHost: b.org",
         "https://a.org:x/canary",
         "https://\uff11\uff12\uff17.0.0.1/canary",

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from app.api import form_parts
-from app.api.body import JSON_ERRORS, decode_base64, describe_member, outlines, parse_members
+from app.api.base64_text import decode_base64
+from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
 from app.api.content_type import MULTIPART, media_type
 from app.api.parameters import BatchParameters, Parameters
 from app.errors import MalformedRequest
@@ -17,7 +18,7 @@ FIELDS = ("images", "image", "file")
 """Names of form fields that contain an image."""
 
 _MAX_PARAMETERS = 16
-_EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r})"
+_EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
 _EMPTY = MalformedRequest("the image is empty")
 # A Struct, so that parsing stops at the first image too many, however many follow.
 _Images: Any = msgspec.defstruct(
@@ -71,9 +72,12 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
 
 def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
     outline, typed = outlines("images", kind)
+    document = without_mark(data)
     try:
-        content = msgspec.json.decode(data, type=outline).images
-        pairs = parse_members(data, "images", content, typed) if len(content) else []
+        content = msgspec.json.decode(document, type=outline).images
+        if (given := kind_of(content)) not in {"", "a list"}:
+            raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
+        pairs = parse_members(document, "images", content, typed) if len(content) else []
         encoded = msgspec.json.decode(content, type=_Images) if len(content) else _Images()
     except JSON_ERRORS as error:
         if f"length {MAX_IMAGES}" in str(error):

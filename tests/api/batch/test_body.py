@@ -64,6 +64,24 @@ def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
     assert parse_batch(data, FORM).names == ["café.jpg"]
 
 
+@pytest.mark.parametrize(
+    ("images", "kind"), [("YQ==", "a string"), ({"0": "YQ=="}, "an object"), (None, "null"), (True, "true"), (-1, "a number")]
+)
+def test_images_that_are_no_list_are_told_what_they_are(images: object, kind: str) -> None:
+    """As `/detect` does."""
+    with pytest.raises(MalformedRequest) as caught:
+        parse_batch(document(images), JSON)
+
+    assert caught.value.detail == f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image'
+
+
+def test_a_byte_order_mark_does_not_count() -> None:
+    """Some programs write it in front of JSON."""
+    parsed = parse_batch(b"\xef\xbb\xbf" + document(encoded(b"a"), boxes="pixel"), JSON)
+
+    assert (parsed.images, parsed.parameters) == ([b"a"], [("boxes", "pixel")])
+
+
 def test_base64_is_read_as_of_a_single_image() -> None:
     """Data URLs, in capitals too, and the alphabet of URLs."""
     images = ["DATA:image/png;BASE64,YQ==", "YQ", "-_8="]
@@ -174,8 +192,16 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
-        (form(("Images", b"a", "a.jpg")), FORM, "there is a file in the field 'Images'; expected it in 'images' (or 'image')"),
-        (form(("images[]", b"a", "a.jpg")), FORM, "there is a file in the field 'images[]'; expected it in 'images' (or 'image')"),
+        (
+            form(("Images", b"a", "a.jpg")),
+            FORM,
+            "there is a file in the field 'Images'; expected it in 'images' (or 'image' or 'file')",
+        ),
+        (
+            form(("images[]", b"a", "a.jpg")),
+            FORM,
+            "there is a file in the field 'images[]'; expected it in 'images' (or 'image' or 'file')",
+        ),
         (form(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
         (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
