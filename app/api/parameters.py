@@ -4,8 +4,9 @@ Each kind of request has a class of parameters, which says all that is known of 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -204,7 +205,7 @@ def split_classes(classes: str | None) -> list[str] | None:
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
-def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
+def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
 
     Args:
@@ -215,6 +216,8 @@ def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
         UnknownModel: No model can have this name.
     """
+    if not pairs:
+        return _defaults(kind)
     values: dict[str, str] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
@@ -230,6 +233,11 @@ def parse(pairs: Iterable[tuple[str, str]], kind: type[P]) -> P:
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`")
         raise InvalidParameter(f"{name}: expected {expected_value(kind, name)}") from error
+
+
+@cache
+def _defaults(kind: type[P]) -> P:
+    return kind()
 
 
 def check_model_name(name: str) -> None:
