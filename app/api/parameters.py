@@ -217,7 +217,8 @@ def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
         UnknownModel: No model can have this name.
     """
     if not pairs:
-        return _defaults(kind)
+        defaults: P = _defaults(kind)
+        return defaults
     values: dict[str, str] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
@@ -235,9 +236,7 @@ def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
         raise InvalidParameter(f"{name}: expected {expected_value(kind, name)}") from error
 
 
-@cache
-def _defaults(kind: type[P]) -> P:
-    return kind()
+_defaults = cache(lambda kind: kind())
 
 
 def check_model_name(name: str) -> None:
