@@ -7,7 +7,6 @@ from functools import partial
 from typing import TypeVar
 
 from app.errors import DeadlinePassed, GatewayError, GatewayFull
-from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.pipeline import Pipeline
@@ -54,10 +53,10 @@ class BatchRequest:
         Raises:
             GatewayError: The model cannot be used, or does not have these classes.
         """
-        model = refer_to(options.model or pipeline.default_for(options.task), options.version)
-        pipeline.check_circuit(model)
-        spec = await pipeline.prepare(model, call.deadline)
-        return cls(pipeline, spec, options.reader(spec), call)
+        name = options.model or pipeline.default_for(options.task)
+        pipeline.check_circuit(pipeline.refer_to(name, options.version))
+        spec = await pipeline.prepare_version(name, options.version, call.deadline)
+        return cls(pipeline, spec, options.reader(spec), call.pinned_to(options.version))
 
     @asynccontextmanager
     async def run(self, images: list[Image], report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:

@@ -78,6 +78,10 @@ class Pipeline:
         """Return the model that is used when a request for this task names none."""
         return self._task_models.get(task, self.default_model)
 
+    def refer_to(self, name: str, version: int | str | None) -> str:
+        """Refer to a version of a model: by the name alone if it is the newest, as far as is known."""
+        return refer_to(name, version if version and self._tritons.newest(name) != str(version) else None)
+
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model while Triton is known not to run it.
 
@@ -142,6 +146,13 @@ class Pipeline:
             raise
         return spec
 
+    async def prepare_version(self, name: str, version: int | None, deadline: Deadline) -> ModelSpec:
+        """Prepare a version of a model, by its name; None for the newest, whose spec is that of the model. Raises as `prepare`."""
+        spec = await self.prepare(name, deadline)
+        if version is None or self._tritons.newest(name) == spec.version == str(version):
+            return spec
+        return await self.prepare(refer_to(name, version), deadline)
+
     def parallel_images(self, spec: ModelSpec) -> int:
         """Return how many images of a model can be processed at a time."""
         return self._tritons.parallel_images(spec)
@@ -178,12 +189,13 @@ class Pipeline:
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        model = refer_to(question.model or self.default_for(question.task), question.version)
-        self.check_circuit(model)
+        name = question.model or self.default_for(question.task)
+        self.check_circuit(self.refer_to(name, question.version))
+        call = call.pinned_to(question.version)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
-            spec = await self.prepare(model, call.deadline)
+            spec = await self.prepare_version(name, question.version, call.deadline)
             reader = question.reader(spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
