@@ -15,7 +15,6 @@ from app.api.parameters import MODEL_NAMES
 from app.api.route import note_route
 from app.errors import GatewayFull, Unauthorized
 from app.model.heads import HEADS, DetectionHead
-from app.model.reference import refer_to
 from app.resilience.admission import WHOLE, Share
 
 _VERSION = "/v1"
@@ -69,7 +68,7 @@ class CapacityMiddleware:
         named = path.removeprefix(_PREDICT) if is_predict else next((values[name][0] for name in MODEL_NAMES if name in values), "")
         pinned = values.get("version", [""])[0]
         name = named or pipeline.default_for(_TASKS.get(path, DetectionHead.task))
-        model = refer_to(name, pinned)
+        model = pipeline.refer_to(name, pinned)
         context = context_of(scope)
         if named or not needs_parsing(context.content_type):
             context.model = model

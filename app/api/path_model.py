@@ -3,7 +3,6 @@
 from app.api.intake import Pairs
 from app.api.parameters import Parameters, names, parse
 from app.api.tasks import FORMS
-from app.model.reference import refer_to
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
@@ -33,7 +32,7 @@ class PathModel:
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Parameters = parse(common, _CommonParameters)
         """The parameters of every task."""
-        self._reference = refer_to(name, self.common.version)
+        self._reference = pipeline.refer_to(name, self.common.version)
         self._pipeline = pipeline
 
     @property

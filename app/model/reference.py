@@ -1,6 +1,7 @@
 """How the gateway refers to a model: by its name, or by `name:version` where a request says which version.
 
-Each has a spec, batches, a limit and circuits of its own. The name of a model that a request can ask for has no colon.
+Each has a spec, batches, a limit and circuits of its own; a request for the newest version uses those of the name. The name of
+a model that a request can ask for has no colon.
 """
 
 

@@ -106,6 +106,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         return refer_to(self.name, self.version) if self.is_pinned else self.name
 
     @cached_property
+    def pinned(self) -> "ModelSpec":
+        """The same model, whose version requests are to ask for."""
+        return self if self.is_pinned else msgspec.structs.replace(self, is_pinned=True)
+
+    @cached_property
     def requested_names(self) -> tuple[str, ...]:
         """Names of the output tensors that are requested."""
         return (*self.output_names, DECODED) if self.tells_decoded else self.output_names

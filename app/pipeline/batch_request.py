@@ -7,7 +7,6 @@ from functools import partial
 from typing import TypeVar
 
 from app.errors import GatewayError, GatewayFull
-from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.download import Download
@@ -60,7 +59,7 @@ class BatchRequest:
             GatewayFull: There is no memory for the images now.
             GatewayError: The model cannot be used, or does not have these classes.
         """
-        model = refer_to(options.model or pipeline.default_for(options.task), options.version)
+        model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
         pipeline.check_circuit(model)
         memory = Lease()
         try:
@@ -69,7 +68,7 @@ class BatchRequest:
             memory.on_release(reservation.release)
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
-            return cls(pipeline, spec, options.reader(spec), call, images, memory)
+            return cls(pipeline, spec, options.reader(spec), call.pinned_to(options.version), images, memory)
         except BaseException:
             memory.release()
             raise

@@ -136,6 +136,12 @@ class CallContext(NamedTuple):
     """The span that Triton's spans are to belong to, if there is one."""
     turns: Turns | None = None
     """Limits how many images of batches wait for a thread, so that single ones need not wait behind all of them."""
+    is_pinned: bool = False
+    """Whether the version of the model must be that of its spec; else Triton may have a newer one by now."""
+
+    def pinned_to(self, version: int | None) -> "CallContext":
+        """Return the same for a request that asks for a version of the model, if it does."""
+        return self if version is None else self._replace(is_pinned=True)
 
 
 class Detections(NamedTuple):

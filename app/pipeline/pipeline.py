@@ -79,6 +79,10 @@ class Pipeline:
         """Return the model that is used when a request for this task names none."""
         return self._task_models.get(task, self.default_model)
 
+    def refer_to(self, name: str, version: int | str | None) -> str:
+        """Refer to a version of a model: by the name alone if it is the newest, as far as is known."""
+        return refer_to(name, version if version and self._tritons.newest(name) != str(version) else None)
+
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model while Triton is known not to run it.
 
@@ -94,12 +98,8 @@ class Pipeline:
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
-        return (
-            model == self.default_model
-            or model in self._task_models.values()
-            or model in self.pullable
-            or self._tritons.has_had(model)
-        )
+        names = {self.default_model, *self._task_models.values()}
+        return model in names or model in self.pullable or self._tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -112,7 +112,7 @@ class Pipeline:
         return await self._pool.run(work, deadline, lease)
 
     def cached(self, model: str) -> ModelSpec | None:
-        """Return what is known of a model without asking Triton; None if that is nothing."""
+        """Return the spec of a model if Triton need not be asked."""
         return self._tritons.cached(model)
 
     async def spec(self, model: str) -> ModelSpec:
@@ -139,8 +139,7 @@ class Pipeline:
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
-            name, _ = split_reference(model)
-            if name in self.pullable:
+            if (name := split_reference(model)[0]) in self.pullable:
                 raise UnknownModel(
                     f"Triton does not have {name}; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
                 ) from None
@@ -183,8 +182,9 @@ class Pipeline:
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        model = refer_to(question.model or self.default_for(question.task), question.version)
+        model = self.refer_to(question.model or self.default_for(question.task), question.version)
         self.check_circuit(model)
+        call = call.pinned_to(question.version)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))

@@ -182,7 +182,7 @@ class TritonCalls:
         self._metrics.inferences.add(images, "inline" if slot is None else "shm")
         try:
             return await server.client.infer(
-                batch.spec,
+                batch.spec.pinned if batch.is_pinned else batch.spec,
                 batch.tensors,
                 timeout_seconds=batch.remaining_seconds,
                 request_id=batch.request_id,
@@ -223,6 +223,7 @@ class TritonCalls:
     def _note_failure(self, served: ServedModel, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
         self._metrics.triton_failures.add(1, served.server.address)
+        served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
         if is_lost and self._pool.find(spec, _no_limit, besides=served) is not None:

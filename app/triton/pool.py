@@ -63,6 +63,12 @@ class TritonPool:
             first = first or spec
         return first
 
+    def newest(self, model: str) -> str | None:
+        """Return the newest version of a model, by its name; None if that is not known, or not the same for all Tritons."""
+        known = [server.specs.cached(model) for server in self.servers]
+        versions = {spec.version for spec in known if spec is not None}
+        return versions.pop() if len(versions) == 1 else None
+
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask all Tritons if it is not known.
 

@@ -71,6 +71,11 @@ class SpecCache:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""
         self._specs.pop(model, None)
 
+    def expire(self, model: str) -> None:
+        """Read the spec again, without having any request wait for it: Triton may have a newer version, which fails."""
+        if model in self._specs:
+            self._specs[model] = self._specs[model][0], 0.0
+
     async def _refresh(self, model: str) -> None:
         try:
             await self._reading.run(model, lambda: self._read(model))

@@ -11,6 +11,7 @@ import pytest
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from tests.scrape import scrape
 from tests.support import SCENE, json, sample_image, started
 
 REQUESTS = 24
@@ -54,6 +55,20 @@ async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.As
 
     assert [answered(response) for response in responses] == [query.partition("=")[2] or "2" for query in queries]
     assert any('batch;desc="1"' not in response.headers["server-timing"] for response in responses)
+
+
+async def test_the_newest_version_is_one_model_with_or_without_its_number(one_by_one: httpx.AsyncClient) -> None:
+    """It has one limit, one circuit and common batches, so that both share the instances; an older version has its own."""
+    queries = ["?version=2", ""] * (REQUESTS // 2)
+    responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
+    assert {answered(response) for response in responses} == {"2"}
+    assert (await one_by_one.post("/predict/two_versions?version=1", content=SCENE)).status_code == 200
+    samples = await scrape(one_by_one)
+
+    assert json(await one_by_one.get("/health"))["limits"]["requests"].keys() == {"yolo11n", "two_versions", "two_versions:1"}
+    assert samples['api_inference_batch_size_sum{model="two_versions"}'] == REQUESTS
+    assert samples['api_inference_batch_size_count{model="two_versions"}'] < REQUESTS
+    assert not [name for name in samples if "two_versions:2" in name]
 
 
 async def test_a_version_that_is_not_there_names_those_that_are(client: httpx.AsyncClient) -> None:
