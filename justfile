@@ -62,7 +62,7 @@ smoke:
 # Inject faults and hostile input into real processes, for about 20 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
-    @python -m pytest -m faults -o timeout=1800 tests/faults {{ args }}
+    @python -m pytest -m faults -o timeout=1800 {{ args }}
 
 # Build the one file and the container image, and run them where nothing else is installed; needs root, buildah and debootstrap
 [group('develop')]
@@ -92,7 +92,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick full sustained sweep open overload tail versus limit scale stages metrics workers options compare report accuracy instances dashboard
+# Measure: quick full sustained sweep open overload tail versus limit locust scale stages metrics workers options compare report accuracy instances dashboard
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
@@ -118,9 +118,10 @@ lock:
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in
+    {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
 # Remove everything that was installed, pulled or cached here
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1/model.onnx
+    rm -rf .venv .uv .python .triton .reference .locust build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1/model.onnx

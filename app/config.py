@@ -16,6 +16,7 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     """All settings. The README's table is generated from the descriptions here."""
 
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
+    classify_model: Annotated[str, Meta(description="Model used when a request to `/classify` names none.")] = "efficientnet_lite0"
     model_repository: Annotated[
         str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"
@@ -86,9 +87,12 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
     ] = 20.0
     body_pause_seconds: Annotated[
-        float, Meta(gt=0, le=600, description="Maximum time between two reads of a request body, seconds.")
+        float,
+        Meta(gt=0, le=600, description="Maximum time between two reads of a request body, or two writes of a picture, seconds."),
     ] = 10.0
-    body_seconds: Annotated[float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, seconds.")] = 30.0
+    body_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, or to send a picture, seconds.")
+    ] = 30.0
     max_requests: Annotated[
         int,
         Meta(
@@ -111,6 +115,17 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Maximum size of a request body, MiB.")] = 50.0
+    max_batch_size_mb: Annotated[
+        float, Meta(gt=0, le=16384, description="Maximum size of the body of a request with several images, MiB.")
+    ] = 128.0
+    url_hosts: Annotated[
+        str,
+        Meta(
+            description="Hosts from which requests may have images fetched by https, separated by commas: "
+            "`images.example.org`, `*.example.org` for all names below it, or `*` for any; with `:port` if it is not 443. "
+            "Only public IP addresses are connected to. Empty: none."
+        ),
+    ] = ""
     max_megapixels: Annotated[
         float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
@@ -133,6 +148,10 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
             "embedded Triton, whose models run on the CPU, 1000."
         ),
     ] = None
+    page: Annotated[
+        Literal["on", "off"],
+        Meta(description="Whether browsers get a page at `/` on which detection can be tried: `on` or `off`."),
+    ] = "on"
     tracing: Annotated[
         bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
     ] = False
@@ -172,6 +191,11 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.max_file_size_mb * 2**20)
 
     @property
+    def max_batch_bytes(self) -> int:
+        """Largest body of a request with several images, bytes."""
+        return int(self.max_batch_size_mb * 2**20)
+
+    @property
     def max_pixels(self) -> int:
         """Largest image, pixels."""
         return int(self.max_megapixels * 1e6)
@@ -180,6 +204,11 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_pixels_unscalable(self) -> int:
         """Largest image that cannot be decoded at a reduced size, pixels."""
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
+
+    @property
+    def url_host_patterns(self) -> tuple[str, ...]:
+        """The hosts from which images may be fetched, in lower case."""
+        return tuple(filter(None, map(str.strip, self.url_hosts.lower().split(","))))
 
     @property
     def drain_seconds(self) -> int:

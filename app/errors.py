@@ -3,9 +3,14 @@
 GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
+├── WrongTask               400  the model was made for another task
+├── UrlInputDisabled        400  this gateway fetches no images by their address
+├── UrlNotAllowed           400  an image's address is not well formed, or its host is not allowed
 ├── Unauthorized            401  the API key is missing or wrong
 ├── Forbidden               403  the API key does not allow this
 ├── UnknownModel            404  the model does not exist here
+├── UnknownVersion          404  the model exists, but not in this version
+├── NotAcceptable           406  no format of the result is of a type that the caller accepts
 ├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body has more bytes than allowed
 ├── ImageTooLarge           413  the image's header announces more pixels than allowed
@@ -13,6 +18,7 @@ GatewayError
 ├── UnsupportedFormat       415  the bytes are not a supported image format
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
+├── ImageNotFetched         424  the host that an image's address names did not deliver it
 ├── GatewayFull             429  the gateway has no room for the request now
 ├── ClientGone              499  the client disconnected; appears in the log only
 ├── InferenceFailed         502  Triton could not run the model
@@ -36,6 +42,8 @@ class GatewayError(Exception):
     code: ClassVar[str]
     title: ClassVar[str]
     retry_after_seconds: int | None = None
+    repeats_request: bool = False
+    """Whether `detail` repeats something of the request, so that it is not logged."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -45,9 +53,26 @@ class GatewayError(Exception):
 class MalformedRequest(GatewayError):
     status, code, title = 400, "malformed_request", "The request is malformed"
 
+    def __init__(self, detail: str, *, repeats_request: bool = False) -> None:
+        super().__init__(detail)
+        self.repeats_request = repeats_request
+
 
 class InvalidParameter(GatewayError):
     status, code, title = 400, "invalid_parameter", "A parameter is not valid"
+    repeats_request = True
+
+
+class WrongTask(GatewayError):
+    status, code, title = 400, "wrong_task", "The model was made for another task"
+
+
+class UrlInputDisabled(GatewayError):
+    status, code, title = 400, "url_input_disabled", "Images are not fetched by their address"
+
+
+class UrlNotAllowed(GatewayError):
+    status, code, title = 400, "url_not_allowed", "The image's address is not allowed"
 
 
 class Unauthorized(GatewayError):
@@ -60,6 +85,14 @@ class Forbidden(GatewayError):
 
 class UnknownModel(GatewayError):
     status, code, title = 404, "unknown_model", "There is no such model"
+
+
+class UnknownVersion(GatewayError):
+    status, code, title = 404, "unknown_version", "There is no such version of the model"
+
+
+class NotAcceptable(GatewayError):
+    status, code, title = 406, "not_acceptable", "The result has no format of an accepted type"
 
 
 class BodyTimeout(GatewayError):
@@ -76,6 +109,7 @@ class ImageTooLarge(GatewayError):
 
 class UnsupportedMediaType(GatewayError):
     status, code, title = 415, "unsupported_media_type", "The content type is not supported"
+    repeats_request = True
 
 
 class UnsupportedFormat(GatewayError):
@@ -88,6 +122,10 @@ class InvalidImage(GatewayError):
 
 class InvalidImageDimensions(GatewayError):
     status, code, title = 422, "invalid_image_dimensions", "The image's width, height or aspect ratio is out of range"
+
+
+class ImageNotFetched(GatewayError):
+    status, code, title = 424, "image_not_fetched", "The image could not be fetched"
 
 
 class GatewayFull(GatewayError):

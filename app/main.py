@@ -15,15 +15,18 @@ from app import __version__, environment
 from app.api import application
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment
+from app.api.health_schema import LimitsInForce
 from app.api.keys import ApiKeys
-from app.api.schema import LimitsInForce
 from app.config import Settings
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
-from app.pipeline.detector import Detector, Limits
+from app.model.heads import Task
 from app.pipeline.inference import Aggregation
+from app.pipeline.limits import Limits
+from app.pipeline.pipeline import Pipeline
+from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.telemetry import logging
@@ -75,8 +78,8 @@ def _open_tracing() -> "Tracing":
 @asynccontextmanager
 async def open_resources(
     settings: Settings, tracing: "Tracing | None" = None
-) -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-    """Open the pool of Tritons, the detector and the metrics of a worker, and close them in reverse order; then the tracing."""
+) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+    """Open the pool of Tritons, the pipeline and the metrics of a worker, and close them in reverse order; then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
@@ -99,21 +102,24 @@ async def open_resources(
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
-        detector = Detector(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation)
-        stack.push_async_callback(detector.close)
+        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes)
+        stack.callback(fetcher.close)
+        tasks: dict[Task, str] = {"classification": settings.classify_model}
+        pipeline = Pipeline(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
+        stack.push_async_callback(pipeline.close)
         try:
-            await detector.warm_up()
+            await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
-        housekeeping = asyncio.create_task(_keep_house(detector))
+        housekeeping = asyncio.create_task(_keep_house(pipeline))
         stack.push_async_callback(_cancel, housekeeping)
-        detector.sample()
+        pipeline.sample()
         is_started.set()
         await asyncio.sleep(0)  # before the worker takes requests
         # Objects that live as long as the worker need not be examined in every collection.
         gc.collect()
         gc.freeze()
-        yield pool, detector, metrics
+        yield pool, pipeline, metrics
 
 
 def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
@@ -138,8 +144,10 @@ def describe(settings: Settings) -> Deployment:
     capacity = _capacity(settings)
     return Deployment(
         BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds),
+        BodyLimits(settings.max_batch_bytes, settings.body_pause_seconds, settings.body_seconds),
         LimitsInForce(
             max_file_size_mb=settings.max_file_size_mb,
+            max_batch_size_mb=settings.max_batch_size_mb,
             max_megapixels=settings.max_megapixels,
             max_megapixels_unscalable=settings.max_megapixels_unscalable,
             max_uploads=settings.max_uploads,
@@ -150,6 +158,7 @@ def describe(settings: Settings) -> Deployment:
         settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,
+        settings.page == "on",
     )
 
 
@@ -174,7 +183,8 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 
 def _capacity(settings: Settings) -> Capacity:
     """Derive the capacity of this host from the settings."""
-    largest = settings.max_body_bytes + max_decode_bytes(_pixel_limits(settings))
+    body = max(settings.max_body_bytes, settings.max_batch_bytes)
+    largest = body + max_decode_bytes(_pixel_limits(settings), body)
     budget = memory.image_budget(settings.memory_mb, largest)
     return Capacity(
         max_uploads=settings.max_uploads,
@@ -188,15 +198,15 @@ def _capacity(settings: Settings) -> Capacity:
     )
 
 
-async def _keep_house(detector: Detector) -> None:
+async def _keep_house(pipeline: Pipeline) -> None:
     """Do once a second what no request should wait for."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
         try:
-            await detector.refresh()
-            detector.sample()
-            if detector.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
+            await pipeline.refresh()
+            pipeline.sample()
+            if pipeline.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
                 allocator.return_freed_memory()
                 usual_bytes = memory.resident_bytes()
         except Exception:

@@ -8,6 +8,8 @@ from app.server_settings import MIN_AGE_SECONDS
 
 _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
+# `*`, or a name of which the last label begins with a letter, as that of an IP address never does.
+_URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def check(settings: Settings) -> None:
@@ -20,6 +22,7 @@ def check(settings: Settings) -> None:
     _check_tls(settings)
     _check_ports(settings)
     _check_proxies(settings)
+    _check_url_hosts(settings)
     if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
 
@@ -69,3 +72,12 @@ def _check_proxies(settings: Settings) -> None:
         _ = settings.trusted_networks
     except ValueError as error:
         raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
+
+
+def _check_url_hosts(settings: Settings) -> None:
+    for pattern in map(_URL_HOST.fullmatch, settings.url_host_patterns):
+        if pattern is None or not 0 < int(pattern["port"] or 443) <= _MAX_PORT:
+            raise SettingsError(
+                f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
+                "or *, without https:// and path; several with commas"
+            )

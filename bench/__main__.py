@@ -12,9 +12,11 @@ from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (
     accuracy,
+    batch,
     dashboard,
     instances,
     limit,
+    locust,
     metrics,
     overload,
     profile,
@@ -47,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         versus,
         overload,
         tail,
+        batch,
         limit,
+        locust,
         stages,
         metrics,
         workers,

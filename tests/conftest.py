@@ -22,7 +22,7 @@ from app.triton.shared_memory import Arena
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
-from tests.fakes import models
+from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import REPOSITORY, ROOT, SHARED, TABLE_VARIABLE, OpenTable, started
 
@@ -35,7 +35,8 @@ SHARED_YOLOX_SHA256 = "695e750a5d5754bb5a8d5325643b59282191a7e7a564e435a415fd3c5
 def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The published networks by model, as far as they are available."""
     entries = registry.load(REPOSITORY / "models.toml")
-    found = {"yolo11n": download(entries["yolo11n"], tmp_path_factory.mktemp("networks"))}
+    folder = tmp_path_factory.mktemp("networks")
+    found = {name: download(entries[name], folder) for name in ("yolo11n", "efficientnet_lite0")}
     if SHARED_YOLOX.is_file():
         found["yolox_nano"] = download(entries["yolox_nano"], SHARED, source=SHARED_YOLOX, sha256=SHARED_YOLOX_SHA256)
     return found
@@ -52,6 +53,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
         digest = hashlib.sha256(network.read_bytes()).hexdigest()
         pull(name, entries[name], copy, source=network, sha256=digest)
     models.write(copy)
+    classifiers.write(copy)
     return copy
 
 

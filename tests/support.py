@@ -18,13 +18,13 @@ from structlog.testing import CapturedCall, CapturingLogger
 from app.api.application import Application
 from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment, WorkerResources
-from app.api.schema import LimitsInForce
+from app.api.health_schema import LimitsInForce
 from app.config import Settings
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.detector import Limits
 from app.pipeline.inference import Aggregation
+from app.pipeline.limits import Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
@@ -48,17 +48,19 @@ IMAGES = ROOT / "tests" / "images"
 SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
-"""Of a detector with one thread."""
+"""Of a pipeline with one thread."""
 AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
-"""Of a detector that is the only worker of its host."""
+"""Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 METRICS = Metrics(WorkerTable(), "0")
 """Metrics that nobody looks at."""
 DEPLOYMENT = Deployment(
     BodyLimits(2**20, pause_seconds=10, total_seconds=30),
+    BodyLimits(2**22, pause_seconds=10, total_seconds=30),
     LimitsInForce(
         max_file_size_mb=1,
+        max_batch_size_mb=4,
         max_megapixels=10,
         max_megapixels_unscalable=10,
         max_uploads=100,

@@ -249,7 +249,7 @@ def test_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The message lists the models of the registry."""
     assert main(["pull", "yolo12n"]) == 1
     assert "yolo12n is not in " in (line := one_line(capsys))
-    assert line.endswith("which lists yolo11n, yolo11n_file, yolox_nano")
+    assert line.endswith("which lists yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0")
 
 
 def test_repository_without_a_registry_lists_no_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

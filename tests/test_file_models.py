@@ -7,7 +7,8 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from app.embedded.launch import loadable_models
-from app.model.spec import DECODED, InputFormat, OutputFormat
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.spec import DECODED, InputFormat
 from app.zoo import registry
 from tests.support import REPOSITORY
 from tests.test_model_repository import EMBEDDED, FILE_MODELS, PRODUCTION, parsed, spec_of
@@ -39,9 +40,10 @@ def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: 
     spec, of_pixels = spec_of(name, file), spec_of(network_of(name), file)
     own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
 
-    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.requested_names == (*of_pixels.output_names, DECODED)
-    assert spec == msgspec.structs.replace(of_pixels, max_batch=spec.max_batch, instances=spec.instances, **own)
+    size = {"max_batch": spec.max_batch, "instances": spec.instances}
+    assert spec == msgspec.structs.replace(of_pixels, backend=spec.backend, **size, **own)
 
 
 def test_both_configs_differ_in_the_device_alone(name: str) -> None:
@@ -49,7 +51,8 @@ def test_both_configs_differ_in_the_device_alone(name: str) -> None:
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
     assert (production.device, embedded.device) == ("gpu", "cpu")
-    assert msgspec.structs.replace(production, device="cpu", max_batch=embedded.max_batch, instances=embedded.instances) == embedded
+    own = {"backend": embedded.backend, "max_batch": embedded.max_batch, "instances": embedded.instances}
+    assert msgspec.structs.replace(production, device="cpu", **own) == embedded
     assert tensors(parsed(name, PRODUCTION).output) == tensors(parsed(name, EMBEDDED).output)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from PIL import Image
 from app import main
 from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
-from app.pipeline import detector
+from app.pipeline import pipeline
 from app.triton.shared_memory import SHM
+from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.imaging.samples import GREY, png
+from tests.imaging.samples import GREY, encode, png
 from tests.pipeline.gate import Gate
 from tests.support import REPOSITORY, SCENE, captured_log, eventually, free_port, json, started
 
@@ -145,7 +145,7 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     fake, gate = FakeTriton(), Gate()
     async with serving(fake) as port, started(create_app(with_triton(settings, port))) as client:
         if how == "decoding":
-            gate.block(monkeypatch, detector, "fill_input")
+            gate.block(monkeypatch, pipeline, "fill_input")
         else:
             fake.may_answer.clear()
         assert (await client.post("/detect?timeout_ms=300", content=SCENE)).status_code == 504
@@ -165,15 +165,15 @@ async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
         assert [request.id for request in fake.requests] == ["warm-up"]
 
 
-async def test_memory_suffices_for_the_largest_image(settings: Settings) -> None:
-    """However little the settings give to all requests together."""
-    little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_megapixels=1)
+@pytest.mark.parametrize(("image_format", "side"), [("PNG", 1000), ("AVIF", 707)])
+async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
+    """However little the settings give to all requests together; an AVIF is written anew for its decoder."""
+    little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
-    image = BytesIO()
-    Image.new("RGB", (1000, 1000)).save(image, "PNG")
+    image = encode(Image.new("RGB", (side, side)), image_format)
     async with serving(fake) as port, started(create_app(with_triton(little, port))) as client:
-        assert (await client.post("/detect", content=image.getvalue() + bytes(900_000))).status_code == 200
+        assert (await client.post("/detect", content=image + bytes(1_000_000))).status_code == 200
 
 
 async def test_memory_of_a_burst_is_returned_when_it_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Set
         async with started(create_app(with_registry)) as client:
             models = json(await client.get("/models"))["models"]
 
-    assert {model["name"] for model in models if model["state"] == "not_pulled"} == {"yolo11n", "yolo11n_file", "yolox_nano"}
+    assert {model["name"] for model in models if model["state"] == "not_pulled"} == registry.load(REPOSITORY / "models.toml").keys()
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:

@@ -2,6 +2,8 @@
 
 import re
 import stat
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -12,20 +14,30 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
 from app.embedded.launch import CONFIG_NAME
-from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.spec import InputFormat, ModelSpec, from_triton_config
+from app.model.triton_config import ModelParameters
 from app.zoo import registry
-from app.zoo.compose import OPSET
+from app.zoo.graph import OPSET
+from app.zoo.registry import ClassificationRecipe, DetectionRecipe
 from tests.support import REPOSITORY
 
 FILE_MODELS = ["yolo11n_file"]
 """Those that take encoded files; tests/test_file_models.py is about them."""
-NAMES = sorted(registry.load(REPOSITORY / "models.toml").keys() - set(FILE_MODELS))
+ENTRIES = registry.load(REPOSITORY / "models.toml")
+NAMES = sorted(ENTRIES.keys() - set(FILE_MODELS))
+DETECTORS = [name for name in NAMES if isinstance(ENTRIES[name].recipe, DetectionRecipe)]
 PRODUCTION = "config.pbtxt"
 EMBEDDED = f"configs/{CONFIG_NAME}.pbtxt"
 KINDS = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT32: "TYPE_INT32", TensorProto.FLOAT: "TYPE_FP32"}
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
-both = pytest.mark.parametrize("file", [PRODUCTION, EMBEDDED])
+OUTPUTS = {DetectionRecipe: ["num_dets", "det_boxes", "det_scores", "det_classes"], ClassificationRecipe: ["probabilities"]}
+REPEATED_LABELS = {"efficientnet_lite0": ["missile", "sunglasses"]}
+"""Labels of which the model has two classes, as published."""
+
+each = pytest.mark.parametrize("name", NAMES)
+both = pytest.mark.parametrize(("name", "file"), list(product(NAMES, [PRODUCTION, EMBEDDED])))
+both_of_a_detector = pytest.mark.parametrize(("name", "file"), list(product(DETECTORS, [PRODUCTION, EMBEDDED])))
 
 
 def parsed(name: str, file: str) -> model_config_pb2.ModelConfig:
@@ -37,11 +49,26 @@ def spec_of(name: str, file: str) -> ModelSpec:
     return from_triton_config(json_format.MessageToDict(parsed(name, file), preserving_proto_field_name=True), "1")
 
 
+def parameters_of(name: str, file: str) -> ModelParameters:
+    """Read the parameters as the gateway does."""
+    texts = {key: value.string_value for key, value in parsed(name, file).parameters.items()}
+    return msgspec.convert(texts, ModelParameters, strict=False)
+
+
 def pulled(repository: Path, name: str) -> onnx.ModelProto:
     path = repository / name / "1" / "model.onnx"
     if not path.is_file():
         pytest.skip(f"{name} has not been pulled")
     return onnx.load(path)
+
+
+def classes_in(model: onnx.ModelProto) -> int:
+    """Return how many classes a model knows: the depth of a detector's one-hot vectors, or the width of its only output."""
+    if len(model.graph.output) == 1:
+        return int(model.graph.output[0].type.tensor_type.shape.dim[1].dim_value)
+    (depth,) = (node.input[1] for node in model.graph.node if node.op_type == "OneHot")
+    constants = {node.output[0]: node.attribute[0].ints for node in model.graph.node if node.op_type == "Constant"}
+    return int(constants[depth][0])
 
 
 @both
@@ -50,6 +77,17 @@ def test_model_has_the_name_of_its_folder(name: str, file: str) -> None:
     assert parsed(name, file).name == name
 
 
+@each
+def test_both_configs_say_the_same_of_the_model(name: str) -> None:
+    """The gateway treats a model the same way wherever it runs; only the device, the batch and the instances differ."""
+    production, embedded = parsed(name, PRODUCTION), parsed(name, EMBEDDED)
+
+    for field in ("input", "output"):
+        assert list(getattr(production, field)) == list(getattr(embedded, field))
+    assert dict(production.parameters) == dict(embedded.parameters)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
 def test_both_configs_give_the_same_spec(name: str) -> None:
     """The gateway treats a model the same way wherever it runs; only the device and the instances differ."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
@@ -61,26 +99,39 @@ def test_both_configs_give_the_same_spec(name: str) -> None:
 
 
 @both
-def test_model_takes_an_image_and_returns_detections(name: str, file: str) -> None:
+def test_model_takes_an_image_and_returns_what_its_task_asks_for(name: str, file: str) -> None:
     """A pulled model takes the canvas as it is and needs no post-processing."""
-    recipe = registry.load(REPOSITORY / "models.toml")[name].recipe
+    config, recipe = parsed(name, file), ENTRIES[name].recipe
+    (image,) = config.input
+
+    assert image.data_type == model_config_pb2.TYPE_UINT8
+    assert list(image.dims) == [recipe.square, recipe.square, 3]
+    assert [tensor.name for tensor in config.output] == OUTPUTS[type(recipe)]
+
+
+@both_of_a_detector
+def test_detector_needs_no_post_processing(name: str, file: str) -> None:
+    """The gateway recognises what the graph has done already."""
+    recipe = ENTRIES[name].recipe
+    assert isinstance(recipe, DetectionRecipe)
     spec = spec_of(name, file)
 
     assert spec.input_format is InputFormat.HWC
     assert spec.input_is_canvas
-    assert spec.output_format is OutputFormat.END_TO_END
+    assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.has_batch_dimension
     assert spec.input_size == (recipe.square, recipe.square)
-    assert spec.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
+    assert spec.output_names == tuple(OUTPUTS[DetectionRecipe])
+    assert isinstance(spec.head, DetectionHead)
+    assert spec.head.max_iou == recipe.iou
 
 
 @both
 def test_licence_and_source_are_those_of_the_registry(name: str, file: str) -> None:
     """The list of models says the same as `pull`."""
-    entry = registry.load(REPOSITORY / "models.toml")[name]
-    spec = spec_of(name, file)
+    entry, parameters = ENTRIES[name], parameters_of(name, file)
 
-    assert (spec.licence, spec.source) == (entry.licence, entry.source)
+    assert (parameters.licence, parameters.source) == (entry.licence, entry.source)
 
 
 @both
@@ -105,14 +156,12 @@ def test_config_has_the_tensors_of_the_file(name: str, file: str, repository: Pa
 
 @both
 def test_every_class_has_a_label(name: str, file: str, repository: Path) -> None:
-    """The model has as many classes as the config has labels, and no two labels are equal."""
-    model = pulled(repository, name)
-    depths = [node.input[1] for node in model.graph.node if node.op_type == "OneHot"]
-    constants = {node.output[0]: node.attribute[0].ints for node in model.graph.node if node.op_type == "Constant"}
-    labels = spec_of(name, file).labels
+    """The model has as many classes as the config has labels, and they are as different as they were published."""
+    labels = parameters_of(name, file).class_names()
+    repeated = [label for label, count in Counter(labels).items() if count > 1]
 
-    assert [list(constants[depth]) for depth in depths] == [[len(labels)]]
-    assert len(set(labels)) == len(labels)
+    assert len(labels) == classes_in(pulled(repository, name))
+    assert repeated == REPEATED_LABELS.get(name, [])
     assert all(label == label.strip() != "" for label in labels)
 
 
@@ -143,6 +192,7 @@ def test_model_is_warmed_up(name: str, file: str) -> None:
         assert list(warmup.inputs[image.name].dims) == list(image.dims)
 
 
+@each
 def test_production_runs_on_every_gpu(name: str) -> None:
     """Triton's own ONNX backend executes the file, on all GPUs of the machine."""
     config = parsed(name, PRODUCTION)
@@ -164,6 +214,7 @@ def test_no_path_leads_through_a_folder_that_everybody_can_write(name: str, file
     assert not [folder for folder in folders if folder.stat().st_mode & stat.S_IWOTH]
 
 
+@each
 def test_engines_are_cached_wherever_triton_was_started(name: str) -> None:
     """A relative path would depend on the folder in which it was."""
     (accelerator,) = parsed(name, PRODUCTION).optimization.execution_accelerators.gpu_execution_accelerator
@@ -172,6 +223,7 @@ def test_engines_are_cached_wherever_triton_was_started(name: str) -> None:
     assert Path(accelerator.parameters["trt_engine_cache_path"]).is_absolute()
 
 
+@each
 def test_embedded_runs_on_the_cpu(name: str) -> None:
     """Two instances share the two cores of a small machine."""
     config = parsed(name, EMBEDDED)
@@ -182,6 +234,7 @@ def test_embedded_runs_on_the_cpu(name: str) -> None:
     assert group.count == 2
 
 
+@each
 def test_file_has_our_opset(name: str, repository: Path) -> None:
     """A pulled model is valid, and the container's TensorRT can read it."""
     model = pulled(repository, name)

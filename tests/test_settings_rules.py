@@ -127,6 +127,37 @@ def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], mess
     assert complaint(environ) == message
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    ["", "images.example.org", "*", "*.example.org, b.example.net:8443", "Images.Example.ORG", "*:8443", "a_b.example.org,"],
+)
+def test_hosts_of_images_are_names(hosts: str) -> None:
+    """Or patterns, with a port if it is not 443."""
+    check(load({"NEREID_URL_HOSTS": hosts}))
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "https://a.org",
+        "a.org/x",
+        "10.0.0.1",
+        "[::1]",
+        "a.*.org",
+        "*a.org",
+        "**",
+        "a.org:0",
+        "a.org:65536",
+        "a.org:",
+        "a.org b.org",
+        "bücher.de",
+    ],
+)
+def test_other_forms_of_hosts_are_rejected(hosts: str) -> None:
+    """They would match nothing."""
+    assert complaint({"NEREID_URL_HOSTS": hosts}).startswith("NEREID_URL_HOSTS: Expected names of hosts such as ")
+
+
 @pytest.mark.parametrize("proxies", ["proxy.example.org", "10.0.0.1/8", "10.0.0.0/33", "127.0.0.1:80", "*"])
 def test_proxies_are_addresses_or_networks(proxies: str) -> None:
     """A name could mean another machine tomorrow, and nobody trusts everybody by mistake."""

@@ -11,19 +11,30 @@ from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
+from app.api.batch.route import detect_batch
 from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
-from app.api.detect import detect, predict
-from app.api.guards import Check, combine_guards, guard_circuit, guard_key, guard_payload, guard_timing
+from app.api.detect import classify, detect, predict
+from app.api.guards import (
+    Check,
+    combine_guards,
+    guard_batch_type,
+    guard_body,
+    guard_circuit,
+    guard_key,
+    guard_payload,
+    guard_timing,
+)
 from app.api.head import HeadMiddleware
-from app.api.health import health, livez, readyz
+from app.api.health import health, live, livez, ready, readyz
 from app.api.keys import ApiKeys, Scope
 from app.api.metrics import metrics
 from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
+from app.api.page.routes import page_asset, root
 from app.host.processes import DRAIN_SIGNAL
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -31,8 +42,8 @@ if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
     from app.telemetry.tracing import Tracing
 
 Application = ASGIApp
-OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Detector, Metrics]]]
-"""Opens the pool of Tritons, the detector and the metrics of a worker, and closes them after the last request."""
+OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
+"""Opens the pool of Tritons, the pipeline and the metrics of a worker, and closes them after the last request."""
 
 
 def build(
@@ -50,21 +61,40 @@ def build(
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        if hasattr(resources, "detector"):
+        if hasattr(resources, "pipeline"):
             raise RuntimeError("this application was started before; build another one")
-        async with open_resources() as (resources.tritons, resources.detector, resources.metrics):
+        async with open_resources() as (resources.tritons, resources.pipeline, resources.metrics):
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
+    guard_model = guard_circuit(resources)
     routes: list[ControllerRouterHandler] = [
-        _protect(keys, "detect", [detect, predict], guard_circuit(resources), guard_payload(deployment.body_limits), guard_timing),
+        _protect(
+            keys,
+            "detect",
+            [detect, classify, predict],
+            guard_body(guard_model, guard_payload(deployment.body_limits), guard_timing),
+        ),
+        _protect(
+            keys,
+            "detect",
+            [detect_batch],
+            guard_body(guard_model, guard_payload(deployment.batch_limits), guard_batch_type, guard_timing),
+        ),
         _protect(keys, "detect", [models]),
-        _protect(keys, "health", [health, metrics]),
+        _protect(keys, "health", [health, metrics, ready]),
+        live,
         livez,
         readyz,
     ]
     app = Litestar(
-        route_handlers=[*routes, Router("/v1", route_handlers=routes, include_in_schema=False), docs.docs_asset],
+        route_handlers=[
+            *routes,
+            Router("/v1", route_handlers=routes, include_in_schema=False),
+            docs.docs_asset,
+            root,
+            *([page_asset] if deployment.has_page else []),
+        ],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(),
         lifespan=[lifespan],

@@ -52,14 +52,15 @@ class ClientWatch(Interruption):
             self._waiting.cancel()
         super().__exit__(kind, error, traceback)
 
-    async def read_body(self, upload: Upload) -> bytes:
+    async def read_body(self, upload: Upload, *, may_be_empty: bool = False) -> bytes:
         """Receive the whole body.
 
         Args:
             upload: Counts what has arrived, while more is to come; not the bodies of small images.
+            may_be_empty: Whether the request needs no body.
 
         Raises:
-            MalformedRequest: The body is empty.
+            MalformedRequest: The body is empty, but must not be.
             BodyTooLarge: It is larger than allowed.
             GatewayFull: Too many bytes of bodies are being received.
             ClientGone: The client disconnected before its end.
@@ -87,7 +88,7 @@ class ClientWatch(Interruption):
             if received - counted >= _COUNT_BYTES:
                 upload.add(received - counted)
                 counted = received
-        if not received:
+        if not received and not may_be_empty:
             raise MalformedRequest("the body is empty")
         if rest:
             chunks.append(rest)

@@ -13,10 +13,14 @@ from app.telemetry.trace_context import TraceContext
 class RequestContext:
     """Request id, trace, timing and log fields of one request, and what is known of its response."""
 
-    def __init__(self, request_id: str, content_type: str) -> None:
+    def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if there is none."""
+        self.accept = b""
+        """The `Accept` header, of several lines if there are several; empty if there is none."""
+        self.content_encoding = content_encoding
+        """The `Content-Encoding` header; empty if there is none."""
         self.timing = Timing()
         self.trace: TraceContext | None = None
         """The request's own span, or its caller's if there is no tracing here; None if it belongs to no trace."""
@@ -29,7 +33,8 @@ class RequestContext:
         self.body_limits: BodyLimits
         """Set by the guard of routes with a body."""
         self.model = ""
-        """The model that path or query name, or the default one; empty if the body may name it, and for other routes."""
+        """Reference of the model that path and query name, or of the default one; empty if the body may name it, and for other
+        routes."""
         self.share = WHOLE
         """The part of a model's limit that the request may use."""
         self.is_body_received = False

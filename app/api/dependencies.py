@@ -6,8 +6,8 @@ from litestar.di import Provide
 
 from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
-from app.api.schema import LimitsInForce
-from app.pipeline.detector import Detector
+from app.api.health_schema import LimitsInForce
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -16,6 +16,8 @@ class Deployment(NamedTuple):
     """What the settings say of the way that an application runs."""
 
     body_limits: BodyLimits
+    batch_limits: BodyLimits
+    """Of requests with several images."""
     limits: LimitsInForce
     """For the report of health."""
     triton_metrics_urls: tuple[str, ...]
@@ -23,13 +25,15 @@ class Deployment(NamedTuple):
     slow_request_ms: float
     """A request that takes longer is logged as a warning; 0: none is."""
     trusted_proxies: Proxies
+    has_page: bool = True
+    """Whether browsers get a page at `/`."""
 
 
 class WorkerResources:
     """What handlers share within one worker. The application's lifespan sets it, because gRPC needs the running event loop."""
 
     tritons: TritonPool
-    detector: Detector
+    pipeline: Pipeline
     metrics: Metrics
     is_draining = False
     """Whether the worker is about to be stopped."""
@@ -51,14 +55,14 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
     def provide_tritons() -> TritonPool:
         return resources.tritons
 
-    def provide_detector() -> Detector:
-        return resources.detector
+    def provide_pipeline() -> Pipeline:
+        return resources.pipeline
 
     def provide_worker() -> WorkerResources:
         return resources
 
     return {
         "tritons": Provide(provide_tritons, use_cache=True, sync_to_thread=False),
-        "detector": Provide(provide_detector, use_cache=True, sync_to_thread=False),
+        "pipeline": Provide(provide_pipeline, use_cache=True, sync_to_thread=False),
         "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
     }

@@ -1,30 +1,30 @@
-"""POST /detect and POST /predict/{model}: an image in, detections out."""
+"""POST /detect, /classify and /predict/{model}: an image in, what a model says of it out."""
 
-from functools import partial
-from time import monotonic
 from typing import Any
-from urllib.parse import parse_qsl
 
-import msgspec
 from litestar import Request
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
 
-from app.api import body, parameters
+from app.api import body, intake
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
-from app.api.formatting import to_response
+from app.api.formats.answer import Answer
 from app.api.guards import GuardedRoute
-from app.api.json_response import JsonResponse
-from app.api.openapi import PROBLEMS, DetectOperation
-from app.api.schema import DetectResponse
-from app.pipeline.call import CallContext
-from app.pipeline.detector import Detector
-from app.resilience.deadline import Deadline
+from app.api.intake import LateKind
+from app.api.openapi import PROBLEMS, ClassifyOperation, DetectOperation, PredictOperation
+from app.api.parameters import ClassifyParameters, DetectParameters, Parameters
+from app.api.path_model import PathModel
+from app.api.schema import ClassifyResponse, CocoResult, DetectResponse
+from app.api.tasks import FORMS
+from app.pipeline.pipeline import Pipeline
 
-_RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", generate_examples=False), **PROBLEMS}
+
+def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
+    return {200: ResponseSpec(kind, description=description, generate_examples=False), **PROBLEMS}
 
 
 @GuardedRoute(
@@ -32,55 +32,60 @@ _RESPONSES = {200: ResponseSpec(DetectResponse, description="The detections", ge
     http_method=HttpMethod.POST,
     summary="Detect objects in an image",
     operation_class=DetectOperation,
-    responses=_RESPONSES,
+    responses=_responses(DetectResponse | list[CocoResult], "The detections"),
     status_code=200,
 )
-async def detect(request: Request[Any, Any, Any], detector: NamedDependency[Detector]) -> JsonResponse:
+async def detect(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline]) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
-    return await _detect(request, detector, [])
+    return await _answer(request, pipeline, DetectParameters)
+
+
+@GuardedRoute(
+    "/classify",
+    http_method=HttpMethod.POST,
+    summary="Classify an image",
+    operation_class=ClassifyOperation,
+    responses=_responses(ClassifyResponse, "The classes"),
+    status_code=200,
+)
+async def classify(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline]) -> ASGIResponse:
+    """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
+    return await _answer(request, pipeline, ClassifyParameters)
 
 
 @GuardedRoute(
     "/predict/{model:str}",
     http_method=HttpMethod.POST,
-    summary="Detect objects in an image with a given model",
-    operation_class=DetectOperation,
-    responses=_RESPONSES,
+    summary="Ask a given model about an image",
+    operation_class=PredictOperation,
+    responses=_responses(
+        DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
+    ),
     status_code=200,
 )
-async def predict(request: Request[Any, Any, Any], detector: NamedDependency[Detector], model: FromPath[str]) -> JsonResponse:
-    """Detect objects with the model in the path."""
-    return await _detect(request, detector, [("model", model)])
+async def predict(request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline], model: FromPath[str]) -> ASGIResponse:
+    """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
+    path_model = PathModel(model, intake.query_of(request.scope), pipeline)
+    return await _answer(request, pipeline, path_model.kind or path_model, ("model", model))
 
 
-async def _detect(request: Request[Any, Any, Any], detector: Detector, pairs: list[tuple[str, str]]) -> JsonResponse:
+async def _answer(
+    request: Request[Any, Any, Any],
+    pipeline: Pipeline,
+    kind: type[Parameters] | LateKind[Parameters],
+    *in_path: tuple[str, str],
+) -> ASGIResponse:
     context = context_of(request.scope)
-    query = request.scope["query_string"]
-    if query:
-        pairs = [*pairs, *parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
-    # An invalid query is rejected before the body is read.
-    wanted = parameters.parse(pairs)
-    seconds = detector.timeout_seconds(wanted.timeout_ms)
     with ClientWatch(request.receive, context.body_limits) as client:
-        with detector.admission.start_upload() as upload:
-            image = await client.read_body(upload)
-            context.is_body_received = True
-            received_at = monotonic()
-            if body.needs_parsing(context.content_type):
-                parse = partial(body.parse_body, image, context.content_type)
-                image, more = await detector.run_in_thread(parse, Deadline(received_at + seconds), upload)
-                wanted = parameters.parse([*pairs, *more])
-                seconds = detector.timeout_seconds(wanted.timeout_ms)
-        context.timing.lap("read")
-        # Triton would export spans of a trace that is not sampled, too.
-        trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-        call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
-        model = wanted.options.model or detector.default_model
+        (image, _), wanted, call = await intake.receive(client, request.scope, pipeline, in_path, kind, body.parse_body)
+        question, presentation = wanted.options, wanted.presentation
+        form = FORMS[question.task]
+        model = question.model or pipeline.default_for(question.task)
+        chosen = form.formats.choose(presentation.format, context.accept)
         try:
-            found = await detector.detect(image, wanted.options, call)
+            found = await pipeline.run(image, question, call)
         finally:
-            if detector.is_known(model):
+            if pipeline.is_known(model):
                 context.log_fields["model"] = model
-    context.log_fields |= {"image_bytes": len(image), "detections": len(found.scores)}
-    response = to_response(found, wanted.boxes, context.timing.total, context.request_id)
-    return JsonResponse(msgspec.json.encode(response))
+        context.log_fields |= {"image_bytes": len(image), form.results: len(found.scores)}
+        return await chosen.respond(Answer(found, image, presentation, context, call, pipeline))

@@ -9,9 +9,10 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
 from litestar.openapi.spec import Components
 from litestar.params import FromPath
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.types import ASGIApp
 
 from app import __version__
+from app.api.files import FileResponse
 
 # Swagger UI's own files, under the names the package offapi gives them.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
@@ -23,23 +24,7 @@ async def docs_asset(name: FromPath[str]) -> ASGIApp:
     """Serve one of Swagger UI's files."""
     if name not in ASSETS:
         raise NotFoundException
-    return _FileResponse(_assets_folder() / name, ASSETS[name])
-
-
-class _FileResponse:
-    """Sends a file. The server reads it piece by piece if it can: a client that does not read it costs no memory."""
-
-    def __init__(self, path: Path, media_type: str) -> None:
-        self._path = path
-        self._media_type = media_type
-
-    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        headers = [(b"content-type", self._media_type.encode()), (b"content-length", b"%d" % self._path.stat().st_size)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if "http.response.pathsend" in (scope.get("extensions") or {}):
-            await send({"type": "http.response.pathsend", "path": str(self._path)})  # type: ignore[arg-type]  # an extension
-        else:
-            await send({"type": "http.response.body", "body": self._path.read_bytes(), "more_body": False})
+    return FileResponse(_assets_folder() / name, ASSETS[name])
 
 
 def config(components: Components) -> OpenAPIConfig:
@@ -47,7 +32,7 @@ def config(components: Components) -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Nereid",
         version=__version__,
-        description="Object detection over HTTP: an image goes in, named boxes come out.",
+        description="Object detection and image classification over HTTP: an image goes in, named boxes or classes come out.",
         use_handler_docstrings=True,
         components=components,
         path="/docs",

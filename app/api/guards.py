@@ -1,15 +1,17 @@
 """Guards of routes: checks that run before the body is read."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from litestar.connection import ASGIConnection
+from litestar.enums import HttpMethod
 from litestar.handlers import HTTPRouteHandler
 from litestar.handlers.base import BaseRouteHandler
-from litestar.types import Guard
+from litestar.types import Guard, HTTPScope
 
+from app.api import content_encoding
 from app.api.client_watch import BodyLimits, body_too_large
-from app.api.content_type import is_supported, media_type
+from app.api.content_type import JSON, MULTIPART, URLENCODED, is_supported, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.keys import ApiKeys, Scope
@@ -47,7 +49,7 @@ def guard_circuit(resources: WorkerResources) -> Check:
     """
 
     def check(connection: Connection) -> None:
-        resources.detector.check_circuit(context_of(connection.scope).model)
+        resources.pipeline.check_circuit(context_of(connection.scope).model)
 
     return check
 
@@ -56,7 +58,7 @@ def guard_payload(limits: BodyLimits) -> Check:
     """Make a check that rejects a body by its declared type and length, and sets the limits of any other in its context.
 
     The check raises:
-        UnsupportedMediaType: The type is not one of an image or a form.
+        UnsupportedMediaType: The type is not one of an image or a form, or the body is compressed in a way that is not supported.
         BodyTooLarge: The length is above the limit.
         MalformedRequest: The length is not a number.
     """
@@ -68,12 +70,26 @@ def guard_payload(limits: BodyLimits) -> Check:
         if not is_supported(declared):
             raise UnsupportedMediaType(
                 f"{declared[:64]!r} is not supported; "
-                "send image/*, application/octet-stream, multipart/form-data or application/json"
+                "send image/*, application/octet-stream, multipart/form-data, application/json or application/x-www-form-urlencoded"
             )
+        if context.content_encoding:
+            content_encoding.check(context.content_encoding)
         if _declared_length(connection) > limits.max_bytes:
             raise body_too_large(limits.max_bytes)
 
     return check
+
+
+def guard_batch_type(connection: Connection) -> None:
+    """Reject a body that cannot contain several images.
+
+    Raises:
+        UnsupportedMediaType: It is neither a form nor JSON. What curl sends without being told the type may be JSON.
+    """
+    declared = media_type(context_of(connection.scope).content_type)
+    if declared not in {MULTIPART, JSON, URLENCODED}:
+        found = f"{declared[:64]!r} is not supported for a batch" if declared else "a batch needs a Content-Type header"
+        raise UnsupportedMediaType(f"{found}; send multipart/form-data or application/json")
 
 
 def _declared_length(connection: Connection) -> int:
@@ -91,6 +107,17 @@ def _declared_length(connection: Connection) -> int:
 def guard_timing(connection: Connection) -> None:
     """Start the clock of the request's stages: its body is read next."""
     context_of(connection.scope).timing.start_lap()
+
+
+def guard_body(*checks: Check) -> Check:
+    """Combine checks of a request that has a body; OPTIONS, which a router answers with the methods of a path, has none."""
+
+    def check(connection: Connection) -> None:
+        if cast("HTTPScope", connection.scope)["method"] != HttpMethod.OPTIONS:
+            for guard in checks:
+                guard(connection)
+
+    return check
 
 
 class GuardedRoute(HTTPRouteHandler):

@@ -8,29 +8,42 @@ from litestar.di import NamedDependency
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.errors import DeadlinePassed
+from app.model.reference import split_reference
 from app.telemetry.metrics import Metrics, render
+from app.telemetry.timing import Timing
 from app.triton.metrics import read_metrics
 
 
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
     """Show the metrics of all workers of this host, in a format that Prometheus reads."""
-    worker.detector.sample()
+    worker.pipeline.sample()
     ours = worker.metrics
-    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, ours.models())]
+    models = {split_reference(model)[0] for model in ours.models()}
+    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, models)]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
+
+
+def count_image(metrics: Metrics, timing: Timing, status: int) -> None:
+    """Count an image of a batch that is done."""
+    metrics.batch_images.add(1, str(status))
+    _observe_stages(metrics, timing)
 
 
 def count_request(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
     """Count a request that has ended."""
     metrics.requests.add(1, endpoint, str(status))
     metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)
-    for stage, milliseconds in context.timing.stages.copy().items():  # a thread may still record a stage
-        metrics.stage_seconds.observe(milliseconds / 1e3, stage)
+    _observe_stages(metrics, context.timing)
     if context.error:
         metrics.errors.add(1, context.error)
         if context.rejection_reason:
             metrics.rejections.add(1, context.rejection_reason)
         elif context.error == DeadlinePassed.code:
             metrics.deadlines_missed.add(1, context.failed_stage)
+
+
+def _observe_stages(metrics: Metrics, timing: Timing) -> None:
+    for stage, milliseconds in timing.stages.copy().items():  # a thread may still record a stage
+        metrics.stage_seconds.observe(milliseconds / 1e3, stage)

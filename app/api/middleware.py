@@ -63,7 +63,9 @@ class RequestContextMiddleware:
 
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        context = RequestContext(_request_id(headers), headers.get(b"content-type", b"").decode("latin-1"))
+        content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
+        context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
+        context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         attach(context, scope)
         context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics

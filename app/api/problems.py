@@ -18,11 +18,9 @@ from app.errors import (
     DeadlinePassed,
     GatewayError,
     GatewayFull,
-    InvalidParameter,
     MalformedRequest,
     Unauthorized,
     UnknownModel,
-    UnsupportedMediaType,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -39,6 +37,7 @@ _DETAILS = {
     HTTPStatus.NOT_FOUND: "this path does not exist; /docs lists those that do",
     HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; /docs lists those it supports",
 }
+_INTERNAL = "internal_error", "Internal error", "the failure has been logged with this request_id"
 
 
 async def send(error: GatewayError, scope: Scope, send: Send) -> None:
@@ -48,6 +47,15 @@ async def send(error: GatewayError, scope: Scope, send: Send) -> None:
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def to_problem(error: Exception, request_id: str) -> Problem:
+    """Describe the failure of a part of a request, as it would be described if it were the whole; log it if it is unexpected."""
+    if isinstance(error, GatewayError):
+        return Problem(f"urn:nereid:problem:{error.code}", error.title, error.status, error.detail, error.code, request_id)
+    LOG.error("unexpected exception", request_id=request_id, exc_info=error)
+    code, title, detail = _INTERNAL
+    return Problem(f"urn:nereid:problem:{code}", title, HTTPStatus.INTERNAL_SERVER_ERROR, detail, code, request_id)
 
 
 def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
@@ -74,8 +82,7 @@ def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Respon
     context = context_of(request.scope)
     LOG.error("unexpected exception", request_id=context.request_id, exc_info=error)
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    text = "internal_error", "Internal error", "the failure has been logged with this request_id"
-    return _respond(status, {}, _write(context, status, *text))
+    return _respond(status, {}, _write(context, status, *_INTERNAL))
 
 
 def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
@@ -84,7 +91,7 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
         context.failed_stage = context.timing.fail()
     if isinstance(error, GatewayFull):
         context.rejection_reason = error.reason
-    if isinstance(error, InvalidParameter | UnsupportedMediaType):  # it repeats what the caller sent, which is not logged
+    if error.repeats_request:
         context.is_detail_logged = False
     elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]

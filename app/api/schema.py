@@ -5,14 +5,17 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-BoxFormat = Literal["normalized", "pixel", "coco"]
+from app.model.heads import Task
+
+BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """One object: corners in the unit the caller asked for, or a `bbox` as in COCO files, never both.
+    """One object: corners in the unit the caller asked for, or a `bbox` in pixels, never both.
 
-    Corners are relative to the top left of the upright image; `bbox` is x, y, width, height in pixels.
+    Both are relative to the top left of the upright image. `bbox` is x, y, width, height: of `coco`, x and y are the top left
+    corner, as in COCO files; of `cxcywh`, the centre.
     """
 
     x1: float | UnsetType = UNSET
@@ -52,6 +55,39 @@ class DetectResponse(msgspec.Struct, frozen=True):
     model: ModelUsed
     total_time_ms: float
     request_id: str
+    visualization: bytes | UnsetType = UNSET
+    """The picture with the detections drawn on it, in base64; for `format=image_and_json` only."""
+
+
+class CocoResult(msgspec.Struct, frozen=True):
+    """One object as in the results of COCO; `bbox` is x, y, width, height in pixels of the upright image."""
+
+    image_id: int
+    category_id: int
+    """The class id of the model, from 0."""
+    bbox: tuple[float, float, float, float]
+    score: float
+
+
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    """One class that the image may show."""
+
+    class_: int = msgspec.field(name="class")
+    class_id: int
+    class_name: str
+    confidence: float
+
+
+class ClassifyResponse(msgspec.Struct, frozen=True):
+    """Classes by descending confidence."""
+
+    classifications: list[Classification]
+    num_classifications: int
+    status: Literal["success"]
+    image: ImageSize
+    model: ModelUsed
+    total_time_ms: float
+    request_id: str
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -71,14 +107,27 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     state: Literal["ready", "not_ready", "not_pulled"]
     version: str | None = None
+    """The version that answers, unless a request asks for another one: the newest."""
+    versions: list[str] = []
+    """All that are ready, ascending."""
     width: int | None = None
     height: int | None = None
+    task: Task | None = None
     output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []
     source: str | None = None
     licence: str | None = None
     detail: str | None = None
+    status: str | None = None
+    """Its state as Triton names it, such as `READY`; null if Triton does not have it, or does not tell."""
+    backend: str | None = None
+    """What runs it in Triton."""
+    max_batch_size: int | None = None
+    has_labels: bool = False
+    num_classes: int | None = None
+    input_shape: list[int] | None = None
+    """Of one image, without the batch dimension."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -86,103 +135,6 @@ class ModelList(msgspec.Struct, frozen=True):
 
     default: str
     models: list[ModelInfo]
-
-
-class TritonHealth(msgspec.Struct, frozen=True):
-    """What Triton says of itself."""
-
-    status: Literal["ready", "not_ready", "unreachable"]
-    version: str | None = None
-    latency_ms: float | None = None
-    """How long it took to answer the question for its version."""
-    models_ready: list[str] = []
-
-
-class ServerHealth(msgspec.Struct, frozen=True):
-    """One of the Tritons."""
-
-    address: str
-    """`host:port` of its gRPC endpoint."""
-    status: Literal["ready", "not_ready", "unreachable"]
-    """Whether the default model is ready there."""
-    version: str | None
-    latency_ms: float | None
-    models_ready: list[str]
-    transport: Literal["shm", "inline"]
-    left_out: list[str]
-    """Models that the worker that answered does not ask it for now, because it fails."""
-    share: float
-    """Its part of the images that this worker has sent in the last seconds; 0 if there were none."""
-
-
-class GpuDevice(msgspec.Struct, frozen=True):
-    """A GPU that Triton sees; what it does not tell is null."""
-
-    id: str
-    utilization: float | None
-    memory_used_mb: float | None
-    memory_total_mb: float | None
-
-
-class GpuHealth(msgspec.Struct, frozen=True):
-    """Whether the default model runs on a GPU, and all that Triton sees."""
-
-    in_use: bool
-    devices: list[GpuDevice]
-
-
-class Memory(msgspec.Struct, frozen=True):
-    """Resident memory of the worker that answered, and of all workers of the host."""
-
-    rss_mb: float
-    workers_mb: list[float]
-
-
-class LimitsInForce(msgspec.Struct, frozen=True):
-    """What the gateway allows. Sizes are MiB, except those of images; times are seconds."""
-
-    max_file_size_mb: float
-    max_megapixels: float
-    max_megapixels_unscalable: float
-    max_uploads: int
-    memory_mb: float
-    timeout_seconds: float
-    max_timeout_seconds: float
-    requests: dict[str, int] = {}
-    """By model, as many as can be answered in time."""
-
-
-class Performance(msgspec.Struct, frozen=True):
-    """Memory of all workers of the host, and which optimizations are in use."""
-
-    memory_mb: float
-    optimizations: dict[str, bool | str]
-
-
-class Health(msgspec.Struct, frozen=True):
-    """State of the gateway, Triton and the default model; the status is 503 when no detection is possible."""
-
-    status: Literal["healthy", "unhealthy"]
-    version: str
-    api: Literal["healthy"]
-    triton: TritonHealth
-    """The only Triton; or the best of several, with the models of all."""
-    tritons: list[ServerHealth]
-    model: str
-    model_ready: bool
-    gpu: GpuHealth
-    memory: Memory
-    performance: Performance
-    limits: LimitsInForce
-
-
-class Liveness(msgspec.Struct, frozen=True):
-    """The worker process answers."""
-
-    status: Literal["alive"]
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """Whether the default model is ready."""
-
-    status: Literal["ready", "not_ready"]
+    total: int
+    triton_status: Literal["READY"] = "READY"
+    """Without Triton there is no list; the answer is 503."""

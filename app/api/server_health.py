@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 
-from app.api.schema import ServerHealth, TritonHealth
+from app.api.health_schema import ServerHealth, Services, TritonHealth, TritonService
 from app.errors import GatewayError
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
@@ -38,6 +38,17 @@ def summarize(servers: Sequence[ServerHealth], *, is_usable: bool) -> TritonHeal
     status = "not_ready" if best.status == "ready" and not is_usable else best.status
     models = sorted({model for server in servers for model in server.models_ready})
     return TritonHealth(status, best.version, best.latency_ms, models)
+
+
+def to_services(servers: Sequence[ServerHealth], triton: TritonHealth) -> Services:
+    """Say whether any Triton answers.
+
+    Args:
+        servers: What `examine` has found.
+        triton: What `summarize` makes of it.
+    """
+    url = ",".join(server.address for server in servers)
+    return Services(TritonService(triton.status != "unreachable", triton.status, url))
 
 
 async def _examine(server: TritonServer, pool: TritonPool, model: str, sent: float) -> ServerHealth:

@@ -1,7 +1,7 @@
-"""Decode raw detector heads to boxes in numpy, for models without post-processing of their own.
+"""Decode raw detector heads to boxes, and suppress boxes that show the same object, in numpy.
 
 It makes the same choices as the graphs that `pull` composes: an anchor stands for its best class, boxes of different classes
-never suppress each other, and candidates are limited before the quadratic step.
+do not suppress each other unless they are to, and candidates are limited before the quadratic step.
 """
 
 import numpy as np
@@ -19,21 +19,21 @@ Scores = NDArray[np.float32]
 Classes = NDArray[np.int32]
 
 
-def from_yolo(head: NDArray[np.float32], iou: float) -> tuple[Boxes, Scores, Classes]:
+def from_yolo(head: NDArray[np.float32]) -> tuple[Boxes, Scores, Classes]:
     """Decode a head (4 + classes, anchors): box centre and size in pixels of the input, then final scores."""
-    return _select(head[:4].T, head[4:].T, iou)
+    return _candidates(head[:4].T, head[4:].T)
 
 
-def from_yolox(head: NDArray[np.float32], iou: float, input_size: tuple[int, int]) -> tuple[Boxes, Scores, Classes]:
+def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> tuple[Boxes, Scores, Classes]:
     """Decode a head (anchors, 5 + classes): offset and log size in cells, objectness, then class scores."""
     corners, strides = anchor_grid(input_size)
     centres = (head[:, :2] + corners) * strides
     sizes = np.exp(head[:, 2:4]) * strides
-    return _select(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:], iou)
+    return _candidates(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:])
 
 
-def _select(boxes: Boxes, scores: Scores, iou: float) -> tuple[Boxes, Scores, Classes]:
-    """Keep at most `MAX_DETECTIONS` of boxes (anchors, 4) centre x y width height by scores (anchors, classes).
+def _candidates(boxes: Boxes, scores: Scores) -> tuple[Boxes, Scores, Classes]:
+    """Keep at most `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height by scores (anchors, classes).
 
     Returns:
         (n, 4) x1 y1 x2 y2, (n,) descending, (n,).
@@ -44,23 +44,33 @@ def _select(boxes: Boxes, scores: Scores, iou: float) -> tuple[Boxes, Scores, Cl
     order = order[best[order] > MIN_SCORE]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
-    best, classes = best[order], winners[order].astype(np.int32)
-    kept = _suppress(corners, classes, iou)[:MAX_DETECTIONS]
-    return corners[kept], best[kept], classes[kept]
+    return corners, best[order], winners[order].astype(np.int32)
 
 
-def _suppress(corners: Boxes, classes: Classes, iou: float) -> NDArray[np.intp]:
-    """Choose, from boxes sorted by descending score, those that no better one of their class covers."""
-    x1, y1, x2, y2 = corners.T
+def suppress(boxes: Boxes, classes: Classes | None, iou: float) -> NDArray[np.intp]:
+    """Choose the boxes that no better one covers, at most `MAX_DETECTIONS`.
+
+    Args:
+        boxes: (n, 4) x1 y1 x2 y2, by descending score.
+        classes: (n,); None if boxes of different classes suppress each other, too.
+        iou: Intersection over union above which the better of two boxes suppresses the other.
+
+    Returns:
+        Their indices, ascending.
+    """
+    x1, y1, x2, y2 = boxes.T
     area = (x2 - x1) * (y2 - y1)
-    kept = []
-    remaining = np.arange(len(corners))
-    while len(remaining):
+    kept: list[np.intp] = []
+    remaining = np.arange(len(boxes))
+    while len(remaining) and len(kept) < MAX_DETECTIONS:
         first, rest = remaining[0], remaining[1:]
         kept.append(first)
         width = np.minimum(x2[first], x2[rest]) - np.maximum(x1[first], x1[rest])
         height = np.minimum(y2[first], y2[rest]) - np.maximum(y1[first], y1[rest])
         overlap = np.maximum(width, 0) * np.maximum(height, 0)
         union = area[first] + area[rest] - overlap
-        remaining = rest[(classes[rest] != classes[first]) | (overlap <= iou * union)]
+        is_free = overlap <= iou * union
+        if classes is not None:
+            is_free |= classes[rest] != classes[first]
+        remaining = rest[is_free]
     return np.array(kept, np.intp)

@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
-from app.errors import InvalidImage, InvalidModelOutput
+from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
-from app.model.spec import DECODED, ModelSpec, OutputFormat
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.outputs import expect_shape, take_outputs
+from app.model.spec import ModelSpec
 
 # Scores are probabilities; FP16 models may round slightly above one.
 _MAX_SCORE = 1.001
@@ -17,7 +19,7 @@ _MAX_CLASSES = 2**31
 
 
 class Candidates(NamedTuple):
-    """What a model found in one image, in no particular order."""
+    """What a model found in one image, in no particular order; a raw head finds each object many times."""
 
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the model's input or of the image."""
@@ -35,33 +37,17 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
         outputs: Tensors by name; where the model has a batch dimension, it is 1.
 
     Raises:
+        WrongTask: The model is not a detector.
         InvalidImage: The model could not decode the image, and tells so.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
-    if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
-        raise InvalidImage("the image data is truncated or corrupt")
-    expected = zip(spec.output_names, spec.output_dtypes, strict=True)
-    return _decode(spec, [_take(spec, name, dtype, outputs) for name, dtype in expected])
+    return _decode(spec, spec.expect_head(DetectionHead), take_outputs(spec, outputs))
 
 
-def _take(spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Take one output, without the batch dimension."""
-    tensor = outputs.get(name)
-    if tensor is None:
-        raise InvalidModelOutput(f"{spec.name} did not return {name}")
-    if dtype is not None and tensor.dtype != dtype:
-        raise InvalidModelOutput(f"{spec.name} returned {name} as {tensor.dtype}, expected {dtype}")
-    if not spec.has_batch_dimension:
-        return tensor
-    if tensor.ndim == 0 or len(tensor) != 1:
-        raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for one image")
-    return tensor.reshape(tensor.shape[1:])
-
-
-def _decode(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode(spec: ModelSpec, head: DetectionHead, tensors: list[NDArray[Any]]) -> Candidates:
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
-        found = _DECODERS[spec.output_format](spec, tensors)
-        if spec.has_normalized_boxes:
+        found = _DECODERS[head.output_format](spec, tensors)
+        if head.has_normalized_boxes:
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
     if not len(found.scores):
         return found
@@ -74,20 +60,12 @@ def _decode(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     return found
 
 
-def _expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    fits = tensor.shape == shape or (
-        tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
-    )
-    if not fits:
-        raise InvalidModelOutput(f"{spec.name} returned a tensor of shape {tensor.shape}, expected {shape}")
-
-
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     count, boxes, scores, classes = tensors
-    _expect_shape(spec, count, (1,))
-    _expect_shape(spec, boxes, (None, 4))
+    expect_shape(spec, count, (1,))
+    expect_shape(spec, boxes, (None, 4))
     for tensor in (scores, classes):
-        _expect_shape(spec, tensor, (len(boxes),))
+        expect_shape(spec, tensor, (len(boxes),))
     n = int(count[0])
     if not 0 <= n <= len(boxes):
         raise InvalidModelOutput(f"{spec.name} returned a count of {n} for {len(boxes)} rows")
@@ -96,24 +74,24 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
 
 def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (table,) = tensors
-    _expect_shape(spec, table, (None, 6))
+    expect_shape(spec, table, (None, 6))
     table = table.astype(np.float32)
     table = table[~(table[:, 4] <= 0)]  # drops padding; written so that a NaN stays and is rejected
     return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
 
 
 def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    (head,) = tensors
-    _expect_shape(spec, head, (None, None))
-    _expect_classes(spec, head, len(head) - 4)
-    return Candidates(*nms.from_yolo(head.astype(np.float32), spec.iou))
+    (tensor,) = tensors
+    expect_shape(spec, tensor, (None, None))
+    _expect_classes(spec, tensor, len(tensor) - 4)
+    return Candidates(*nms.from_yolo(tensor.astype(np.float32)))
 
 
 def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    (head,) = tensors
-    _expect_shape(spec, head, (count_anchors(spec.input_size), None))
-    _expect_classes(spec, head, head.shape[1] - 5)
-    return Candidates(*nms.from_yolox(head.astype(np.float32), spec.iou, spec.input_size))
+    (tensor,) = tensors
+    expect_shape(spec, tensor, (count_anchors(spec.input_size), None))
+    _expect_classes(spec, tensor, tensor.shape[1] - 5)
+    return Candidates(*nms.from_yolox(tensor.astype(np.float32), spec.input_size))
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:

@@ -2,13 +2,26 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from app.detection.nms import suppress
 from app.detection.outputs import Candidates
 from app.errors import InvalidParameter
+from app.model.heads import RAW_HEADS, DetectionHead
 
 _ID = re.compile(r"[0-9]{1,9}")
+
+
+class Suppression(NamedTuple):
+    """Which boxes are one object, of which only the best is kept."""
+
+    iou: float
+    """Those whose intersection over union is above this, 0 to 1."""
+    is_agnostic: bool
+    """Whether boxes of different classes can be one object."""
 
 
 def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozenset[int] | None:
@@ -34,22 +47,63 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
     return frozenset(ids)
 
 
-def select(found: Candidates, *, confidence: float, class_ids: frozenset[int] | None, max_detections: int) -> Candidates:
-    """Keep the best candidates that have an area, by descending score.
+def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool) -> Suppression | None:
+    """Find out how to suppress a model's boxes; None if the model has done all that is wanted.
+
+    What a model has suppressed stays so, even if the box that covered it is suppressed now: a few boxes differ from what one NMS
+    at the lower overlap would leave.
 
     Args:
-        found: The candidates of one image, clipped to it: those that lie in the padding around it have no area then.
+        iou: What the caller asks for; None for what the model's config says.
+        head: What comes out of the model.
+        is_agnostic: Whether boxes of different classes can be one object.
+
+    Raises:
+        InvalidParameter: The model itself suppresses more than the caller wants.
+    """
+    if iou is not None and iou > head.max_iou:
+        raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
+    if iou is None and not is_agnostic and head.output_format not in RAW_HEADS:
+        return None
+    return Suppression(head.iou if iou is None else iou, is_agnostic)
+
+
+def select(
+    found: Candidates, *, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression | None = None
+) -> Candidates:
+    """Keep the candidates that the caller wants, by descending score.
+
+    Those that are not wanted suppress none: with `is_agnostic`, that would depend on classes that the caller does not see.
+
+    Args:
+        found: The candidates of one image, not clipped to it: clipping changes how much they overlap.
         confidence: Minimum score.
         class_ids: The classes to keep; None for all.
-        max_detections: How many to keep at most.
+        suppression: Which of them are one object; None if none are.
     """
     if not len(found.scores):
         return found
     keep = found.scores >= confidence
     if class_ids is not None:
         keep &= np.isin(found.class_ids, list(class_ids))
-    x1, y1, x2, y2 = found.boxes.T
-    keep &= (x2 > x1) & (y2 > y1)
     chosen = np.flatnonzero(keep)
-    order = chosen[np.argsort(-found.scores[chosen], kind="stable")][:max_detections]
-    return Candidates(found.boxes[order], found.scores[order], found.class_ids[order])
+    kept = _take(found, chosen[np.argsort(-found.scores[chosen], kind="stable")])
+    if suppression is None:
+        return kept
+    with np.errstate(over="ignore", invalid="ignore"):  # areas of absurd boxes
+        return _take(kept, suppress(kept.boxes, None if suppression.is_agnostic else kept.class_ids, suppression.iou))
+
+
+def keep_best(found: Candidates, max_detections: int) -> Candidates:
+    """Keep the first candidates that have an area.
+
+    Args:
+        found: By descending score, clipped to the image: those that lie in the padding around it have no area then.
+        max_detections: How many to keep at most.
+    """
+    x1, y1, x2, y2 = found.boxes.T
+    return _take(found, np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections])
+
+
+def _take(found: Candidates, indices: NDArray[np.intp]) -> Candidates:
+    return Candidates(found.boxes[indices], found.scores[indices], found.class_ids[indices])

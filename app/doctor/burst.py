@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from time import perf_counter
 from typing import NamedTuple
 
-from app.detection.outputs import decode_outputs
 from app.doctor.batching import Scheduling, check_delay
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import GatewayError, InferenceFailed, InvalidModelOutput
 from app.model.spec import ModelSpec
-from app.pipeline.probe import blank_input
+from app.pipeline.probe import blank_input, check_result
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.statistics import ModelStatistics, read_statistics
@@ -83,7 +82,7 @@ def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
     error = run.errors[0] if run.errors else None
     if error is None:
         try:
-            decode_outputs(spec, run.answers[0].outputs)
+            check_result(spec, run.answers[0])
         except InvalidModelOutput as invalid:
             error = invalid
         else:

@@ -109,18 +109,19 @@ def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Fi
         from app.imaging.header import PixelLimits  # noqa: PLC0415
     except ImportError:  # `jpeg_decoder` tells
         return
-    largest = settings.max_body_bytes + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_unscalable))
+    body = max(settings.max_body_bytes, settings.max_batch_bytes)
+    largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_unscalable), body)
     images = memory.image_budget(settings.memory_mb, largest)
     need = 2 * images + _workers(settings) * (WORKER_MIB * _MIB + arena)
     text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"
     if need > available:
         fix = (
-            f"{PREFIX}MAX_MEGAPIXELS=12 and {PREFIX}MAX_FILE_SIZE_MB=10, fewer {PREFIX}WORKERS, "
+            f"{PREFIX}MAX_MEGAPIXELS=12, {PREFIX}MAX_FILE_SIZE_MB=10 and {PREFIX}MAX_BATCH_SIZE_MB=20, fewer {PREFIX}WORKERS, "
             f"or {math.ceil(need / _MIB / 256) * 256} MiB of memory"
         )
         yield warning("memory", f"{text}: the kernel may kill workers", fix)
     elif 0 < settings.memory_mb * _MIB < largest:
-        text = f"{PREFIX}MEMORY_MB={settings.memory_mb} is not kept to: the largest image needs {largest / _MIB:.0f} MiB"
+        text = f"{PREFIX}MEMORY_MB={settings.memory_mb} is not kept to: the largest request needs {largest / _MIB:.0f} MiB"
         yield warning("memory", text, f"{PREFIX}MEMORY_MB={math.ceil(largest / _MIB)}, or a smaller {PREFIX}MAX_MEGAPIXELS")
     else:
         yield ok("memory", text)

@@ -50,7 +50,7 @@ async def examine(
     except UnsupportedModel as error:
         fix = "the README, Models, lists the supported tensors; `nereid pull` composes a model that has them from a network"
         return [failure("model", error.detail, fix), *findings], None
-    formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.output_format.description}"
+    formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
     is_own = not settings.triton_urls and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
@@ -96,7 +96,7 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
     if spec.labels:
         yield ok("labels", f"{spec.name} has {count(len(spec.labels), 'class name')}")
     else:
-        text = f"{spec.name} has no class names: detections are named by their class ids"
+        text = f"{spec.name} has no class names: classes are named by their ids"
         yield warning("labels", text, f'add to {file}:\nparameters {{ key: "labels" value {{ string_value: "person,bicycle" }} }}')
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayError
 from app.imaging import canvas
+from app.imaging.fit import fit_for
 from app.imaging.header import MAX_SIDE, PixelLimits
-from app.imaging.letterbox import Letterbox
 from app.model.spec import DECODED, from_triton_config
 
 # The gateway has checked the headers, with limits of its own.
@@ -32,7 +32,7 @@ class FileInput:
             UnsupportedModel: The gateway could not use it either.
         """
         spec = from_triton_config(config, "")
-        self._letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
+        self._fit, self._pad = fit_for(spec), spec.pad
 
     def draw(self, files: Sequence[bytes]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int32]]]:
         """Decode files.
@@ -41,15 +41,15 @@ class FileInput:
             UINT8 (n, height, width, 3) RGB, nothing but padding for a file that cannot be decoded; and the output that tells
             so, by name: INT32 (n, 1), 0 for such a file and 1 for the others.
         """
-        width, height = self._letterbox.canvas_size
+        width, height = self._fit.canvas_size
         canvases = np.empty((len(files), height, width, 3), np.uint8)
         decoded = [[self._draw(file, pixels)] for file, pixels in zip(files, canvases, strict=True)]
         return canvases, {DECODED: np.array(decoded, np.int32)}
 
     def _draw(self, file: bytes, pixels: NDArray[np.uint8]) -> bool:
         try:
-            canvas.draw_image(file, self._letterbox, _LIMITS, lambda _: None, lambda: pixels)
+            canvas.draw_image(file, self._fit, _LIMITS, lambda _: None, lambda: pixels)
         except GatewayError:
-            pixels[:] = self._letterbox.pad
+            pixels[:] = self._pad
             return False
         return True

@@ -1,13 +1,16 @@
-"""How many cores this process and its siblings may use."""
+"""How many cores this process and its siblings may use, and what it has used."""
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
+_OWN_STATE = Path("/proc/self/stat")
+_STARTED_FIELD = 19  # after the name, which may contain spaces
 
 
 def available() -> float:
@@ -18,6 +21,13 @@ def available() -> float:
 def workers(asked: int, instances: int) -> int:
     """Return the number of API processes of an instance: as asked for; 0 is one per core, which several instances share."""
     return asked or max(1, math.floor(available()) // max(1, instances))
+
+
+def used_percent() -> float:
+    """Return how much of one core this process has used since it was started, percent."""
+    started = int(_read(_OWN_STATE).rpartition(")")[2].split()[_STARTED_FIELD]) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    return 100 * time.process_time() / max(age, 0.1)
 
 
 def _quotas() -> Iterator[float]:

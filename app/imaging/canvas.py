@@ -1,13 +1,14 @@
-"""Check an image's header, allocate a canvas and draw the image on it: all that the pipeline needs of this package."""
+"""Check an image's header, allocate a canvas and draw the image on it: what the pipeline needs of this package for a request."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.decode import ARRAY_BYTES, decode, decoded_size, estimate_decode_bytes
+from app.imaging.fit import Fit
 from app.imaging.header import PixelLimits, read_header
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.transform import ImageTransform
 
 _QUICK_BYTES = 1 << 20
 
@@ -17,46 +18,49 @@ def is_quick_to_check(data: bytes) -> bool:
     return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
 
 
-def check_image(data: bytes, letterbox: Letterbox, limits: PixelLimits) -> LetterboxTransform:
+def check_image(data: bytes, fit: Fit, limits: PixelLimits) -> ImageTransform:
     """Check an image that will be decoded elsewhere.
 
     Args:
         data: The encoded image.
-        letterbox: The letterbox that will be applied to it.
+        fit: How it will be fitted.
         limits: Maximum sizes of images.
 
     Raises:
         GatewayError: As `read_header` says.
     """
     header = read_header(data, limits)
-    return letterbox.fit(header.width, header.height)
+    return fit.fit(header.width, header.height)
 
 
 def draw_image(
     data: bytes,
-    letterbox: Letterbox,
+    fit: Fit,
     limits: PixelLimits,
     reserve: Callable[[int], None],
     allocate_canvas: Callable[[], NDArray[np.uint8]],
-) -> LetterboxTransform:
+) -> ImageTransform:
     """Decode an image and draw it on a canvas.
 
     Args:
         data: The encoded image.
-        letterbox: How to fit it.
+        fit: How to fit it.
         limits: Maximum sizes of images.
-        reserve: Called once the header is accepted, with an estimate of the memory that decoding takes, bytes; raises what
-            the caller wants to be raised if there is none.
-        allocate_canvas: Called after that; returns UINT8 (height, width, 3) of the letterbox's size,
+        reserve: Called once the header is accepted, with an estimate of the memory that decoding and drawing take, bytes; raises
+            what the caller wants to be raised if there is none.
+        allocate_canvas: Called after that; returns UINT8 (height, width, 3) of the size of `fit`,
             every byte of which is then written.
 
     Raises:
         GatewayError: As `read_header` and `decode` say.
     """
     header = read_header(data, limits)
-    transform = letterbox.fit(header.width, header.height)
-    reserve(estimate_decode_bytes(header, transform.min_decode_size))
+    transform = fit.fit(header.width, header.height)
+    width, height = size = decoded_size(header, transform.min_decode_size)
+    draw_bytes = width * height * ARRAY_BYTES + fit.draw_bytes(size, transform)
+    reserve(max(estimate_decode_bytes(header, transform.min_decode_size), draw_bytes))
     canvas = allocate_canvas()
-    pixels = decode(header, transform.min_decode_size, transform.area(canvas))
-    letterbox.draw(pixels, transform, canvas)
+    target = transform.area(canvas) if transform.crop is None else None
+    pixels = decode(header, transform.min_decode_size, target)
+    fit.draw(pixels, transform, canvas)
     return transform

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging import exif, jpeg
+from app.imaging import exif, jpeg, opencv
 from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
 # Memory at the peak, bytes a pixel: libjpeg-turbo has no image of its own, unlike Pillow, and libwebp has two canvases.
-_ARRAY_BYTES = 3
-_PILLOW_BYTES = 4 + _ARRAY_BYTES
+ARRAY_BYTES = 3
+_PILLOW_BYTES = 4 + ARRAY_BYTES
 _WEBP_BYTES = 16
+# Of a file that is written anew for OpenCV.
+_FILE_COPIES = 2
 # Of all coefficients of a JPEG, which has up to four components.
 _COEFFICIENT_BYTES = 8
 # Up to this size an image is converted at once, which is faster.
@@ -35,20 +37,34 @@ def estimate_decode_bytes(header: ImageHeader, min_decode_size: tuple[int, int])
         min_decode_size: As `decode` will get it.
     """
     pixels = header.width * header.height
+    if header.opencv_file is not None:
+        return pixels * header.opencv_file.pixel_bytes + _FILE_COPIES * len(header.data)
     if header.file is not None and header.file.format not in _JPEG:
         return pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES)
-    if header.file is None:
-        pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
-    else:
-        pixel_bytes = _PILLOW_BYTES
-        min_decode_size = min_decode_size[0] + 1, min_decode_size[1] + 1  # Pillow rounds down where libjpeg rounds up
-    width, height = jpeg.reduced_size((header.width, header.height), min_decode_size)
+    by_libjpeg = ARRAY_BYTES * (1 if header.orientation == 1 else 2)
+    pixel_bytes = by_libjpeg if header.file is None else _PILLOW_BYTES
+    width, height = decoded_size(header, min_decode_size)
     return width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
 
 
-def max_decode_bytes(limits: PixelLimits) -> int:
-    """Return the most that `estimate_decode_bytes` returns for an image within the limits."""
-    return max(limits.scalable * (_PILLOW_BYTES + _COEFFICIENT_BYTES), limits.other * _WEBP_BYTES)
+def decoded_size(header: ImageHeader, min_decode_size: tuple[int, int]) -> tuple[int, int]:
+    """Return width and height, upright, at which `decode` decodes, or a little more; the arguments are the same."""
+    size = header.width, header.height
+    if header.opencv_file is not None or (header.file is not None and header.file.format not in _JPEG):
+        return size
+    if header.file is not None:
+        min_decode_size = min_decode_size[0] + 1, min_decode_size[1] + 1  # Pillow rounds down where libjpeg rounds up
+    return jpeg.reduced_size(size, min_decode_size)
+
+
+def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
+    """Return the most that `estimate_decode_bytes` returns for an image within the limits, in a file of so many bytes."""
+    by_opencv = (limits.of(name) * pixel_bytes for name, pixel_bytes in opencv.PIXEL_BYTES.items())
+    return max(
+        limits.scalable * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
+        limits.other * _WEBP_BYTES,
+        max(by_opencv) + _FILE_COPIES * max_file_bytes,
+    )
 
 
 def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
@@ -70,7 +86,9 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     if exif.is_sideways(header.orientation):
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.file is None:
+    if header.opencv_file is not None:
+        pixels = opencv.decode(header.opencv_file)
+    elif header.file is None:
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
         try:

@@ -18,7 +18,8 @@ _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     8: np.rot90,
 }
 _FIRST_SIDEWAYS = 5
-_SHORT = 3
+# The types of numbers that fit into an entry, by their code: SHORT, and whatever else some programs write and Pillow reads.
+_NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 13: "L"}
 
 
 def read_orientation(exif: bytes) -> int:
@@ -35,9 +36,10 @@ def read_orientation(exif: bytes) -> int:
         (at,) = struct.unpack_from(order + "L", exif, 4)
         (tags,) = struct.unpack_from(order + "H", exif, at)
         for entry in range(at + 2, at + 2 + 12 * tags, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHLH", exif, entry)
+            tag, kind = struct.unpack_from(order + "HHxxxxxxxx", exif, entry)
             if tag == ExifTags.Base.Orientation:
-                return value if kind == _SHORT and value in _TURNS else 1
+                (value,) = struct.unpack_from(order + _NUMBERS.get(kind, "x"), exif, entry + 8) or (1,)
+                return int(value) if value in _TURNS else 1
     except struct.error:  # a broken block does not make the image invalid; viewers show it as stored
         pass
     return 1

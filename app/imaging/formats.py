@@ -15,7 +15,11 @@ _MAGIC = {
     "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
     "GIF": re.compile(rb"GIF8"),
     "BMP": re.compile(rb"BM"),
+    "AVIF": re.compile(rb".{4}ftyp(?:.{4}){0,15}?avi[fs]", re.DOTALL),  # among the compatible brands, at the latest
+    "TIFF": re.compile(rb"II[*+]\0|MM\0[*+]"),
 }
+_HEIC = re.compile(rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
+_JPEG_2000_OR_XL = re.compile(rb"\0\0\0\x0c(?:jP  |JXL )\r\n\x87\n|\xff\x4f\xff\x51|\xff\x0a")
 # A decoder reads each chunk by itself, and chunks without pixels may be compressed. 50 MiB in chunks of 4 KiB are 12,800.
 _MAX_PNG_PIXEL_CHUNKS = 20_000
 _MAX_PNG_OTHER_CHUNKS = 100
@@ -28,7 +32,7 @@ _MAX_GIF_EXTENSION_BLOCKS = 10_000
 
 
 def find_format(data: bytes) -> str | None:
-    """Return the format by the first bytes alone: JPEG, PNG, WEBP, GIF or BMP; None if they are none of these."""
+    """Return the format by the first bytes alone: JPEG, PNG, WEBP, GIF, BMP, AVIF or TIFF; None if they are none of these."""
     return next((name for name, magic in _MAGIC.items() if magic.match(data)), None)
 
 
@@ -40,6 +44,12 @@ def identify(data: bytes) -> str:
         InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
     """
     name = find_format(data)
+    if name is None and _HEIC.match(data):
+        raise UnsupportedFormat(
+            'the image is a HEIC; convert it to JPEG, or let the phone take JPEGs: Settings, Camera, Formats, "Most Compatible"'
+        )
+    if name is None and _JPEG_2000_OR_XL.match(data):
+        raise UnsupportedFormat("the image is a JPEG 2000 or JPEG XL, which is not supported; convert it to JPEG or PNG")
     if name is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC)})")
     if name == "PNG" and _has_too_many_png_chunks(data):

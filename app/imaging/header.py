@@ -7,7 +7,7 @@ from typing import NamedTuple
 from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
-from app.imaging import exif, formats, jpeg
+from app.imaging import exif, formats, jpeg, opencv
 
 MAX_SIDE = 16384
 MAX_ASPECT = 100
@@ -37,7 +37,9 @@ class PixelLimits(NamedTuple):
     other: int
 
     def of(self, name: str) -> int:
-        """Return the limit for a format."""
+        """Return the limit for a format: half for AVIF, a pixel of which takes several times the time and memory of others."""
+        if name == "AVIF":
+            return self.other // 2
         return self.scalable if name == "JPEG" else self.other
 
 
@@ -46,7 +48,7 @@ class ImageHeader(NamedTuple):
 
     data: bytes
     file: Image.Image | None
-    """Opened by Pillow; None for a JPEG that libjpeg-turbo reads by itself."""
+    """Opened by Pillow; None for a JPEG that libjpeg-turbo reads by itself, and for what OpenCV reads."""
     width: int
     """Pixels, upright."""
     height: int
@@ -55,13 +57,15 @@ class ImageHeader(NamedTuple):
     """EXIF, 1 to 8."""
     is_single_scan: bool = True
     """False for a JPEG of which libjpeg has to keep all coefficients in memory."""
+    opencv_file: opencv.OpenCvFile | None = None
+    """For OpenCV to decode: an AVIF or TIFF."""
 
 
 def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
     """Read format, size and orientation.
 
     Raises:
-        UnsupportedFormat: The bytes are not a JPEG, PNG, WebP, BMP or GIF, or only a slow decoder exists for them.
+        UnsupportedFormat: The bytes are not a JPEG, PNG, WebP, BMP, GIF, AVIF or TIFF, or of a kind of it that is not read.
         ImageTooLarge: More pixels than its format may have.
         InvalidImageDimensions: A side is over `MAX_SIDE` pixels, or one is over `MAX_ASPECT` times the other.
         InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time or memory.
@@ -71,7 +75,11 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
     max_pixels = limits.of(name)
     exif_block, scans, is_single_scan = jpeg.read_segments(data) if is_jpeg else jpeg.Segments(b"", 1, is_single_scan=True)
     size = jpeg.read_size(data) if is_jpeg else None
-    file = None
+    file = opencv_file = None
+    orientation = 1
+    if name in opencv.FORMATS:
+        opencv_file = opencv.open_file(data, name)
+        size, orientation = opencv_file[:2], opencv_file.orientation
     if size is None:
         file = _open(data, name, max_pixels)
         size = file.size
@@ -84,10 +92,10 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
     if scans * width * height > _MAX_SCANNED_PIXELS:
         raise InvalidImage("the JPEG has too many scans for its size")
     # A PNG may have its EXIF block behind the pixels, where it is not read: such an image is taken as stored.
-    orientation = exif.read_orientation(exif_block)
+    orientation = exif.read_orientation(exif_block) if exif_block else orientation
     if exif.is_sideways(orientation):
         width, height = height, width
-    return ImageHeader(data, file, width, height, orientation, is_single_scan)
+    return ImageHeader(data, file, width, height, orientation, is_single_scan, opencv_file)
 
 
 def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:

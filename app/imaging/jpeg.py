@@ -11,13 +11,21 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from app.errors import InvalidImage
+from app.errors import InvalidImage, UnsupportedFormat
 
 _EXIF = b"Exif\0\0"
 _END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # Frame types that a single scan can complete: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_DEPTH = 8
+# What no decoder here reads. Source: ITU-T T.81, table B.1; JPEG LS: ITU-T T.87, C.1.1.
+_UNSUPPORTED_FRAMES = {
+    **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
+    **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
+    0xF7: "JPEG-LS",
+}
+_MAX_DEPTH = 16
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 # What libjpeg takes for the next marker: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
@@ -46,6 +54,7 @@ def read_segments(data: bytes) -> Segments:
     """Go from marker to marker as libjpeg does; only through the header if the first scan holds the whole image.
 
     Raises:
+        UnsupportedFormat: It is of a kind that cannot be decoded: lossless, hierarchical, or of more than 8 bits.
         InvalidImage: The file is crafted to exhaust CPU time.
     """
     exif, components, scans, is_single_scan = b"", -1, 0, False
@@ -57,11 +66,22 @@ def read_segments(data: bytes) -> Segments:
                 break
             if scans > _MAX_SCANS:
                 raise InvalidImage(_TOO_MUCH)
-        elif marker in _SEQUENTIAL:
-            components = data[at + 7]
+        elif marker in _FRAMES or marker in _UNSUPPORTED_FRAMES:
+            _check_frame(marker, data[at + 2])
+            if marker in _SEQUENTIAL:
+                components = data[at + 7]
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
     return Segments(exif, scans, is_single_scan)
+
+
+def _check_frame(marker: int, depth: int) -> None:
+    """Tell a file that is fine but not supported from one that is corrupt."""
+    kind = _UNSUPPORTED_FRAMES.get(marker)
+    if kind is None and _DEPTH < depth <= _MAX_DEPTH:
+        kind = f"{depth}-bit"
+    if kind is not None:
+        raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
 
 
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
@@ -98,12 +118,14 @@ def read_size(data: bytes) -> tuple[int, int] | None:
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:
-    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none.
+    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none before the pixels.
 
     Raises:
         InvalidImage: As `read_segments` says.
     """
     for marker, at in _iterate(data):
+        if marker == _START_OF_SCAN:  # a frame header behind it counts for nothing, and to find it takes long
+            break
         if marker in _FRAMES:
             return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 3 : at + 5])
     return 0, 0

@@ -1,49 +1,12 @@
-"""Fit an image into the model's input, and map boxes back to the image.
-
-Both directions live here so that they agree: the way back uses the rounded size that the image got on the canvas, per
-axis, never the unrounded scale.
-"""
+"""Fit an image into the model's input with its aspect ratio kept."""
 
 from typing import Literal, NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-# The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
-cv2.setNumThreads(1)
-
-
-class LetterboxTransform(NamedTuple):
-    """Where an image of `image_width` x `image_height` lies on the canvas, all in pixels."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-    image_width: int
-    image_height: int
-
-    @property
-    def min_decode_size(self) -> tuple[int, int]:
-        """Minimum width and height in pixels to decode at, for a format that can be decoded at a reduced size.
-
-        Reduced decoding is faster, but averages pixels; from four times the size on the canvas it no longer shows in
-        the boxes (README, Decisions).
-        """
-        return 4 * self.width, 4 * self.height
-
-    def area(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """View the part of a canvas (height, width, 3) that the image covers."""
-        return canvas[self.top : self.top + self.height, self.left : self.left + self.width]
-
-    def to_image(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Map boxes (n, 4) x1 y1 x2 y2 from pixels of the canvas to pixels of the image, clipped to it."""
-        if not len(boxes):
-            return boxes
-        offset, size = np.array([[self.left, self.top] * 2, [self.width, self.height] * 2], np.float32)
-        inside: NDArray[np.float32] = np.minimum(np.maximum(boxes - offset, 0), size)  # faster than np.clip
-        return inside * np.array([self.image_width / self.width, self.image_height / self.height] * 2, np.float32)
+from app.imaging.resize import Interpolation, resize_into
+from app.imaging.transform import ImageTransform
 
 
 class Letterbox(NamedTuple):
@@ -56,8 +19,10 @@ class Letterbox(NamedTuple):
     """Whether small images are enlarged to the canvas."""
     pad: int
     """Value of every byte around the image."""
+    interpolation: Interpolation = "bilinear"
+    """As in the detectors' training; see `resize_into`."""
 
-    def fit(self, width: int, height: int) -> LetterboxTransform:
+    def fit(self, width: int, height: int) -> ImageTransform:
         """Fit an image of this size into the canvas, keeping its aspect ratio.
 
         The rounding is that of the detectors' own code, so that boxes agree to the pixel: Ultralytics, which centres
@@ -76,13 +41,10 @@ class Letterbox(NamedTuple):
             round((outer - inner) / 2 - 0.1) if is_centred else 0
             for outer, inner in zip(self.canvas_size, (inner_width, inner_height), strict=True)
         )
-        return LetterboxTransform(left, top, inner_width, inner_height, width, height)
+        return ImageTransform(left, top, inner_width, inner_height, width, height)
 
-    def draw(self, pixels: NDArray[np.uint8], transform: LetterboxTransform, canvas: NDArray[np.uint8]) -> None:
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize an image into its area of the canvas, and write the padding around it.
-
-        The interpolation is bilinear between the four nearest pixels, as in the detectors' training; Pillow's
-        `resize` averages when it shrinks, which changes scores and boxes.
 
         Args:
             pixels: UINT8 (height, width, 3) RGB, upright; it may be that area already.
@@ -94,10 +56,8 @@ class Letterbox(NamedTuple):
         canvas[rows.stop :] = self.pad
         canvas[rows, : transform.left] = self.pad
         canvas[rows, transform.left + transform.width :] = self.pad
-        area = transform.area(canvas)
-        if np.may_share_memory(pixels, area):
-            return
-        if pixels.shape == area.shape:
-            area[:] = pixels
-        else:
-            cv2.resize(pixels, (transform.width, transform.height), dst=area, interpolation=cv2.INTER_LINEAR)
+        resize_into(pixels, transform.area(canvas), self.interpolation)
+
+    def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:  # noqa: ARG002 - as each way has it
+        """Return that `draw` takes next to no memory."""
+        return 0

@@ -3,7 +3,7 @@
 import struct
 
 from app.errors import InvalidImage
-from app.imaging import formats, jpeg
+from app.imaging import avif, formats, jpeg, tiff
 from app.imaging.header import PixelLimits
 
 # A JPEG has at least two bits for each block of 64 pixels: with fewer bytes than this, four megapixels at the most.
@@ -32,6 +32,10 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
 def _read_size(data: bytes, name: str) -> tuple[int, int]:
     if name == "JPEG":
         return jpeg.read_frame_size(data)
+    if name == "AVIF":
+        return avif.find_size(data)
+    if name == "TIFF":
+        return tiff.read_size(data)
     return _read_webp_size(data) if name == "WEBP" else _read_pair(data, *_PLACES[name])
 
 

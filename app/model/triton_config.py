@@ -2,15 +2,24 @@
 
 Its `parameters` tell what the tensors cannot, with these defaults:
 
-    labels      class names, comma separated (else the `names` of Ultralytics' `metadata`, else the class ids)
-    placement   center | top_left   where the image lies in the model's input (top_left for a YOLOX head)
-    enlarge     true | false        whether small images are enlarged to the input size (true)
-    pad         0 to 255            the value around the image (114)
+    labels      class names, comma separated, or a JSON array, for names with commas (else the `names` of Ultralytics'
+                `metadata`, else the class ids)
+    resize      letterbox | center_crop | stretch   how images are fitted (letterbox; center_crop for classifiers)
+    placement   center | top_left   letterbox: where the image lies in the model's input (top_left for a YOLOX head)
+    enlarge     true | false        letterbox: whether small images are enlarged to the input size (true)
+    pad         0 to 255            letterbox: the value around the image (114)
+    crop        above 0 to 1        center_crop: the part of the image's shorter side that is kept (0.875; 1 for Ultralytics)
+    interpolation  bilinear | bicubic   how images are resized (bilinear)
     channels    RGB | BGR           channel order (BGR for a YOLOX head)
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
+    mean, std   three floats, comma separated, in the order of the channels: each value, once divided by `scale`, becomes
+                (value - mean) / std, for a float input (0 and 1)
     square      pixels              side of the input, where its shape does not tell (`imgsz`, else 640)
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
-    iou         0 to 1              overlap above which two boxes of a class are one object, for raw heads (0.7)
+    scores      logits | probabilities  what a classifier returns (logits, to which softmax is applied; probabilities for
+                Ultralytics, whose `metadata` says that its `task` is `classify`)
+    iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
+                                    model suppresses boxes itself
     metadata                        what Ultralytics' exporter writes: a Python dict as text
     device      cpu | gpu           where it runs, if it is an ensemble, whose config cannot tell (cpu)
     source, licence                 shown by /models
@@ -24,6 +33,17 @@ from msgspec import Meta
 
 Placement = Literal["center", "top_left"]
 """Where an image lies in the model's input."""
+Resize = Literal["letterbox", "center_crop", "stretch"]
+"""How images are fitted into the model's input: as a whole with padding, cut at the longer side, or each axis by itself."""
+Interpolation = Literal["bilinear", "bicubic"]
+"""Between which pixels: the nearest 4 or 16."""
+ScoreKind = Literal["logits", "probabilities"]
+"""What the scores of a classifier are."""
+BYTES = "TYPE_STRING"
+"""Triton's name for the type of tensors of texts or files."""
+
+_ChannelValue = Annotated[float, Meta(ge=-1e6, le=1e6)]
+_ChannelDivisor = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class TensorConfig(msgspec.Struct):
@@ -58,6 +78,8 @@ class ModelConfig(msgspec.Struct):
     """Triton's ModelConfig, as in its JSON."""
 
     name: str
+    backend: str = ""
+    platform: str = ""
     max_batch_size: int = 0
     input: list[TensorConfig] = []
     output: list[TensorConfig] = []
@@ -70,27 +92,42 @@ class ModelParameters(msgspec.Struct):
     """The parameters listed above, validated."""
 
     labels: str = ""
+    resize: Resize | None = None
     placement: Placement | None = None
     enlarge: bool = True
     pad: Annotated[int, Meta(ge=0, le=255)] = 114
+    crop: Annotated[float, Meta(gt=0, le=1)] | None = None
+    interpolation: Interpolation = "bilinear"
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
+    mean: tuple[_ChannelValue, _ChannelValue, _ChannelValue] = (0.0, 0.0, 0.0)
+    std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
-    iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    scores: ScoreKind | None = None
+    iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
     source: str = ""
     licence: str = ""
     metadata: str = ""
 
+    def __post_init__(self) -> None:
+        """Reject labels that begin like a JSON array and are none."""
+        self._labels()
+
     def class_names(self) -> tuple[str, ...]:
         """Return the class names by id; empty if the config has none."""
-        if self.labels:
-            return tuple(label.strip() for label in self.labels.split(","))
+        if labels := self._labels():
+            return tuple(label.strip() for label in labels)
         names = self._exporter_metadata().get("names")
         if not isinstance(names, dict) or names.keys() != set(range(len(names))):
             return ()
         return tuple(str(names[index]) for index in range(len(names)))
+
+    @property
+    def is_ultralytics_classifier(self) -> bool:
+        """Whether the exporter says so: such models return probabilities, and were trained on whole squares."""
+        return self._exporter_metadata().get("task") == "classify"
 
     def side(self) -> int | None:
         """Return the side of the input in pixels; None if the config does not tell."""
@@ -99,9 +136,34 @@ class ModelParameters(msgspec.Struct):
             size = size[0]
         return self.square or (size if isinstance(size, int) and size > 0 else None)
 
+    def _labels(self) -> list[str]:
+        if not self.labels.startswith("["):
+            return self.labels.split(",") if self.labels else []
+        try:
+            return msgspec.json.decode(self.labels, type=list[str])
+        except msgspec.DecodeError as error:
+            raise ValueError(f"labels begin with [, but are not a JSON array of texts: {error}") from error
+
     def _exporter_metadata(self) -> dict[str, Any]:
         try:
             value = ast.literal_eval(self.metadata) if self.metadata else {}
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that literal_eval is known to raise
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def read_parameters(model: ModelConfig) -> ModelParameters:
+    """Read the parameters of a model.
+
+    Raises:
+        msgspec.ValidationError: One of them is not valid.
+    """
+    texts: dict[str, str | list[str]] = {key: value.string_value for key, value in model.parameters.items()}
+    for name in ("mean", "std"):
+        if name in model.parameters:
+            texts[name] = _split(model.parameters[name].string_value)
+    return msgspec.convert(texts, ModelParameters, strict=False)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]

@@ -1,1 +1,1 @@
-"""One request from encoded image to detections. Joins imaging, Triton and detection; never knows HTTP or gRPC."""
+"""One request from encoded image to the answer of a model. Joins imaging, Triton and the tasks; never knows HTTP or gRPC."""

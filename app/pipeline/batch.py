@@ -70,6 +70,11 @@ class Batch(NamedTuple):
         return next((image.call.trace for image in self.images if image.call.trace is not None), None)
 
     @property
+    def is_pinned(self) -> bool:
+        """Whether a request needs the version of the spec."""
+        return any(image.call.is_pinned for image in self.images)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no request waits for its result any more."""
         return all(image.result.done() for image in self.images)

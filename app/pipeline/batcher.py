@@ -5,7 +5,7 @@ import copy
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
 from app.model.spec import ModelSpec
 from app.pipeline.batch import Batch, PendingImage, next_batch
 from app.resilience.retry_budget import RetryBudget
@@ -133,7 +133,7 @@ class Batcher:
             results = task.result()
             for index, image in asked:
                 image.result.set_result(results[index])
-        elif isinstance(error, InferenceFailed | InvalidModelOutput) and len(batch.images) > 1:  # which one image can cause
+        elif len(batch.images) > 1 and _may_be_one_image(error, batch):
             self._isolation.spend(len(asked))
             for _, image in asked:
                 image.goes_alone = True
@@ -152,6 +152,11 @@ class Batcher:
         elif image in self._waiting:
             self._waiting.remove(image)
         self._triton.abandon(image, call)
+
+
+def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:
+    """Return whether a single image can be the cause of an error: by what is in it, or by a version that is not there any more."""
+    return isinstance(error, InferenceFailed | InvalidModelOutput) or (isinstance(error, ModelNotReady) and batch.is_pinned)
 
 
 def _copy(error: BaseException) -> BaseException:

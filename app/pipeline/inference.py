@@ -42,7 +42,7 @@ class InferenceRunner:
     def __init__(self, calls: TritonCalls) -> None:
         self._calls = calls
         self.batchers: dict[str, Batcher] = {}
-        """By model."""
+        """By reference: a batch never has images for different versions of a model."""
 
     async def run(self, spec: ModelSpec, buffer: InputBuffer, call: CallContext, permit: Permit) -> InferResult:
         """Run the inference of one image.
@@ -59,9 +59,9 @@ class InferenceRunner:
         """
         if call.deadline.remaining <= 0:
             raise DeadlinePassed(LATE)
-        batcher = self.batchers.get(spec.name)
+        batcher = self.batchers.get(spec.reference)
         if batcher is None:
-            batcher = self.batchers[spec.name] = Batcher(self._calls)
+            batcher = self.batchers[spec.reference] = Batcher(self._calls)
         return await batcher.run(PendingImage(spec, buffer, call, permit))
 
     def send(self) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging import canvas
+from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.buffer import InputBuffer
 from app.triton.messages import bytes_element_size, write_bytes_element
@@ -16,7 +17,7 @@ from app.triton.messages import bytes_element_size, write_bytes_element
 
 def fill_input(
     data: bytes, spec: ModelSpec, limits: PixelLimits, reserve: Callable[[int], None], buffer: InputBuffer
-) -> LetterboxTransform:
+) -> ImageTransform:
     """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
 
     Args:
@@ -32,10 +33,10 @@ def fill_input(
     Raises:
         GatewayError: The image is rejected, as `canvas.draw_image` says.
     """
-    letterbox = Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad)
+    fit = fit_for(spec)
     dtype = spec.dtype
     if dtype is None:
-        transform = canvas.check_image(data, letterbox, limits)
+        transform = canvas.check_image(data, fit, limits)
         write_bytes_element(data, buffer.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes))
         return transform
     pixels: NDArray[np.uint8] | None = None
@@ -49,19 +50,22 @@ def fill_input(
         pixels = np.empty((height, width, 3), np.uint8)
         return pixels
 
-    transform = canvas.draw_image(data, letterbox, limits, reserve, allocate_canvas)
+    transform = canvas.draw_image(data, fit, limits, reserve, allocate_canvas)
     if pixels is not None:
         _write_pixels(pixels, spec, buffer.tensor)
     return transform
 
 
 def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:
-    """Write pixels (height, width, 3) RGB into the input tensor, in the model's channel order, layout, scale and type."""
+    """Write pixels (height, width, 3) RGB into the input tensor, in the model's channel order, layout, type and normalization."""
     if spec.channels == "BGR":
         pixels = pixels[:, :, ::-1]
     if spec.input_format is InputFormat.CHW:
         pixels = pixels.transpose(2, 0, 1)
     if spec.dtype is np.uint8:
         tensor[:] = pixels
-    else:
-        np.divide(pixels, spec.scale, out=tensor, dtype=np.float32, casting="same_kind")
+        return
+    subtrahend, divisor = spec.normalization
+    if subtrahend.any():
+        pixels = np.subtract(pixels, subtrahend, out=tensor, dtype=np.float32, casting="same_kind")
+    np.divide(pixels, divisor, out=tensor, dtype=np.float32, casting="same_kind")

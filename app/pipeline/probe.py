@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
+from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
+from app.pipeline.call import trivial_question
 from app.triton.client import TritonClient
-from app.triton.messages import bytes_element_size, write_bytes_element
+from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 
 # A PNG of one pixel.
 BLANK_IMAGE = bytes.fromhex(
@@ -30,6 +32,17 @@ def blank_input(spec: ModelSpec) -> NDArray[Any]:
     return tensor
 
 
+def check_result(spec: ModelSpec, result: InferResult) -> None:
+    """Check that an answer can be read, whatever it says.
+
+    Raises:
+        InvalidModelOutput: It cannot.
+        InvalidImage: The model says that it could not decode the image.
+    """
+    size = spec.input_size
+    trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size))
+
+
 async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
     """Run one inference with a blank image, as soon as Triton can be reached. Its answer is of no interest, but for its coming.
 
@@ -41,7 +54,7 @@ async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
     try:
         # A connection on which nothing is sent is not known to be lost.
         while not (await asyncio.wait({task}, timeout=_ASK_SECONDS))[0]:
-            await client.is_ready(spec.name)
+            await client.is_ready(spec.reference)
         with suppress(InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):  # which are answers
             task.result()
     finally:

@@ -23,8 +23,10 @@ def sample(
         metrics.model_active.set(queue.own, model)
         metrics.model_waiting.set(queue.waiting, model)
         metrics.model_limit.set(int(queue.limit), model)
+    for model, images in admission.waiting_batch_images().items():
+        metrics.model_waiting_batch_images.set(images, model)
     for model, batcher in batchers.items():
-        metrics.batch_waiting.set(batcher.waiting, model)
+        metrics.waiting_images.set(batcher.waiting, model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
     servers = [*pool.servers, *pool.leaving]
@@ -39,7 +41,8 @@ def sample(
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)
     metrics.decode_queue.set(decode_pool.waiting)
-    for purpose, budget in (("uploads", admission.upload_memory), ("images", admission.memory)):
+    budgets = {"uploads": admission.upload_memory, "images": admission.memory, "batches": admission.batch_memory}
+    for purpose, budget in budgets.items():
         metrics.reserved_bytes.set(budget.own_bytes, purpose)
         metrics.reserved_limit.set(budget.limit_bytes, purpose)
     metrics.worker_memory.set(memory.resident_bytes())

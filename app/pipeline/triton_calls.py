@@ -80,7 +80,7 @@ class TritonCalls:
         """
         for _ in batch.images:
             self._retries.note_request()
-        self._metrics.batch_images.observe(len(batch.images), batch.spec.name)
+        self._metrics.batch_size.observe(len(batch.images), batch.spec.reference)
         try:
             result = await self._try(batch, place)
         except GatewayError as error:
@@ -182,7 +182,7 @@ class TritonCalls:
         self._metrics.inferences.add(images, "inline" if slot is None else "shm")
         try:
             return await server.client.infer(
-                batch.spec,
+                batch.spec.pinned if batch.is_pinned else batch.spec,
                 batch.tensors,
                 timeout_seconds=batch.remaining_seconds,
                 request_id=batch.request_id,
@@ -207,14 +207,14 @@ class TritonCalls:
         served.note_answer(len(batch.images) if error is None else 0, place.began_at)
         if served.circuit is not None:
             served.circuit.note_success()
-        for silent in self._pool.find_silent(served, spec.name, self._hang_seconds):
+        for silent in self._pool.find_silent(served, spec.reference, self._hang_seconds):
             self._circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
-            self._pool.forget(served, spec.name)
+            self._pool.forget(served, spec.reference)
 
     def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
-        model = image.spec.name
+        model = image.spec.reference
         waited_for = [call.place.served] if call is not None else [server.model(model) for server in self._pool.servers]
         for served in waited_for:
             if served.images and served.answered_at < image.ready_at:
@@ -223,6 +223,7 @@ class TritonCalls:
     def _note_failure(self, served: ServedModel, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
         self._metrics.triton_failures.add(1, served.server.address)
+        served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
         if is_lost and self._pool.find(spec, _no_limit, besides=served) is not None:
@@ -230,7 +231,7 @@ class TritonCalls:
 
     def _circuit(self, served: ServedModel, spec: ModelSpec) -> CircuitBreaker:
         if served.circuit is None:
-            served.circuit = CircuitBreaker(spec.name, partial(_probe, served, spec), triton=served.server.address)
+            served.circuit = CircuitBreaker(spec.reference, partial(_probe, served, spec), triton=served.server.address)
         return served.circuit
 
 

@@ -5,19 +5,23 @@ if its turn is about to come, or if very many are rejected.
 """
 
 import asyncio
+from collections import Counter
 from typing import NamedTuple
 
 from app.errors import GatewayFull
+from app.resilience.batch_line import BatchLine
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.memory import JointReservation, MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
 
 # Fewer would let a fast model wait for requests.
 _MAX_REQUESTS = 128
+# Of the memory for images: what batches bring with them must leave room to decode images, and for single requests.
+_BATCH_PART = 0.5
 # Of one worker, before a body is received: less than a third of a core.
 _REJECTIONS_PER_SECOND = 300
 
@@ -62,6 +66,11 @@ class Upload(Lease):
         table.add(column, 1)
         self.on_release(self._end)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are counted."""
+        return 0 if self._memory is None else self._memory.nbytes
+
     def add(self, nbytes: int) -> None:
         """Count bytes that were received.
 
@@ -91,9 +100,13 @@ class Admission:
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.queues: dict[str, ModelQueue] = {}
         """By model."""
+        self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
+        """The part of the memory that the encoded images of batches may take."""
+        self._batch_lines: dict[tuple[str, str], BatchLine] = {}
+        """By model and API key."""
         self._rejections = Pacer(_REJECTIONS_PER_SECOND)
 
-    async def check(self, model: str, share: Share = WHOLE) -> None:
+    async def check(self, model: str, share: Share = WHOLE, *, is_batch: bool = False) -> None:
         """Reject a request for a model early, before its body is received.
 
         Clients that come back at once, and are rejected again, would take the CPU from the requests that were admitted:
@@ -103,13 +116,13 @@ class Admission:
             GatewayFull: It would not be admitted now.
         """
         try:
-            self._check(model, share)
+            self._check(model, share, is_batch=is_batch)
         except GatewayFull:
             seconds = self._rejections.wait()
             if not seconds:
                 raise
             await asyncio.sleep(seconds)
-            self._check(model, share)
+            self._check(model, share, is_batch=is_batch)
 
     def start_upload(self) -> Upload:
         """Count a request whose body is about to be received."""
@@ -130,13 +143,29 @@ class Admission:
         Raises:
             GatewayFull: It would not have its answer in time, or something is used up.
         """
-        queue = self.queues.get(model)
-        if queue is None:
-            ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
-            queue = self.queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
-        permit = await queue.admit(*share, deadline)
+        permit = await self._queue(model, parallel_images).admit(*share, deadline)
         permit.on_release(memory.release)
         return permit
+
+    def batch_line(self, model: str, parallel_images: int, share: Share = WHOLE) -> BatchLine:
+        """Return where the images of batches wait for their turn; arguments as `admit`."""
+        line = self._batch_lines.get((model, share.key))
+        if line is None:
+            queue = self._queue(model, parallel_images)
+            line = self._batch_lines[model, share.key] = BatchLine(self._table, queue, model, share.key)
+        line.fraction = share.fraction
+        return line
+
+    def reserve_for_batch(self, purpose: str) -> JointReservation:
+        """Return a reservation of no bytes for encoded images of a batch, whose purpose errors name."""
+        return JointReservation((self.batch_memory, self.memory), purpose)
+
+    def waiting_batch_images(self) -> Counter[str]:
+        """Count the images of batches that wait for their turn in this worker, by model."""
+        waiting: Counter[str] = Counter()
+        for (model, _), line in self._batch_lines.items():
+            waiting[model] += line.waiting
+        return waiting
 
     def limits(self) -> dict[str, int]:
         """Return how many requests may be in progress now, by model."""
@@ -148,11 +177,21 @@ class Admission:
         for queue in self.queues.values():
             queue.refresh()
 
-    def _check(self, model: str, share: Share) -> None:
+    def _queue(self, model: str, parallel_images: int) -> ModelQueue:
+        queue = self.queues.get(model)
+        if queue is None:
+            ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
+            queue = self.queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
+        return queue
+
+    def _check(self, model: str, share: Share, *, is_batch: bool) -> None:
         if self._table.total(self._uploads) >= self._capacity.max_uploads:
             raise GatewayFull("too many request bodies are being received", "uploads")
-        if self.upload_memory.is_full or self.memory.is_full:
+        if self.upload_memory.is_full or self.memory.is_full or (is_batch and self.batch_memory.is_full):
             raise GatewayFull("the memory for images is in use", "memory")
         queue = self.queues.get(model)
         if queue is not None:
             queue.check(*share, self._table.own(self._uploads))
+        line = self._batch_lines.get((model, share.key)) if is_batch else None
+        if line is not None:
+            line.check(1, 2 * self._capacity.target_seconds)

@@ -1,5 +1,6 @@
 """The memory that requests of all workers may use at the same time."""
 
+from collections.abc import Sequence
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -33,9 +34,9 @@ class MemoryBudget:
         """Bytes in use by this worker."""
         return self._table.own(self._column)
 
-    def reserve(self) -> "Reservation":
-        """Return a reservation of no bytes, to be enlarged."""
-        return Reservation(self)
+    def reserve(self, purpose: str = "an image of this size") -> "Reservation":
+        """Return a reservation of no bytes, to be enlarged, for a purpose that errors name."""
+        return Reservation(self, purpose)
 
     def add(self, nbytes: int) -> None:
         """Count bytes, or discount them if the number is negative. From any thread."""
@@ -46,9 +47,10 @@ class MemoryBudget:
 class Reservation:
     """A part of the budget that is given back at the end of a `with` block. From any thread."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, purpose: str) -> None:
         self.nbytes = 0
         self._budget = budget
+        self._purpose = purpose
 
     def add(self, nbytes: int) -> None:
         """Reserve more.
@@ -62,16 +64,46 @@ class Reservation:
         if used > self._budget.limit_bytes and used > self.nbytes:  # one that is larger than the budget is possible alone
             self.nbytes -= nbytes
             self._budget.add(-nbytes)
-            raise GatewayFull("the gateway has no memory left for an image of this size", "memory")
+            raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
+
+    def keep(self, nbytes: int) -> None:
+        """Give back what is more than that."""
+        if self.nbytes > nbytes:
+            self._budget.add(nbytes - self.nbytes)
+            self.nbytes = nbytes
 
     def release(self) -> None:
         """Give it back."""
-        if self.nbytes:
-            self._budget.add(-self.nbytes)
-            self.nbytes = 0
+        self.keep(0)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.release()
+
+
+class JointReservation:
+    """The same part of several budgets. From any thread."""
+
+    def __init__(self, budgets: Sequence[MemoryBudget], purpose: str) -> None:
+        """Reserve nothing yet, for a purpose that errors name."""
+        self._parts = [budget.reserve(purpose) for budget in budgets]
+
+    def add(self, nbytes: int) -> None:
+        """Reserve more.
+
+        Raises:
+            GatewayFull: One of the budgets has no room for it now; those before it may have reserved it.
+        """
+        for part in self._parts:
+            part.add(nbytes)
+
+    def keep(self, nbytes: int) -> None:
+        """Give back what is more than that."""
+        for part in self._parts:
+            part.keep(nbytes)
+
+    def release(self) -> None:
+        """Give it back."""
+        self.keep(0)

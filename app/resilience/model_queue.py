@@ -1,20 +1,18 @@
 """The requests for one model that are in progress on a host, and the few that wait for their turn."""
 
-import asyncio
 import math
 import random
-from collections import deque
+from functools import partial
 from time import monotonic
 
 from app.errors import GatewayFull
 from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
+from app.resilience.line import Line
 from app.resilience.worker_table import WorkerTable
 
 _MAX_WAIT_SECONDS = 0.03
-# Nobody tells when a request of another worker ends.
-_POLL_SECONDS = 0.005
 _MAX_RETRY_SECONDS = 30
 # The limit until the model's speed is known.
 _INITIAL_LIMIT = 32.0
@@ -53,13 +51,10 @@ class Permit(Lease):
 class _Pool:
     """Requests that share a part of the limit: those of one API key, or those of all keys without a share."""
 
-    def __init__(self, column: int, fraction: float) -> None:
+    def __init__(self, queue: "ModelQueue", column: int, fraction: float) -> None:
         self.column = column
         self.fraction = fraction
-        self.line: deque[asyncio.Future[Permit]] = deque()
-        """Those that wait, in order of arrival."""
-        self.poll: asyncio.TimerHandle | None = None
-        """When to look for room again."""
+        self.line: Line[Permit] = Line(partial(queue.enter, self))
 
 
 class ModelQueue:
@@ -70,7 +65,7 @@ class ModelQueue:
         self._model = model
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
-        self._pools = {"": _Pool(table.column(f"requests:{model}:"), 1.0)}
+        self._pools = {"": _Pool(self, table.column(f"requests:{model}:"), 1.0)}
         self.limit = _INITIAL_LIMIT
         """Requests that may be in progress on the host: what the workers that have measured it find on average."""
         self._target_seconds = target_seconds
@@ -107,7 +102,7 @@ class ModelQueue:
         has_room = not pool.line and self._table.total(pool.column) < self._room(pool)
         if not has_room and not self._is_worth_waiting(pool, uploads):
             self._measured.note_reached()
-            raise self._full()
+            raise self.full()
 
     async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
         """Admit a request, now or in its turn.
@@ -124,22 +119,29 @@ class ModelQueue:
         # With the usual deadline or a longer one, the limit is enough.
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = self.in_progress
-            if ahead and (ahead + 1) * self._pace() > deadline.remaining:
-                raise self._full()
-        permit = None if pool.line else self._enter(pool)
+            if ahead and (ahead + 1) * self.pace() > deadline.remaining:
+                raise self.full()
+        permit = None if pool.line else self.enter(pool)
         if permit is None:
             if not self._is_worth_waiting(pool, 0):
-                raise self._full()
-            permit = await self._wait(pool)
+                raise self.full()
+            try:
+                permit = await pool.line.wait(_MAX_WAIT_SECONDS)
+            except TimeoutError:
+                raise self.full() from None
         return permit
+
+    def try_admit(self, key: str, fraction: float) -> Permit | None:
+        """Admit a request, as `admit`, if there is room now and nobody waits for it."""
+        pool = self._pool(key, fraction)
+        return None if pool.line else self.enter(pool)
 
     def leave(self, pool: _Pool) -> None:
         """Take note of the end of a request."""
         self._table.add(pool.column, -1)
         self.own -= 1
         self._progress_at = monotonic()
-        if pool.line:
-            self._wake(pool)
+        pool.line.wake()
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Take note of how long a request took; see `ConcurrencyLimit.add`."""
@@ -169,7 +171,7 @@ class ModelQueue:
     def _pool(self, key: str, fraction: float) -> _Pool:
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = _Pool(self._table.column(f"requests:{self._model}:{key}"), fraction)
+            pool = self._pools[key] = _Pool(self, self._table.column(f"requests:{self._model}:{key}"), fraction)
         pool.fraction = fraction
         return pool
 
@@ -179,9 +181,9 @@ class ModelQueue:
 
     def _is_worth_waiting(self, pool: _Pool, uploads: int) -> bool:
         """Return whether a request's turn will come within the time that it may wait."""
-        return 0 < (uploads + len(pool.line) + 1) * self._pace() * self._table.workers / pool.fraction <= _MAX_WAIT_SECONDS
+        return 0 < (uploads + len(pool.line) + 1) * self.pace() * self._table.workers / pool.fraction <= _MAX_WAIT_SECONDS
 
-    def _enter(self, pool: _Pool) -> Permit | None:
+    def enter(self, pool: _Pool) -> Permit | None:
         """Admit a request if there is room."""
         self._table.add(pool.column, 1)  # first, so that two workers never take the same place
         requests, room = self._table.total(pool.column), self._room(pool)
@@ -195,43 +197,7 @@ class ModelQueue:
         position = requests if len(self._pools) == 1 else self.in_progress
         return Permit(self, pool, position, is_near=requests >= _NEAR * room)
 
-    async def _wait(self, pool: _Pool) -> Permit:
-        turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        pool.line.append(turn)
-        if pool.poll is None:
-            self._poll(pool)
-        try:
-            async with asyncio.timeout(_MAX_WAIT_SECONDS):
-                return await turn
-        except BaseException as error:
-            if turn in pool.line:
-                pool.line.remove(turn)
-            elif not turn.cancelled():  # its turn came at the same moment
-                turn.result().release()
-            if isinstance(error, TimeoutError):
-                raise self._full() from None
-            raise
-
-    def _wake(self, pool: _Pool) -> None:
-        """Let those in line enter while there is room."""
-        while pool.line:
-            turn = pool.line.popleft()
-            if turn.cancelled():
-                continue
-            permit = self._enter(pool)
-            if permit is None:
-                pool.line.appendleft(turn)
-                return
-            turn.set_result(permit)
-
-    def _poll(self, pool: _Pool) -> None:
-        """Look now and then whether requests of other workers have ended."""
-        pool.poll = None
-        self._wake(pool)
-        if pool.line:
-            pool.poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._poll, pool)
-
-    def _pace(self) -> float:
+    def pace(self) -> float:
         """Return the seconds between the ends of requests on this host, as far as is known; 0 if it is not."""
         pace = self._measured.pace
         if not pace:
@@ -243,8 +209,9 @@ class ModelQueue:
         pause = monotonic() - self._progress_at
         return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
 
-    def _full(self) -> GatewayFull:
+    def full(self) -> GatewayFull:
+        """Return the error for a request that cannot be admitted; it tells when to come back."""
         # When the requests in progress will have ended; spread, so that those rejected together do not come back together.
-        seconds = math.ceil(self.in_progress * self._pace() * random.uniform(1, 2))  # noqa: S311
+        seconds = math.ceil(self.in_progress * self.pace() * random.uniform(1, 2))  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
         return GatewayFull("as many requests as can be answered in time are in progress", "requests", seconds)

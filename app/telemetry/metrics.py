@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Table, WorkerGauge, read_names
-from app.telemetry.timing import STAGES
+from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for which a request is rejected while the gateway is full."""
@@ -34,6 +34,9 @@ class Metrics:
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", "endpoint", _REQUEST_BOUNDS
         )
+        self.batch_images = Counter(
+            table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
+        )
         self.stage_seconds = Histogram(
             table, "api_stage_duration_seconds", "Time that requests for detection spend in each stage.", "stage", _STAGE_BOUNDS
         )
@@ -43,16 +46,16 @@ class Metrics:
             table, "api_rejections", "Requests rejected because the gateway was full, by what was used up.", ["reason"], REJECTIONS
         )
         self.deadlines_missed = Counter(
-            table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], STAGES
+            table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], (*STAGES, FETCH, DRAW)
         )
         self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"], RETRIES)
         self.inferences = Counter(
             table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
         )
-        self.batch_images = Histogram(
+        self.batch_size = Histogram(
             table, "api_inference_batch_size", "Images that went to Triton in one call.", "model", _BATCH_BOUNDS
         )
-        self.batch_waiting = Gauge(table, "api_inference_waiting_images", "Images that wait for a call to Triton.", ["model"])
+        self.waiting_images = Gauge(table, "api_inference_waiting_images", "Images that wait for a call to Triton.", ["model"])
         self.calls = Gauge(table, "api_inference_calls", "Calls to Triton that are under way.", ["model"])
         self.triton_images = Counter(table, "api_triton_images", "Images that were sent to each Triton.", ["triton"])
         self.triton_failures = Counter(
@@ -65,6 +68,12 @@ class Metrics:
         self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
         self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
         self.model_waiting = Gauge(table, "api_model_waiting_requests", "Requests that wait to be admitted to a model.", ["model"])
+        self.model_waiting_batch_images = Gauge(
+            table,
+            "api_model_waiting_batch_images",
+            "Images of requests for batches that wait to be admitted to a model.",
+            ["model"],
+        )
         self.model_limit = CommonGauge(
             table, "api_model_request_limit", "Requests that may be admitted to a model at a time.", ["model"]
         )
@@ -74,7 +83,9 @@ class Metrics:
         self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
         self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")
         self.decode_queue = Gauge(table, "api_decode_queue_length", "Jobs that wait for a decoding thread.")
-        self.reserved_bytes = Gauge(table, "api_reserved_bytes", "Bytes of request bodies and of images in progress.", ["purpose"])
+        self.reserved_bytes = Gauge(
+            table, "api_reserved_bytes", "Bytes of request bodies, of images in progress, and of batches among these.", ["purpose"]
+        )
         self.reserved_limit = CommonGauge(table, "api_reserved_bytes_limit", "The most that may be reserved.", ["purpose"])
         self.workers = Gauge(table, "api_workers", "Workers that run.")
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
@@ -92,7 +103,7 @@ class Metrics:
                 yield instrument.collect(gauges)
 
     def models(self) -> set[str]:
-        """Return the models that any worker has used."""
+        """Return the models that any worker has used, by reference."""
         return {model for (model,) in read_names(self.table.keys()).get(self.model_active.name, ())}
 
 

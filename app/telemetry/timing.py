@@ -3,7 +3,11 @@
 from time import perf_counter
 
 STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
-"""The stages of a request for detection, in order."""
+"""The stages of a request, in order."""
+FETCH = "fetch"
+"""The stage between `read` and `model` in which an image is fetched, if the request names it by its address."""
+DRAW = "draw"
+"""The stage after `post` in which a picture is drawn, if the request asks for one."""
 
 
 class Timing:
@@ -15,6 +19,12 @@ class Timing:
         """Duration of each stage."""
         self._starts: dict[str, float] = {}
         self._descriptions: dict[str, str] = {}
+        self._extra_stage = ""
+        """The stage in progress, if it is none of `STAGES`."""
+
+    def begin(self, stage: str) -> None:
+        """Note that the stage in progress, until the next lap, is none of `STAGES`."""
+        self._extra_stage = stage
 
     def start_lap(self) -> None:
         """Start the next lap now; the time since the last one belongs to no stage."""
@@ -26,12 +36,17 @@ class Timing:
         self._starts[stage] = self._lap_start
         self.stages[stage] = (now - self._lap_start) * 1e3
         self._lap_start = now
+        self._extra_stage = ""
         if description:
             self._descriptions[stage] = description
 
     def fail(self) -> str:
-        """Record the time since the last lap as the first of `STAGES` that has not ended, and return that."""
-        stage = next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
+        """Record the time since the last lap as the stage that `begin` named, or else as the first of `STAGES` that has not ended.
+
+        Returns:
+            That stage.
+        """
+        stage = self._extra_stage or next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
         self.lap(stage)
         return stage
 

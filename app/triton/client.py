@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable
+from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable, UnknownVersion
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
 from app.triton.channel import open_channels
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
-from app.triton.server_info import ModelState, ServerInfo
+from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
@@ -90,38 +91,39 @@ class TritonClient:
         return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
-        """Return whether a model is ready; False also when Triton does not answer."""
+        """Return whether a model, named by its reference, is ready; False also when Triton does not answer."""
+        name, version = split_reference(model)
+        request = service_pb2.ModelReadyRequest(name=name, version=version)
         with suppress(GatewayError):
-            answer = await _query(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS))
-            return bool(answer.ready)
+            return bool((await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))).ready)
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
-        """List the models in Triton's repository; one is ready if one of its versions is.
+        """List the models in Triton's repository, by name; one is ready if one of its versions is.
 
         Raises:
             TritonUnavailable: Triton does not answer.
             GatewayError: Triton does not tell.
         """
         index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-        states: dict[str, ModelState] = {}
-        for version in index.models:
-            if version.name not in states or version.state == "READY":
-                states[version.name] = ModelState(version.state, " ".join(version.reason.partition("\n")[0].split()))
-        return states
+        return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Ask for a model's config, as Triton's JSON, and the newest version that is loaded.
+        """Ask for a model's config, as Triton's JSON, and its version: that of the reference, else the newest that is loaded.
 
         Raises:
-            UnknownModel: There is no such model.
+            UnknownModel, UnknownVersion: There is no such model, or it is loaded in other versions, which the message names.
             ModelNotReady: It is not loaded.
             TritonUnavailable: Triton does not answer.
         """
-        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=_QUERY_SECONDS))
-        answer = await _query(self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS))
-        newest = max((version for version in metadata.versions if version.isdigit()), key=int, default="")
-        return MessageToDict(answer.config, preserving_proto_field_name=True), newest
+        name, version = split_reference(model)
+        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=_QUERY_SECONDS))
+        loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
+        if version and version not in loaded:
+            raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
+        request = service_pb2.ModelConfigRequest(name=name, version=version)
+        answer = await _query(self._stub.ModelConfig(request, timeout=_QUERY_SECONDS))
+        return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
         """Let Triton map an arena.

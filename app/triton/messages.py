@@ -77,6 +77,8 @@ def infer_request(
     """
     nbytes = sum(tensor.nbytes for tensor in tensors)
     message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
+    if spec.is_pinned:
+        message.model_version = spec.version
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
     tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
     for name in spec.requested_names:

@@ -24,7 +24,7 @@ async def read_metrics(servers: Sequence[TritonServer], table: Table, models: Co
     Args:
         servers: The Tritons.
         table: Where all workers find the last statistics.
-        models: Those of interest; Triton may have many more.
+        models: Names of those of interest; Triton may have many more.
 
     Returns:
         Whether each Triton answers, and means over all of them per model that has run since.

@@ -1,21 +1,24 @@
-"""The Tritons that the gateway uses: which models they have, and which of them gets the next call."""
+"""The Tritons that the gateway uses: which models they have, and which of them gets the next call.
+
+Models are named by their references.
+"""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnsupportedModel
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.model.spec import ModelSpec
 from app.triton.choice import choose
 from app.triton.served_model import ServedModel
 from app.triton.server import TritonServer
-from app.triton.server_info import ModelState
+from app.triton.server_info import ModelState, join_states
 from app.triton.transport import Transport
 
 T = TypeVar("T")
 
 # What says most of a model that cannot be used.
-_BY_IMPORTANCE = (ModelNotReady, UnsupportedModel, TritonUnavailable, UnknownModel)
+_BY_IMPORTANCE = (ModelNotReady, UnsupportedModel, TritonUnavailable, UnknownVersion, UnknownModel)
 
 
 class TritonPool:
@@ -59,6 +62,12 @@ class TritonPool:
                 return spec
             first = first or spec
         return first
+
+    def newest(self, model: str) -> str | None:
+        """Return the newest version of a model, by its name; None if that is not known, or not the same for all Tritons."""
+        known = [server.specs.cached(model) for server in self.servers]
+        versions = {spec.version for spec in known if spec is not None}
+        return versions.pop() if len(versions) == 1 else None
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask all Tritons if it is not known.
@@ -111,12 +120,12 @@ class TritonPool:
             besides: One that has just failed: only another one that works is of use.
         """
         if len(self.servers) == 1 and besides is None:
-            served = self.servers[0].model(spec.name)
+            served = self.servers[0].model(spec.reference)
             return served if served.calls < max_calls(spec) else None
         having = [server for server in self.servers if server.takes(spec) and self.transport.reaches(server.regions)]
-        found = [served for server in having if (served := server.model(spec.name)).is_usable and served is not besides]
+        found = [served for server in having if (served := server.model(spec.reference)).is_usable and served is not besides]
         if not found and besides is None:  # its error is what the callers must be told
-            found = [server.model(spec.name) for server in having or self.servers]
+            found = [server.model(spec.reference) for server in having or self.servers]
         free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec))]
         return choose(free) if free else None
 
@@ -131,7 +140,7 @@ class TritonPool:
         """Return how many images all Tritons that have a model can process at a time."""
         if len(self.servers) == 1:
             return spec.parallel_images
-        return sum(server.specs.known(spec).parallel_images for server in self.servers if server.specs.has(spec.name))
+        return sum(server.specs.known(spec).parallel_images for server in self.servers if server.specs.has(spec.reference))
 
     async def is_ready(self, model: str) -> bool:
         """Return whether any Triton has a model ready, and runs it as far as is known."""
@@ -148,10 +157,7 @@ class TritonPool:
             GatewayError: None of them answers, as `TritonClient.list_models` says.
         """
         answers = await asyncio.gather(*(server.client.list_models() for server in self.servers), return_exceptions=True)
-        states: dict[str, ModelState] = {}
-        for answer in answers:
-            if isinstance(answer, dict):
-                states |= {name: state for name, state in answer.items() if name not in states or state.is_ready}
+        states = join_states(item for answer in answers if isinstance(answer, dict) for item in answer.items())
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
         if len(failed) == len(answers):
             raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))

@@ -38,7 +38,7 @@ class TritonServer:
         self.specs = SpecCache(client)
         self.regions = Regions(client)
         self.models: dict[str, ServedModel] = {}
-        """What it has shown of the models that it was called for."""
+        """What it has shown of the models that it was called for, by reference."""
         self.new_images = 0
         """Images that were sent to it and are not counted yet."""
         self.recent_images = 0.0
@@ -57,11 +57,11 @@ class TritonServer:
         """Whether a call to it is under way."""
         return any(served.images for served in self.models.values())
 
-    def model(self, name: str) -> ServedModel:
+    def model(self, reference: str) -> ServedModel:
         """Return what it has shown of a model."""
-        served = self.models.get(name)
+        served = self.models.get(reference)
         if served is None:
-            served = self.models[name] = ServedModel(self)
+            served = self.models[reference] = ServedModel(self)
         return served
 
     def is_usable(self, model: str) -> bool:
@@ -70,15 +70,15 @@ class TritonServer:
 
     def takes(self, spec: ModelSpec) -> bool:
         """Return whether it has a model with this input and these outputs, as far as is known."""
-        own = self.specs.cached(spec.name)
+        own = self.specs.cached(spec.reference)
         if own is None or own is spec:
             return own is not None
-        last = self._compared.get(spec.name)
+        last = self._compared.get(spec.reference)
         if last is None or last.own is not own or last.other is not spec:
             is_same = are_interchangeable(own, spec)
             if not is_same and (last is None or last.is_same):
-                LOG.warning("a model has another input or other outputs here; not used", triton=self.address, model=spec.name)
-            last = self._compared[spec.name] = _Comparison(own, spec, is_same)
+                LOG.warning("a model has another input or other outputs here; not used", triton=self.address, model=spec.reference)
+            last = self._compared[spec.reference] = _Comparison(own, spec, is_same)
         return last.is_same
 
     def forget(self, model: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from time import monotonic
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.resilience.single_flight import SingleFlight
 from app.triton.client import TritonClient
@@ -14,7 +15,7 @@ _KEEP_SECONDS = 60.0
 
 
 class SpecCache:
-    """Specs by model. They are read again after a minute, because a restart of Triton may change a model unnoticed.
+    """Specs of models by reference. They are read again after a minute, because a restart of Triton may change a model unnoticed.
 
     No request waits for that, and while Triton is not available what is known stays in use.
     """
@@ -24,7 +25,7 @@ class SpecCache:
         self._specs: dict[str, tuple[ModelSpec, float]] = {}
         """Spec of each model, and when to read it again."""
         self._had: set[str] = set()
-        """Models that Triton had once."""
+        """Names of models that Triton had once, in any version."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
         self._refreshing: set[asyncio.Task[None]] = set()
 
@@ -44,6 +45,7 @@ class SpecCache:
         Raises:
             UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had, or has in
                 its repository, is not unknown: it was unloaded, could not be loaded, or Triton is being stopped.
+            UnknownVersion: The model is there in other versions only.
             UnsupportedModel: No adapter fits the model.
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
@@ -59,15 +61,20 @@ class SpecCache:
 
     def known(self, spec: ModelSpec) -> ModelSpec:
         """Return this Triton's own spec of a model; the given one if it is not known."""
-        return self._specs.get(spec.name, (spec, 0.0))[0]
+        return self._specs.get(spec.reference, (spec, 0.0))[0]
 
     def has_had(self, model: str) -> bool:
-        """Return whether Triton has, or had, a model."""
+        """Return whether Triton has, or had, a model of this name."""
         return model in self._had
 
     def forget(self, model: str) -> None:
         """Read the spec again before the next request: an inference failed, so the model may have changed."""
         self._specs.pop(model, None)
+
+    def expire(self, model: str) -> None:
+        """Read the spec again, without having any request wait for it: Triton may have a newer version, which fails."""
+        if model in self._specs:
+            self._specs[model] = self._specs[model][0], 0.0
 
     async def _refresh(self, model: str) -> None:
         try:
@@ -78,19 +85,20 @@ class SpecCache:
             self.forget(model)
 
     async def _read(self, model: str) -> ModelSpec:
+        name, version = split_reference(model)
         try:
-            spec = from_triton_config(*await self._client.read_config(model))
+            spec = from_triton_config(*await self._client.read_config(model), is_pinned=bool(version))
         except UnknownModel as error:
-            if model in self._had:
+            if name in self._had:
                 raise ModelNotReady("the model is not loaded any more") from error
-            if await self._is_in_repository(model):
+            if await self._is_in_repository(name):
                 raise ModelNotReady("Triton could not load the model; its log says why") from error
             raise
-        self._had.add(model)
+        self._had.add(name)
         self._specs[model] = spec, monotonic() + _KEEP_SECONDS
         return spec
 
-    async def _is_in_repository(self, model: str) -> bool:
+    async def _is_in_repository(self, name: str) -> bool:
         with suppress(GatewayError):  # Triton may not tell
-            return model in await self._client.list_models()
+            return name in await self._client.list_models()
         return False

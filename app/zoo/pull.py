@@ -62,11 +62,11 @@ def _compose(network: Path, entry: PublishedModel, target: Path) -> Path:
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed where only the API runs
 
-        from app.zoo.compose import compose_model  # noqa: PLC0415
+        from app.zoo.compose import compose_model, load_network  # noqa: PLC0415
     except ImportError as error:
         raise PullError("onnx is not installed; use ./just pull, or run: pip install '.[models]'") from error
     try:
-        onnx.save(compose_model(onnx.load(network), entry.recipe), target)
+        onnx.save(compose_model(load_network(network, entry.recipe), entry.recipe), target)
     except Exception as error:  # onnx has its own exception for every kind of broken file
         raise PullError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
     return target

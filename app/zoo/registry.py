@@ -11,19 +11,35 @@ from msgspec import Meta
 from app.host import program
 
 
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What must be known of a network to compose a model from it."""
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
+    """What must be known of a network to compose a model from it; its task decides what else."""
 
+    architecture: Literal["efficientnet_lite0"] | None = None
+    """Network of which the file has the weights, as PyTorch saved them; without it, the file is the network in ONNX."""
     square: Annotated[int, Meta(ge=128, multiple_of=32)]
     """Side of the square input, pixels."""
     channels: Literal["RGB", "BGR"]
+    mean: Annotated[float, Meta(ge=0, le=255)] = 0.0
+    """What is subtracted from each byte."""
     scale: Annotated[float, Meta(gt=0)]
-    """Divisor of each byte."""
+    """Divisor of each byte, after that."""
+
+
+class DetectionRecipe(Recipe, frozen=True, kw_only=True, tag="detection"):
+    """What must be known of a detector."""
+
     head: Literal["yolo", "yolox"]
     """Format of its one output. `yolo`: (4 + classes, anchors), box centres and sizes in pixels, final scores.
     `yolox`: (anchors, 5 + classes), to be decoded with the strides 8, 16 and 32."""
     iou: Annotated[float, Meta(ge=0, le=1)]
     """Overlap above which two boxes of a class are one object."""
+
+
+class ClassificationRecipe(Recipe, frozen=True, kw_only=True, tag="classification"):
+    """What must be known of a classification network."""
+
+    head: Literal["logits", "probabilities"]
+    """What its one output, (classes), has for each class."""
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,7 +56,7 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     member: str | None = None
     """Its path in that wheel."""
     url: Annotated[str, Meta(pattern="^https://")] | None = None
-    recipe: Recipe
+    recipe: DetectionRecipe | ClassificationRecipe
 
     @property
     def file_name(self) -> str:

@@ -14,10 +14,10 @@ import msgspec
 from app.config import Settings
 from bench.experiments.candidates.registry import CANDIDATES, NEREID
 from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
+from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import BEFORE
 from bench.harness.processes import ROOT, environment_of, require_checkout
-from bench.harness.reference_environment import reference_python
 from bench.harness.triton import fixture_triton
 from bench.load.images import unlabelled_samples
 from bench.report.contest_text import spread
@@ -139,7 +139,7 @@ def spend(  # noqa: PLR0913 - what a run consists of
         ContestantError: One failed; the message is the last line it printed.
     """
     candidate = name.removesuffix(BEFORE)
-    python = str(reference_python()) if candidate == "reference" else sys.executable
+    python = str(REFERENCE.python()) if candidate == "reference" else sys.executable
     command = [python, "-m", _PROGRAM, candidate, str(files), str(seconds), *steps]
     variables = {} if triton is None else {"BENCH_TRITON": triton.triton_url, "BENCH_TRITON_KEY": str(triton.control_key_path)}
     found = []

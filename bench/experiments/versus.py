@@ -21,9 +21,9 @@ from bench.experiments.options import (
 )
 from bench.experiments.progress import say
 from bench.harness.contest import Load, hold_contest
+from bench.harness.environments import REFERENCE
 from bench.harness.lineup import BATCH1, NAMES, NEREID, Lineup, add_counterparts
 from bench.harness.processes import require_checkout
-from bench.harness.reference_environment import install_reference
 from bench.harness.triton import Triton, fixture_triton
 from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
 from bench.models.repository import YOLO
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     """Hold the contests that the options ask for, and print each."""
     before = require_checkout(options.before, or_file=True) if options.before else None
     if options.install:
-        install_reference()
+        REFERENCE.install()
     plans = list(make_plans(options.contests or _DEFAULTS[options.model], options.model, options.clients, options.only, before))
     contests: list[Contest] = []
     try:

@@ -9,9 +9,9 @@ from types import MappingProxyType
 import msgspec
 
 from app.host.ports import find_free
+from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT, Running, running
-from bench.harness.reference_environment import reference_python
 from bench.harness.triton import Triton
 from bench.models.repository import read_labels
 from bench.report.contests import Comparison
@@ -125,7 +125,7 @@ class Lineup:
         flags = [f"--{option}={value}" for option, value in options.items()]
         return Contestant(
             name=name,
-            command=[str(reference_python()), "-m", "uvicorn", f"{module}:app", *flags],
+            command=[str(REFERENCE.python()), "-m", "uvicorn", f"{module}:app", *flags],
             environment={
                 "BENCH_TRITON": self.triton.settings.triton_url,
                 "BENCH_MODEL": str(self.triton.repository / model / "1" / "model.onnx") if is_local else asked,

@@ -103,8 +103,11 @@ class Connection(asyncio.Protocol):
 
 
 def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> bytes:
-    """Build a POST request; without `keep_alive` the server is asked to close the connection after its answer."""
+    """Build a POST request with an image or a form; without `keep_alive` the server closes the connection after its answer."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
+    if body.startswith(b"--"):
+        boundary = body[2 : body.index(b"\r")].decode("ascii")
+        content_type = f"multipart/form-data; boundary={boundary}"
     head = (
         f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

@@ -21,12 +21,16 @@ REJECTIONS = {"429", "503"}
 _NOT_OVERHEAD = b"decode", b"batch", b"infer"
 
 
-class _Detection(msgspec.Struct):
+class _Named(msgspec.Struct):
     class_name: str
 
 
 class _Answer(msgspec.Struct):
-    detections: list[_Detection]
+    detections: list[_Named] | None = None
+    classifications: list[_Named] | None = None
+    """Instead of detections, from a classifier."""
+    results: list["_Answer"] | None = None
+    """Of a batch, instead of detections."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
@@ -134,13 +138,15 @@ class Tally:
         self._statuses[status] += 1
 
     def _check(self, body: bytes, expected: frozenset[str]) -> bool:
-        """Return whether the expected classes are among the detections; note which model answered."""
+        """Return whether the expected classes are among those found; note which model answered."""
         try:
             answer = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         self._model = self._model or answer.model_name
-        return expected <= {detection.class_name for detection in answer.detections}
+        results = [answer] if answer.results is None else answer.results
+        found = [result.detections if result.classifications is None else result.classifications for result in results]
+        return None not in found and expected <= {named.class_name for one in found for named in one or ()}
 
     def _add_timing(self, timing: bytes, elapsed: float) -> None:
         self._timed += 1

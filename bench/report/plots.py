@@ -11,7 +11,7 @@ from bench.report.svg import COLOURS, REST_COLOUR, colour
 from bench.report.text import number
 
 _PERCENTILE_TICKS = {0: "0", 50: "50", 90: "90", 99: "99", 99.9: "99.9", 99.99: "99.99"}
-_STAGE_COLOURS = {"read": 3, "model": 4, "queue": 2, "decode": 1, "batch": 5, "infer": 0, "post": 6}
+_STAGE_COLOURS = {"read": 3, "model": 4, "queue": 2, "decode": 1, "batch": 5, "infer": 0, "post": 6, "draw": 7}
 """The stages that Nereid reports, in order. Each has the same colour in every plot."""
 _REST, _TOTAL = "rest", "total"
 

@@ -168,6 +168,7 @@ def data_files() -> list[tuple[str, str]]:
     offapi = Path(str(distribution("offapi").locate_file("offapi")))
     files = {offapi / name: "offapi" for name in ASSETS}
     for pattern in (
+        "app/api/page/files/*",
         "app/embedded/requirements.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),

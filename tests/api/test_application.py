@@ -8,7 +8,7 @@ import pytest
 
 from app.api import application
 from app.api.application import Application
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
@@ -26,17 +26,17 @@ class Worker:
         self.events: list[str] = []
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-        """Open a client and a detector."""
+    async def open(self) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+        """Open a client and a pipeline."""
         if self.fails:
             raise OSError
         pool = pool_of(TritonClient(self.url), Transport("inline"))
         with open_admission() as admission:
-            detector = Detector(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+            pipeline = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
             self.events.append("opened")
-            yield pool, detector, METRICS
+            yield pool, pipeline, METRICS
             self.events.append("closed")
-            await detector.close()
+            await pipeline.close()
             await pool.close()
 
 
@@ -109,7 +109,7 @@ async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
         assert (await client.get("/v1/docs")).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
+@pytest.mark.parametrize("path", ["/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
 async def test_other_paths_do_not_exist(worker: Worker, path: str) -> None:
     """Every miss is a problem."""
     async with started(build(worker)) as client:

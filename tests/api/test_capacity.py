@@ -37,12 +37,20 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
     [
         (
             "tiny",
-            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny"],
-            ["/predict/other", "/detect?model=other"],
+            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny", "/detect/batch"],
+            ["/predict/other", "/detect?model=other", "/classify"],
+        ),
+        (
+            "efficientnet_lite0",
+            ["/classify", "/v1/classify", "/classify/", "/detect?model=efficientnet_lite0", "/predict/efficientnet_lite0"],
+            ["/detect", "/classify?model=tiny"],
         ),
         (
             "other",
-            ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"],
+            [
+                *("/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"),
+                "/v1/detect/batch?model=other",
+            ],
             ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
         ),
     ],
@@ -61,7 +69,7 @@ async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     for path in accepted:
         broken = {"type": "http.request", "body": b"no image", "more_body": False}
         reply = await call(app, receiving(broken), path, {"Content-Type": "image/bmp"})
-        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter"}
+        assert reply.problem["code"] in {"unsupported_format", "invalid_parameter", "wrong_task"}
     fake.may_answer.set()
 
     assert (await first).status == 502

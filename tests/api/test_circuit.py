@@ -32,11 +32,14 @@ class SickTriton(FakeTriton):
         super().__init__()
         self.sick = ""
         """Name of the model."""
+        self.sick_version = ""
+        """The version of it that it cannot run; empty for the one that it chooses itself."""
         self.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+        self.model_versions = ["1", "2"]
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         """Refuse an inference with that model."""
-        if request.model_name == self.sick:
+        if (request.model_name, request.model_version) == (self.sick, self.sick_version):
             await context.abort(grpc.StatusCode.INTERNAL, "Stub process is not healthy.")
         return await super().ModelInfer(request, context)
 
@@ -97,6 +100,33 @@ async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_r
 
     assert await mend(gateway, rejected[0])
     assert [(await post(app, path)).status for path in rejected] == [200] * len(rejected)
+
+
+@pytest.mark.parametrize(("sick", "sound"), [("", "1"), ("1", ""), ("1", "2")])
+async def test_a_version_that_fails_stops_no_other(gateway: Gateway, sick: str, sound: str) -> None:
+    """Each has a circuit of its own, so that one can go back to the version before; the newest is one, too."""
+    fake, app = gateway
+    fake.sick, fake.sick_version = "tiny", sick
+    for _ in range(5):
+        assert (await post(app, f"/detect?version={sick}" if sick else "/detect")).status == 503
+    for path in ("/detect?", "/predict/tiny?", "/detect?model=tiny&"):
+        reply = await post_unread(app, path + (f"version={sick}" if sick else ""), HEADERS)
+        assert (reply.status, reply.problem["code"]) == (503, "circuit_open")
+        assert (await post(app, path + (f"version={sound}" if sound else ""))).status == 200
+
+
+async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway) -> None:
+    """Though requests for what was the newest version used the circuit of the newest one, until there was another."""
+    fake, app = gateway
+    assert (await post(app, "/detect?version=2")).status == 200
+    assert [request.model_version for request in fake.requests] == ["", "2"]  # the first one is that of the start
+    fake.model_versions = ["1", "2", "3"]
+    fake.sick = "tiny"
+    replies = [await post(app, "/detect") for _ in range(6)]
+
+    assert replies[-1].problem["code"] == "circuit_open"
+    assert (await post(app, "/detect?version=2")).status == 200
+    assert (await post(app, "/detect")).status == 503
 
 
 async def test_a_request_for_a_model_that_fails_asks_triton_nothing(gateway: Gateway) -> None:

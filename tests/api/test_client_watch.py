@@ -12,7 +12,7 @@ from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
-from app.pipeline import detector
+from app.pipeline import pipeline
 from app.triton.shared_memory import Arena
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving
@@ -249,7 +249,7 @@ async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(
         app = create_app(settings_for(fake.url, decode_threads=1))
         async with lifespan_of(app):
             fake.requests.clear()
-            decoded = gate.block(monkeypatch, detector, "fill_input")
+            decoded = gate.block(monkeypatch, pipeline, "fill_input")
             log = captured_log(monkeypatch, middleware)
             first, second = Client(SCENE), Client(SCENE)
             blocking = asyncio.create_task(first.post(app))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.content_type import is_supported, media_type
+from app.api.content_type import body_type, is_supported, media_type
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_media_type_has_neither_case_nor_parameters(header: str, expected: s
         ("text/html", False),
         ("text/plain", False),
         ("application/pdf", False),
-        ("application/x-www-form-urlencoded", False),
+        ("application/x-www-form-urlencoded", True),
         ("multipart/mixed", False),
         ("video/mp4", False),
         ("images/jpeg", False),
@@ -43,3 +43,19 @@ def test_the_media_type_has_neither_case_nor_parameters(header: str, expected: s
 def test_images_forms_and_unknown_bytes_are_supported(content_type: str, expected: bool) -> None:  # noqa: FBT001
     """The format of an image is found in its first bytes, so its subtype does not matter."""
     assert is_supported(content_type) is expected
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "expected"),
+    [
+        ("application/x-www-form-urlencoded", b'{"image": "QUJD"}', "application/json"),
+        ("application/x-www-form-urlencoded; charset=utf-8", b' \r\n{"image": "QUJD"}', "application/json"),
+        ("application/x-www-form-urlencoded", b"image=QUJD", "application/x-www-form-urlencoded"),
+        ("application/x-www-form-urlencoded", b"", "application/x-www-form-urlencoded"),
+        ("image/jpeg", b"{", "image/jpeg"),
+        ("application/json", b"x", "application/json"),
+    ],
+)
+def test_an_object_that_curl_has_declared_as_a_form_is_json(header: str, data: bytes, expected: str) -> None:
+    """What it sends with `-d` is one, unless it is told the type."""
+    assert body_type(header, data) == expected

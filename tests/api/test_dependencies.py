@@ -9,7 +9,7 @@ import pytest
 from app.api import application
 from app.api.application import Application
 from app.api.dependencies import WorkerResources, providers
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
@@ -33,8 +33,8 @@ class StubPool(TritonPool):
         return {}
 
 
-class StubDetector(Detector):
-    """A detector that has nothing but a default model, with which nothing has failed."""
+class StubPipeline(Pipeline):
+    """A pipeline that has nothing but a default model, with which nothing has failed."""
 
     def __init__(self, default_model: str) -> None:
         self.default_model = default_model
@@ -49,8 +49,8 @@ def build(tritons: StubPool, model: str) -> Application:
     """Build an application whose worker owns stubs."""
 
     @asynccontextmanager
-    async def open_resources() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-        yield tritons, StubDetector(model), METRICS
+    async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+        yield tritons, StubPipeline(model), METRICS
 
     return application.build(open_resources, DEPLOYMENT)
 
@@ -59,17 +59,17 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
     """It may be set after the providers were made, as the lifespan does."""
     resources = WorkerResources(DEPLOYMENT)
     provided = providers(resources)
-    resources.tritons, resources.detector = StubPool(), StubDetector("a")
+    resources.tritons, resources.pipeline = StubPool(), StubPipeline("a")
 
     assert await provided["tritons"]() is resources.tritons
-    assert await provided["detector"]() is resources.detector
+    assert await provided["pipeline"]() is resources.pipeline
 
 
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
     first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
 
-    assert first.keys() == second.keys() >= {"tritons", "detector"}
+    assert first.keys() == second.keys() >= {"tritons", "pipeline"}
     assert all(first[name] is not second[name] for name in first)
     assert all(provider.use_cache for provider in first.values())
 
@@ -90,7 +90,7 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
         for path in ("/models", "/v1/models", "/models"):
             assert json(await client.get(path))["default"] == "a"
 
-    assert sorted(name for name in provided if name != "metrics") == ["detector", "tritons"]
+    assert sorted(name for name in provided if name != "metrics") == ["pipeline", "tritons"]
     assert triton.asked == ["*", "*", "*"]
 
 

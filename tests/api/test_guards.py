@@ -38,7 +38,7 @@ async def app() -> AsyncIterator[Application]:
 
 
 @PATHS
-@pytest.mark.parametrize("content_type", ["text/html", "application/x-www-form-urlencoded", "video/mp4", "nonsense"])
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain", "video/mp4", "nonsense"])
 async def test_an_unsupported_type_is_rejected_before_the_body_is_read(app: Application, path: str, content_type: str) -> None:
     """On every route that takes an image."""
     reply = await post_unread(app, path, {"Content-Type": content_type, "Content-Length": "100"})
@@ -46,6 +46,18 @@ async def test_an_unsupported_type_is_rejected_before_the_body_is_read(app: Appl
     assert reply.status == 415
     assert reply.problem["code"] == "unsupported_media_type"
     assert reply.problem["detail"].startswith(f"'{content_type}' is not supported; send image/*")
+
+
+async def test_all_supported_types_are_listed(app: Application) -> None:
+    """With that of forms without files; a batch that declares none is told that it must."""
+    reply = await post_unread(app, "/detect", {"Content-Type": "text/html"})
+    batch = await post_unread(app, "/detect/batch", {})
+
+    assert reply.problem["detail"].endswith("multipart/form-data, application/json or application/x-www-form-urlencoded")
+    assert (batch.status, batch.problem["detail"]) == (
+        415,
+        "a batch needs a Content-Type header; send multipart/form-data or application/json",
+    )
 
 
 async def test_a_long_type_is_quoted_in_part(app: Application) -> None:
@@ -118,6 +130,17 @@ async def test_an_invalid_query_is_rejected_before_the_body_is_read(app: Applica
     reply = await post_unread(app, "/detect?confidence=2", {"Content-Type": "image/jpeg", "Content-Length": "100"})
 
     assert (reply.status, reply.problem["code"]) == (400, "invalid_parameter")
+
+
+@pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/detect/batch/", "/v1/detect/batch", "/classify", "/predict/tiny"])
+async def test_who_asks_for_methods_sends_no_body(app: Application, path: str) -> None:
+    """OPTIONS is answered, whatever the type and length that it declares."""
+    async with calling(app) as client:
+        for headers in ({}, {"Content-Type": "text/html", "Content-Length": str(LIMIT * 1000)}):
+            response = await client.options(path, headers=headers)
+
+            assert response.status_code == 204
+            assert sorted(response.headers["allow"].split(", ")) == ["OPTIONS", "POST"]
 
 
 def connection(headers: dict[str, str]) -> Request[Any, Any, Any]:
@@ -198,9 +221,15 @@ async def test_the_first_guard_that_rejects_is_the_last() -> None:
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
-NEED_DETECT = ["/detect", "/predict/tiny", "/v1/detect", "/v1/predict/tiny", "/models", "/v1/models"]
-NEED_HEALTH = ["/health", "/metrics", "/v1/health", "/v1/metrics"]
-NEED_NONE = ["/livez", "/readyz", "/v1/livez", "/v1/readyz", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
+NEED_DETECT = [
+    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models"),
+    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models"),
+]
+NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
+NEED_NONE = [
+    *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
+    *("/", "/page-assets/page.css", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
+]
 
 
 @pytest.fixture
@@ -224,7 +253,7 @@ async def locked(tmp_path: Path) -> AsyncIterator[Application]:
 async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tuple[str, str]] = ()) -> httpx.Response:
     """Call a route with its method; what takes an image gets the scene."""
     async with calling(app) as client:
-        is_post = "/detect" in path or "/predict" in path
+        is_post = any(route in path for route in ("/detect", "/classify", "/predict"))
         return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)
 
 
@@ -246,8 +275,10 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later is not open by mistake."""
-    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/docs-assets"))} == {
-        path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if "docs" not in path
+    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/page-assets"))} == {
+        path.replace("tiny", "{model:str}")
+        for path in NEED_DETECT + NEED_HEALTH + NEED_NONE
+        if not path.startswith(("/docs", "/page-assets"))
     }
 
 
@@ -256,7 +287,12 @@ async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers:
     """It is sent in either header."""
     name, value = headers
     for path in NEED_DETECT:
-        assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {200, 502}
+        assert (await ask(locked, path, {name: value.format(DETECT)})).status_code in {
+            200,
+            400,
+            415,
+            502,
+        }  # 400: it is no classifier
     for path in NEED_HEALTH:
         assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
 

@@ -38,10 +38,11 @@ def headers_of(response: httpx.Response) -> dict[str, str]:
 
 def test_the_routes_are_those_of_the_application() -> None:
     """Those of the API with and without version, and those of the documentation."""
-    versioned = ["/health", "/livez", "/models", "/readyz"]
+    versioned = ["/health", "/live", "/livez", "/models", "/ready", "/readyz"]
+    unversioned = ["/", "/page-assets/swagger_style.css"]
     documentation = ["/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"]
 
-    assert {*versioned, *(f"/v1{path}" for path in versioned), *documentation} <= set(GET_PATHS)
+    assert {*versioned, *(f"/v1{path}" for path in versioned), *unversioned, *documentation} <= set(GET_PATHS)
 
 
 @pytest.mark.parametrize("path", [*GET_PATHS, "/docs-assets/nothing", "/nowhere"])
@@ -54,7 +55,7 @@ async def test_head_is_get_without_the_body(gateway: tuple[FakeTriton, httpx.Asy
     assert asked.content == b""
     assert headers_of(asked).keys() == headers_of(got).keys()
     assert set(asked.headers) >= _OF_EACH_RESPONSE
-    if path.removeprefix("/v1") not in {"/health", "/metrics"}:  # which tell something else each time
+    if path.removeprefix("/v1") not in {"/health", "/metrics", "/ready"}:  # which tell something else each time
         assert headers_of(asked) == headers_of(got)
         assert int(asked.headers["content-length"]) == len(got.content) > 0
 

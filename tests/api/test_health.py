@@ -16,7 +16,7 @@ from app.api import application, middleware
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
@@ -43,7 +43,7 @@ async def test_liveness_does_not_depend_on_triton(gateway: Gateway, lonely: http
     fake.query_refusal = REFUSAL
 
     for one in (client, lonely):
-        assert json(await one.get("/livez")) == {"status": "alive"}
+        assert json(await one.get("/livez")) == json(await one.get("/live")) == {"status": "alive"}
 
 
 async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
@@ -57,6 +57,30 @@ async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
     assert response.headers["retry-after"] == "1"
     fake.is_model_ready = True
     assert json(await client.get("/readyz")) == {"status": "ready"}
+
+
+async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
+    """With the status of /readyz, and on what it depends: a Triton may answer although its model is not ready."""
+    fake, client = gateway
+    report = json(await client.get("/ready"))
+    fake.is_model_ready = False
+    not_ready = await client.get("/ready")
+    alone = await lonely.get("/ready")
+
+    resources = report.pop("resources")
+    assert 10 < resources["memory_mb"] < 10_000
+    assert 0 < resources["cpu_percent"] < 3200
+    url = fake.url
+    assert report == {
+        "status": "ready",
+        "version": __version__,
+        "api_version": "v1",
+        "services": {"triton": {"ok": True, "detail": "ready", "url": url}},
+    }
+    assert json(not_ready, 503)["services"] == {"triton": {"ok": True, "detail": "not_ready", "url": url}}
+    assert json(alone, 503)["status"] == "not_ready"
+    assert alone.json()["services"]["triton"]["ok"] is False
+    assert alone.headers["retry-after"] == "1"
 
 
 async def test_nothing_is_ready_without_triton(lonely: httpx.AsyncClient) -> None:
@@ -78,6 +102,7 @@ async def test_nothing_is_ready_before_a_stop(gateway: Gateway) -> None:
             response = await client.get("/readyz")
 
     assert json(response, 503) == {"status": "not_ready"}
+    assert json(await client.get("/ready"), 503)["status"] == "not_ready"
     assert response.headers["retry-after"] == "1"
     assert json(await client.get("/livez")) == {"status": "alive"}
     assert json(await client.get("/models"))["default"] == "tiny"
@@ -104,6 +129,7 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
     for triton in (report["triton"], *report["tritons"]):
         assert 0 < triton.pop("latency_ms") < 10_000
     assert report.pop("limits")["requests"].keys() == {"tiny"}
+    assert report.pop("resources").keys() == {"memory_mb", "cpu_percent"}
     assert report == {
         "status": "healthy",
         "version": __version__,
@@ -122,6 +148,8 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
         ],
         "model": "tiny",
         "model_ready": True,
+        "api_version": "v1",
+        "services": {"triton": {"ok": True, "detail": "ready", "url": report["tritons"][0]["address"]}},
         "gpu": {"in_use": False, "devices": []},
         "performance": {
             "optimizations": {
@@ -249,13 +277,13 @@ async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient,
         triton = TritonClient(fake.url)
         pool = pool_of(triton, Transport("inline"))
         with open_admission() as admission:
-            detector = Detector(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+            pipeline = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
             @asynccontextmanager
-            async def open_resources() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-                yield pool, detector, METRICS
+            async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+                yield pool, pipeline, METRICS
 
             async with started(application.build(open_resources, DEPLOYMENT)) as client:
                 yield client, triton
-            await detector.close()
+            await pipeline.close()
             await triton.close()

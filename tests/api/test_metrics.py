@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from app.api import detect as detect_module
 from app.api import keys
+from app.api.formats import native
 from app.host.memory import resident_bytes
 from app.main import create_app
 from app.telemetry.timing import STAGES
@@ -52,7 +52,7 @@ async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
         ("GET", "/docs-assets/swagger_style.css", "/docs-assets/{name}", 200),
         ("GET", "/docs-assets/nothing", "/docs-assets/{name}", 404),
         ("GET", "/nothing", "unmatched", 404),
-        ("GET", "/", "unmatched", 404),
+        ("GET", "/nowhere", "unmatched", 404),
         ("GET", "/detect/more/of/it", "unmatched", 404),
         ("GET", "/detect", "/detect", 405),
         ("PUT", "/v1/predict/x", "/v1/predict/{model}", 405),
@@ -110,7 +110,7 @@ async def test_an_unexpected_exception_counts_as_500(gateway: Gateway, monkeypat
         raise ZeroDivisionError
 
     before = await scrape(client)
-    monkeypatch.setattr(detect_module, "to_response", fail)
+    monkeypatch.setattr(native, "to_response", fail)
     assert (await client.post("/detect", content=SCENE)).status_code == 500
 
     changed = await differences(client, before)

@@ -108,6 +108,21 @@ async def test_the_last_of_several_content_types_counts() -> None:
     assert seen == ["image/png; x=y", ""]
 
 
+async def test_several_accept_headers_are_one() -> None:
+    """A list may be spread over several lines (RFC 9110, 5.3)."""
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        seen.append(context_of(scope).accept)
+        await respond(send, 200)
+
+    wrapped = RequestContextMiddleware(app, RESOURCES)
+    for headers in ([("Accept", "image/png"), ("Accept", "text/html;q=0.5")], [("Accept", "*/*")], []):
+        await call(wrapped, receiving(), headers=headers)
+
+    assert seen == [b"image/png, text/html;q=0.5", b"*/*", b""]
+
+
 async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
     """One that was not given is chosen at random."""
     app = responding(200)

@@ -49,6 +49,32 @@ async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> Non
     assert model["classes"] == ["red", "blue"]
     assert (model["source"], model["licence"]) == ("here", "MIT")
     assert model["detail"] is None
+    assert model["versions"] == ["1"]
+
+
+async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
+    """Those that are ready, as numbers ascend, and the newest as the one that answers."""
+    fake, client = gateway
+    fake.model_versions = ["2", "10"]
+    fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]
+    model = by_name(json(await client.get("/models")))["a"]
+
+    assert (model["version"], model["versions"]) == ("10", ["2", "10"])
+
+
+async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
+    """Under their names, beside ours; with and without a slash at the end."""
+    fake, client = gateway
+    fake.config = {**CONFIG, "backend": "onnxruntime", "parameters": {"labels": {"string_value": "red,blue"}}}
+    document = json(await client.get("/models/"))
+    models = by_name(document)
+
+    assert document == json(await client.get("/models")) == json(await client.get("/v1/models"))
+    assert (document["total"], document["triton_status"]) == (len(models), "READY")
+    told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
+    assert {name: models["a"][name] for name in told} == told
+    assert (models["a"]["num_classes"], models["a"]["input_shape"]) == (2, [32, 32, 3])
+    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == (None, [])
 
 
 async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
@@ -106,11 +132,14 @@ async def test_a_model_that_was_not_pulled_says_how(settings: Settings, tmp_path
     """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
     listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
     (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
-    async with started(create_app(msgspec.structs.replace(settings, model_repository=str(tmp_path)))) as client:
+    changed = msgspec.structs.replace(settings, model_repository=str(tmp_path), classify_model="never_pulled")
+    async with started(create_app(changed)) as client:
         response = await client.post("/predict/never_pulled", content=sample_image("chelsea.jpg"))
+        by_default = await client.post("/classify", content=sample_image("chelsea.jpg"))
         models = by_name(json(await client.get("/models")))
 
     assert "./just pull never_pulled" in json(response, 404)["detail"]
+    assert "./just pull never_pulled" in json(by_default, 404)["detail"]
     assert models["never_pulled"]["state"] == "not_pulled"
     assert models["yolo11n"]["state"] == "ready"
     assert models["yolo11n"]["classes"][15] == "cat"

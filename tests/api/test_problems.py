@@ -13,7 +13,7 @@ from structlog.testing import CapturedCall
 from app import errors
 from app.api import middleware, problems
 from app.api.middleware import RequestContextMiddleware
-from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, UnsupportedMediaType
+from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.imaging.letterbox import Letterbox
 from app.main import create_app
 from tests.api.conftest import settings_for
@@ -69,6 +69,17 @@ async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: 
     assert (line.kwargs["status"], line.kwargs["code"]) == (error.status, error.code)
     assert line.kwargs.get("detail") == (None if error in {InvalidParameter, UnsupportedMediaType} else "what is wrong")
     assert "cause" not in line.kwargs
+
+
+async def test_what_repeats_the_request_is_not_logged(log: Log) -> None:
+    """Nor is its cause, which is another program's text about the request."""
+    error = MalformedRequest("unknown member 'secret'", repeats_request=True)
+    error.__cause__ = ValueError("secret")
+    _, problem = await problem_of(error)
+
+    assert problem["detail"] == "unknown member 'secret'"
+    assert log[0].kwargs["code"] == "malformed_request"
+    assert "secret" not in repr(log)
 
 
 async def test_the_cause_of_an_error_is_logged_and_not_sent(log: Log) -> None:

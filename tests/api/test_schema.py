@@ -6,20 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api.schema import (
-    Detection,
-    DetectResponse,
-    GpuHealth,
-    Health,
-    ImageSize,
-    Memory,
-    ModelInfo,
-    ModelUsed,
-    Performance,
-    Problem,
-    TritonHealth,
-)
-from tests.support import DEPLOYMENT
+from app.api.schema import Detection, DetectResponse, ImageSize, ModelInfo, ModelUsed, Problem
 
 
 def members(value: msgspec.Struct) -> dict[str, Any]:
@@ -67,33 +54,20 @@ def test_a_model_that_is_not_ready_has_no_description() -> None:
         "name": "tiny",
         "state": "not_ready",
         "version": None,
+        "versions": [],
         "width": None,
         "height": None,
+        "task": None,
         "output_format": None,
         "device": None,
         "classes": [],
         "source": None,
         "licence": None,
         "detail": None,
+        "status": None,
+        "backend": None,
+        "max_batch_size": None,
+        "has_labels": False,
+        "num_classes": None,
+        "input_shape": None,
     }
-
-
-def test_a_health_report_has_the_members_that_dashboards_read() -> None:
-    """Memory is there twice, under the names that two kinds of them know."""
-    report = Health(
-        status="healthy",
-        version="0",
-        api="healthy",
-        triton=TritonHealth("ready", "2.51.0"),
-        tritons=[],
-        model="tiny",
-        model_ready=True,
-        gpu=GpuHealth(in_use=False, devices=[]),
-        memory=Memory(1.5, [1.5, 2.0]),
-        performance=Performance(3.5, {"transport": "shm"}),
-        limits=DEPLOYMENT.limits,
-    )
-
-    names = ["status", "version", "api", "triton", "tritons", "model", "model_ready", "gpu", "memory", "performance", "limits"]
-    assert list(members(report)) == names
-    assert members(report)["performance"] == {"memory_mb": 3.5, "optimizations": {"transport": "shm"}}

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from app.triton.shared_memory import SHM
+from bench.harness.environments import REFERENCE
 from bench.harness.processes import ROOT, environment_of
-from bench.harness.reference_environment import is_installed, reference_python
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
 from bench.report.contests import Contest, ContestantResult
@@ -25,9 +25,7 @@ CAT = b'{"detections":[{"class_name":"cat"},{"class_name":"person"}],"model":{"n
 DOG = b'{"detections":[{"class_name":"dog"}]}'
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
 
-needs_reference = pytest.mark.skipif(
-    not is_installed(), reason="the reference has no environment; ./just bench versus --install makes it"
-)
+needs_reference = pytest.mark.skipif(not REFERENCE.is_installed(), reason=REFERENCE.missing)
 
 Reply = Callable[[int, bytes], Awaitable[bytes | None]]
 """Called with the number of a request and its head and body; None closes the connection without an answer."""
@@ -134,7 +132,7 @@ def clients_of(contestant: str, requests: int) -> list[str]:
         "BENCH_LABELS": "a",
         "BENCH_TENSOR": "FP32",
     }
-    command = [str(reference_python()), "-c", _PRINT_CLIENTS, contestant, str(requests)]
+    command = [str(REFERENCE.python()), "-c", _PRINT_CLIENTS, contestant, str(requests)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 

@@ -172,6 +172,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
         doctor = bare.run("nereid", "doctor", "--no-burst", NEREID_PORT=port, **outside)
         bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
         assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")
+        assert is_ok(f"http://127.0.0.1:{port}/page-assets/page.js")
         stop(process)
     command = [sys.executable, "-P", "-m", "app", "api"]
     with running(command, tmp_path, plain, "readyz", PYTHONPATH=ROOT, **outside) as process:
@@ -235,7 +236,10 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
         ),
         ("serve", "the embedded Triton needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; .* --triton"),
         ("pull yolo11n --from /nowhere", "there is no file /nowhere"),
-        ("pull ../srv", r"\.\./srv is not in model_repository/models\.toml, which lists yolo11n, yolo11n_file, yolox_nano"),
+        (
+            "pull ../srv",
+            r"\.\./srv is not in model_repository/models\.toml, which lists yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0",
+        ),
         ("pull yolo11n --from /etc/passwd", "passwd is not the expected file"),
         ("bench quick --url http://127.0.0.1:1", "no server listens at"),
         ("api --port 0", "NEREID_PORT: Expected `int` >= 1"),

@@ -274,10 +274,10 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     paths = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
     annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
 
-    assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/predict", "/models"}
+    assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/classify", "/predict", "/models", "/", "/page-assets"}
     assert annotations["limit-req-reject-code"] == "429"
     assert {"error", "timeout", "non_idempotent"} == set(annotations["proxy-next-upstream"].split())
-    assert annotations["client-max-body-size"] == f"{cluster.settings.max_file_size_mb:.0f}m"
+    assert annotations["client-max-body-size"] == f"{cluster.settings.max_batch_size_mb:.0f}m"
     assert int(annotations["proxy-read-timeout"].removesuffix("s")) > cluster.settings.max_timeout_seconds
 
 

@@ -158,8 +158,11 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     """As far as they have the same purpose, with the default settings."""
     settings = Settings()
 
-    assert value_of("client_max_body_size") == f"{settings.max_file_size_mb:g}m"
-    assert f'413 "{body_too_large(settings.max_body_bytes).detail}";' in TEXT
+    limits = re.findall(r"client_max_body_size (\S+);", TEXT)
+    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb)]
+    assert '413 "the limit is $nereid_body_limit";' in TEXT
+    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
+        assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
     assert seconds("client_body_timeout") == settings.body_pause_seconds
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
 
@@ -211,7 +214,42 @@ async def test_images_are_detected_and_models_are_listed(client: httpx.AsyncClie
     assert (await client.get(f"{version}/livez")).status_code == (await client.get(f"{version}/readyz")).status_code == 200
 
 
-PRIVATE = ["/health", "/metrics", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css", "/v1/health", "/v1/metrics"]
+@pytest.mark.parametrize("version", ["", "/v1"])
+async def test_lines_of_a_batch_are_passed_on_as_they_come(service: Service, client: httpx.AsyncClient, version: str) -> None:
+    """A batch may be larger than an image."""
+    files = [("images", ("scene.bmp", SCENE))] * 2 + [("images", ("junk.bin", bytes(60 * 2**20)))]
+    response = await client.post(f"{version}/detect/batch", files=files, headers={"Accept": "application/x-ndjson"})
+    lines = [json.loads(line) for line in response.content.splitlines()]
+
+    assert sorted(line["status"] for line in lines[:-1]) == [200, 200, 415]
+    assert lines[-1]["processed_images"] == 2
+    assert "x-accel-buffering" not in response.headers  # NGINX has obeyed it
+    declared = f"POST {version}/detect/batch HTTP/1.1\r\nHost: nereid\r\nContent-Length: {2**27 + 1}\r\nConnection: close\r\n\r\n"
+    assert problem(*exchange(service.proxy, declared.encode()))["detail"] == "the limit is 128 MiB"
+
+
+async def test_the_page_is_for_everybody(client: httpx.AsyncClient) -> None:
+    """With its files, and its policy; programs get the description of the service."""
+    page = await client.get("/", headers={"Accept": "text/html"})
+    script = await client.get("/page-assets/page.js")
+
+    assert page.headers["content-type"].startswith("text/html")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert json_of(await client.get("/"))["service"] == "Nereid"
+    assert json_of(await client.get("/live")) == {"status": "alive"}
+
+
+PRIVATE = [
+    "/health",
+    "/metrics",
+    "/docs",
+    "/docs/openapi.json",
+    "/docs-assets/swagger_style.css",
+    "/ready",
+    "/v1/health",
+    "/v1/metrics",
+]
 
 
 @pytest.mark.parametrize("path", PRIVATE)
@@ -228,7 +266,6 @@ async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
         "/problem",
         "/admin",
         "/predict/",

@@ -1,5 +1,6 @@
 """Prometheus's configuration and its rules, as promtool sees them."""
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.model.heads import HEADS
+from bench.experiments.dashboard import DASHBOARD
 from bench.harness.prometheus import CONFIG
 from tests.programs import require_program
 from tests.support import ROOT
@@ -56,3 +59,15 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
     assert alert["annotations"]["runbook"] == f"deploy/monitoring.md#{alert['alert'].lower()}"
     assert alert["alert"] in sections
+
+
+@pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
+def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
+    """In each expression that is about them; no others are."""
+    patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
+    routes = {head.route for head in HEADS} | {"/detect/batch", "/predict/{model}"}
+
+    assert len(patterns) == 1
+    for pattern in patterns:
+        assert all(re.fullmatch(pattern, version + route) for version in ("", "/v1") for route in routes)
+        assert not any(re.fullmatch(pattern, route) for route in ("/metrics", "/models", "/v1/models", "/readyz", "/"))

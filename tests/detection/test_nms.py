@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, from_yolox
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, from_yolox, suppress
 from app.model.anchors import count_anchors
 
 Array = NDArray[np.float32]
@@ -22,8 +22,15 @@ def overlap(a: Array, b: Array) -> float:
     return common / float((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
 
 
-def textbook(head: Array, iou: float) -> list[tuple[list[float], float, int]]:
-    """Take the best box, drop the boxes of its class that it covers, and repeat."""
+def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array, Array, NDArray[np.int32]]:
+    """Decode a head and suppress its boxes."""
+    corners, scores, classes = from_yolo(head)
+    kept = suppress(corners, None if is_agnostic else classes, iou)
+    return corners[kept], scores[kept], classes[kept]
+
+
+def textbook(head: Array, iou: float, *, is_agnostic: bool) -> list[tuple[list[float], float, int]]:
+    """Take the best box, drop the boxes of its class (or of any) that it covers, and repeat."""
     remaining = []
     for column in head.T:
         x, y, width, height = column[:4]
@@ -36,21 +43,24 @@ def textbook(head: Array, iou: float) -> list[tuple[list[float], float, int]]:
     while remaining:
         best = remaining.pop(0)
         kept.append((best[0].tolist(), best[1], best[2]))
-        remaining = [other for other in remaining if other[2] != best[2] or overlap(best[0], other[0]) <= iou]
+        rivals = [other for other in remaining if is_agnostic or other[2] == best[2]]
+        covered = [id(other) for other in rivals if overlap(best[0], other[0]) > iou]
+        remaining = [other for other in remaining if id(other) not in covered]
     return kept
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("iou", [0.0, 0.45, 0.7, 1.0])
-def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float) -> None:
+@pytest.mark.parametrize("is_agnostic", [False, True])
+def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float, *, is_agnostic: bool) -> None:
     """Boxes, scores and classes are the same, in the same order."""
     chance = np.random.default_rng(seed)
     boxes = np.concatenate([chance.uniform(100, 500, (80, 2)), chance.uniform(50, 300, (80, 2))], axis=1)
     head = head_of(boxes, chance.uniform(0, 1, (80, 3)) ** 3)
 
-    corners, scores, classes = from_yolo(head, iou)
+    corners, scores, classes = detect(head, iou, is_agnostic=is_agnostic)
 
-    expected = textbook(head, iou)
+    expected = textbook(head, iou, is_agnostic=is_agnostic)
     assert classes.tolist() == [class_ for _, _, class_ in expected]
     assert scores.tolist() == [score for _, score, _ in expected]
     np.testing.assert_allclose(corners, [box for box, _, _ in expected], rtol=1e-6)
@@ -58,7 +68,7 @@ def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float) -> None:
 
 def test_yolo_head_holds_centres_and_sizes() -> None:
     """Centre x, centre y, width and height become corners; each box gets its best class."""
-    corners, scores, classes = from_yolo(head_of([[100, 50, 20, 10], [400, 300, 60, 80]], [[0.1, 0.9], [0.5, 0.2]]), 0.7)
+    corners, scores, classes = from_yolo(head_of([[100, 50, 20, 10], [400, 300, 60, 80]], [[0.1, 0.9], [0.5, 0.2]]))
 
     np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
     np.testing.assert_array_equal(scores, np.array([0.9, 0.5], np.float32))
@@ -67,26 +77,27 @@ def test_yolo_head_holds_centres_and_sizes() -> None:
 
 
 def test_classes_do_not_suppress_each_other() -> None:
-    """Of two equal boxes both are kept if their classes differ, else only the better one."""
+    """Of two equal boxes both are kept if their classes differ and matter, else only the better one."""
     same = [[100, 100, 50, 50], [100, 100, 50, 50]]
 
-    assert from_yolo(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5)[2].tolist() == [0, 1]
-    assert from_yolo(head_of(same, [[0.8, 0.1], [0.9, 0.1]]), 0.5)[1].tolist() == pytest.approx([0.9])
+    assert detect(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5)[2].tolist() == [0, 1]
+    assert detect(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5, is_agnostic=True)[2].tolist() == [0]
+    assert detect(head_of(same, [[0.8, 0.1], [0.9, 0.1]]), 0.5)[1].tolist() == pytest.approx([0.9])
 
 
 def test_overlap_at_the_limit_is_allowed() -> None:
     """Boxes that overlap by exactly `iou` are both kept; with a slightly lower `iou` only the better one is."""
     head = head_of([[50, 50, 100, 100], [75, 50, 50, 100]], [[0.9], [0.8]])
 
-    assert len(from_yolo(head, 0.5)[0]) == 2
-    assert len(from_yolo(head, 0.49)[0]) == 1
+    assert len(detect(head, 0.5)[0]) == 2
+    assert len(detect(head, 0.49)[0]) == 1
 
 
 def test_boxes_without_area_are_kept() -> None:
     """Boxes without a size neither cause a division by zero nor suppress each other."""
     head = head_of([[50, 50, 0, 0], [50, 50, 0, 0]], [[0.9], [0.8]])
 
-    assert from_yolo(head, 0.5)[1].tolist() == pytest.approx([0.9, 0.8])
+    assert detect(head, 0.5)[1].tolist() == pytest.approx([0.9, 0.8])
 
 
 def test_scores_at_the_floor_are_dropped() -> None:
@@ -94,15 +105,14 @@ def test_scores_at_the_floor_are_dropped() -> None:
     below, above = np.float32(MIN_SCORE), np.nextafter(np.float32(MIN_SCORE), np.float32(1))
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
 
-    np.testing.assert_array_equal(from_yolo(head, 0.5)[0], [[145, 45, 155, 55]])
+    np.testing.assert_array_equal(from_yolo(head)[0], [[145, 45, 155, 55]])
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
 def test_nothing_found_is_three_empty_arrays(head: Array) -> None:
     """No candidates, or no anchors, give arrays of the right shapes."""
-    corners, scores, classes = from_yolo(head, 0.7)
-
-    assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
+    for corners, scores, classes in (from_yolo(head), detect(head, 0.7)):
+        assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 
 
 def test_best_boxes_are_kept_if_there_are_too_many() -> None:
@@ -111,7 +121,7 @@ def test_best_boxes_are_kept_if_there_are_too_many() -> None:
     scores = np.random.default_rng(0).permutation(np.linspace(0.1, 0.9, count, dtype=np.float32))
     boxes = [[20 * i, 50, 10, 10] for i in range(count)]
 
-    found = from_yolo(head_of(boxes, scores[:, None]), 0.5)
+    found = detect(head_of(boxes, scores[:, None]), 0.5)
 
     np.testing.assert_array_equal(found[1], np.sort(scores)[::-1][:MAX_DETECTIONS])
     assert len(found[0]) == len(found[2]) == MAX_DETECTIONS
@@ -122,8 +132,8 @@ def test_candidates_are_limited_before_suppression() -> None:
     boxes = [[50, 50, 10, 10]] * MAX_CANDIDATES + [[500, 500, 10, 10]]
     scores = [[0.9]] * MAX_CANDIDATES + [[0.8]]
 
-    np.testing.assert_array_equal(from_yolo(head_of(boxes, scores), 0.5)[0], [[45, 45, 55, 55]])
-    assert len(from_yolo(head_of(boxes[1:], scores[1:]), 0.5)[0]) == 2
+    np.testing.assert_array_equal(detect(head_of(boxes, scores), 0.5)[0], [[45, 45, 55, 55]])
+    assert len(detect(head_of(boxes[1:], scores[1:]), 0.5)[0]) == 2
 
 
 def test_yolox_head_is_in_cells() -> None:
@@ -132,7 +142,7 @@ def test_yolox_head_is_in_cells() -> None:
     head[9] = [0.5, 0.25, np.log(2), np.log(4), 0.5, 0.1, 0.8]
     head[41] = [0, 0, 0, 0, 1, 0.6, 0.2]
 
-    corners, scores, classes = from_yolox(head, 0.7, (64, 32))
+    corners, scores, classes = from_yolox(head, (64, 32))
 
     np.testing.assert_allclose(corners, [[16, -16, 48, 16], [4, -6, 20, 26]], atol=1e-5)
     assert scores.tolist() == pytest.approx([0.6, 0.4])
@@ -144,4 +154,4 @@ def test_objectness_alone_is_not_a_detection() -> None:
     head = np.zeros((count_anchors((32, 32)), 6), np.float32)
     head[:, 4], head[:, 5] = 1, MIN_SCORE / 2
 
-    assert from_yolox(head, 0.7, (32, 32))[0].shape == (0, 4)
+    assert from_yolox(head, (32, 32))[0].shape == (0, 4)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from app.detection.outputs import Candidates, decode_outputs
 from app.errors import InvalidImage, InvalidModelOutput
-from app.model.spec import ModelSpec, OutputFormat, from_triton_config
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.spec import ModelSpec, from_triton_config
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -28,10 +29,11 @@ SCORES = np.array([0.9, 0.5, 0.1], np.float32)
 CLASSES = np.array([2, 0, 1], np.int32)
 
 
-def spec_of(output_format: OutputFormat, **changes: Any) -> ModelSpec:  # noqa: ANN401
+def spec_of(output_format: OutputFormat, *, has_normalized_boxes: bool = False, iou: float = 0.7, **changes: Any) -> ModelSpec:  # noqa: ANN401
     """Return the spec of a model with that format, whose outputs may have any type."""
     names = tuple(ANSWERS[output_format])
-    parts = {"output_format": output_format, "output_names": names, "output_dtypes": (None,) * len(names)}
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=has_normalized_boxes, iou=iou, max_iou=1.0)
+    parts = {"head": head, "output_names": names, "output_dtypes": (None,) * len(names)}
     return msgspec.structs.replace(BASE, **(parts | changes))
 
 
@@ -145,15 +147,6 @@ def test_yolox_head_is_decoded() -> None:
     np.testing.assert_array_equal(found.boxes, [[8, 8, 16, 16]])
     np.testing.assert_array_equal(found.scores, SCORES[:1])
     assert found.class_ids.tolist() == [1]
-
-
-def test_heads_are_suppressed_at_the_overlap_of_the_spec() -> None:
-    """`iou` of the spec decides whether two boxes are one object."""
-    head = np.zeros((5, 2), np.float32)
-    head.T[:] = [[50, 50, 100, 100, 0.9], [75, 50, 50, 100, 0.8]]
-
-    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.5), {"o": head[None]}).boxes) == 2
-    assert len(decode(spec_of(OutputFormat.YOLO_HEAD, iou=0.4), {"o": head[None]}).boxes) == 1
 
 
 @pytest.mark.parametrize(

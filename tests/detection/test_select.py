@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from app.detection.outputs import Candidates
-from app.detection.select import select, to_class_ids
+from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
+from app.model.heads import DetectionHead, OutputFormat
 
 LABELS = ("person", "car", "traffic light")
 
@@ -20,7 +24,7 @@ def chosen(
     found: Candidates, *, confidence: float = 0.1, class_ids: frozenset[int] | None = None, max_detections: int = 10
 ) -> list[int]:
     """Return the indices of the candidates that are selected."""
-    kept = select(found, confidence=confidence, class_ids=class_ids, max_detections=max_detections)
+    kept = keep_best(select(found, confidence=confidence, class_ids=class_ids), max_detections)
     return [int(x) for x in kept.boxes[:, 0]]
 
 
@@ -35,7 +39,7 @@ def test_confidence_is_the_least_score(confidence: float) -> None:
 
 def test_the_best_come_first() -> None:
     """Candidates are ordered by descending score."""
-    found = select(candidates(0.5, 0.9, 0.6, 0.7), confidence=0.1, class_ids=None, max_detections=10)
+    found = select(candidates(0.5, 0.9, 0.6, 0.7), confidence=0.1, class_ids=None)
 
     assert found.boxes[:, 0].tolist() == [1, 3, 2, 0]
     np.testing.assert_array_equal(found.scores, np.array([0.9, 0.7, 0.6, 0.5], np.float32))
@@ -75,8 +79,8 @@ def test_a_very_small_box_is_kept() -> None:
 
 def test_only_candidates_of_the_classes_are_kept() -> None:
     """The others are dropped before the limit is applied; boxes, scores and classes stay together."""
-    given = candidates(0.9, 0.8, 0.7, 0.6, class_ids=[0, 1, 2, 1])
-    found = select(given, confidence=0.1, class_ids=frozenset({1, 2}), max_detections=2)
+    mixed = candidates(0.9, 0.8, 0.7, 0.6, class_ids=[0, 1, 2, 1])
+    found = keep_best(select(mixed, confidence=0.1, class_ids=frozenset({1, 2})), 2)
 
     assert found.boxes[:, 0].tolist() == [1, 2]
     assert found.class_ids.tolist() == [1, 2]
@@ -90,10 +94,11 @@ def test_without_a_class_nothing_is_kept() -> None:
 
 def test_nothing_is_kept_of_nothing() -> None:
     """No candidates are arrays of the right shape."""
-    found = select(candidates(), confidence=0.1, class_ids=frozenset({1}), max_detections=2)
+    for suppression in (None, Suppression(0.5, is_agnostic=True)):
+        found = keep_best(select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression), 2)
 
-    assert found.boxes.shape == (0, 4)
-    assert found.scores.shape == found.class_ids.shape == (0,)
+        assert found.boxes.shape == (0, 4)
+        assert found.scores.shape == found.class_ids.shape == (0,)
 
 
 def test_without_restriction_all_classes_are_kept() -> None:
@@ -150,3 +155,89 @@ def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:
     """A number beyond all integers is compared without a failure."""
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({1, 10**30})) == [0]
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({10**30})) == []
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Candidates:
+    """Draw up to a dozen candidates on a few pixels, so that many overlap; scores differ, so that their order is certain."""
+    count = draw(st.integers(0, 12))
+    corners = draw(arrays.arrays(np.float32, (count, 4), elements=st.integers(0, 6).map(float)))
+    boxes = np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], axis=1)
+    scores = np.array(draw(st.permutations(range(count))), np.float32) / np.float32(12)
+    return Candidates(boxes, scores, draw(arrays.arrays(np.int32, count, elements=st.integers(0, 2))))
+
+
+suppressions = st.builds(Suppression, st.sampled_from([0.0, 0.1, 0.3, 0.45, 0.7, 1.0]), st.booleans())
+
+
+def overlap(a: list[float], b: list[float]) -> float:
+    """Divide the intersection of two boxes by their union; nothing has none in common with nothing."""
+    common = max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common
+    return common / union if union else 0.0
+
+
+def plainly(
+    found: Candidates, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression
+) -> list[tuple[float, int, list[float]]]:
+    """Go through the wanted ones, best first; keep each that overlaps none kept before."""
+    kept: list[tuple[float, int, list[float]]] = []
+    for score, class_, box in sorted(zip(*(found[i].tolist() for i in (1, 2, 0)), strict=True), reverse=True):
+        rivals = [other for _, other_class, other in kept if suppression.is_agnostic or other_class == class_]
+        is_wanted = score >= confidence and (class_ids is None or class_ in class_ids)
+        if is_wanted and all(overlap(box, other) <= suppression.iou for other in rivals):
+            kept.append((score, class_, box))
+    return kept
+
+
+@given(
+    crowds(),
+    st.sampled_from([0.0, 0.25, 0.5]),
+    st.none() | st.frozensets(st.integers(0, 2)),
+    suppressions,
+)
+def test_suppression_is_that_of_a_plain_loop(
+    found: Candidates, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression
+) -> None:
+    """Whatever overlaps: the same boxes, scores and classes in the same order. What is not wanted suppresses nothing."""
+    kept = select(found, confidence=confidence, class_ids=class_ids, suppression=suppression)
+
+    expected = plainly(found, confidence, class_ids, suppression)
+    assert [(s, c, b) for b, s, c in zip(*(part.tolist() for part in kept), strict=True)] == expected
+
+
+@given(crowds(), st.floats(0, 1), suppressions)
+def test_the_threshold_may_be_applied_before_or_after(found: Candidates, confidence: float, suppression: Suppression) -> None:
+    """A box is suppressed by better ones only, so that those below the threshold do not matter."""
+    before = select(found, confidence=confidence, class_ids=None, suppression=suppression)
+    after = select(select(found, confidence=0, class_ids=None, suppression=suppression), confidence=confidence, class_ids=None)
+
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
+    """At the overlap that the model's config says; other models have found each object once."""
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
+
+    expected = Suppression(0.45, is_agnostic=False) if output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD} else None
+    assert to_suppression(None, head, is_agnostic=False) == expected
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
+    """Any overlap up to the maximum, and any classes; without one of the two, the model's config says it."""
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
+
+    for iou in (0.0, 0.3, 0.5):
+        assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False)
+    assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True)
+
+
+def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
+    """The boxes are gone; the error says how far one can go."""
+    head = DetectionHead(output_format=OutputFormat.END_TO_END, has_normalized_boxes=False, iou=0.45, max_iou=0.45)
+
+    with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.45, the maximum$"):
+        to_suppression(0.46, head, is_agnostic=False)

@@ -216,7 +216,7 @@ def test_a_container_without_enough_memory(machine: dict[str, Any]) -> None:
 
     assert_useful(finding, Severity.WARNING, says=["of 512 MiB", "the kernel may kill"], fix="NEREID_MAX_MEGAPIXELS=12")
     machine["memory"] = 1024 * MIB
-    small = Settings(workers=1, max_megapixels=12, max_file_size_mb=10)
+    small = Settings(workers=1, max_megapixels=12, max_file_size_mb=10, max_batch_size_mb=20)
     assert check(small)["memory"].severity is Severity.OK
 
 
@@ -233,4 +233,6 @@ def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
     machine["memory"] = 2**34
     finding = check(Settings(workers=1, memory_mb=100))["memory"]
 
-    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=766")
+    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=844")
+    finding = check(Settings(workers=1, memory_mb=100, max_megapixels=1))["memory"]
+    assert_useful(finding, Severity.WARNING, says=["NEREID_MEMORY_MB=100"], fix="NEREID_MEMORY_MB=400")  # a TIFF of 128 MiB

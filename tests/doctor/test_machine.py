@@ -167,7 +167,12 @@ def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes((REPOSITORY / "models.toml").read_bytes())
     finding = check(embedded(tmp_path, "yolo12x"))["model_repository"]
 
-    assert_useful(finding, Severity.FAILURE, says=["yolo12x"], fix="NEREID_MODEL=NAME, one of yolo11n, yolo11n_file, yolox_nano")
+    assert_useful(
+        finding,
+        Severity.FAILURE,
+        says=["yolo12x"],
+        fix="NEREID_MODEL=NAME, one of yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0",
+    )
 
 
 def test_a_list_of_models_that_cannot_be_read(tmp_path: Path) -> None:

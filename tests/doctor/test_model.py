@@ -8,6 +8,7 @@ import pytest
 
 from app.config import Settings
 from app.doctor.finding import Severity
+from app.embedded.server import EmbeddedTriton
 from tests.doctor.setups import assert_useful, examine
 from tests.support import NEEDS_BYTES
 
@@ -55,6 +56,18 @@ def test_a_model_that_takes_floats(hurting: Settings, capsys: pytest.CaptureFixt
     assert_useful(
         examined["input_type"], Severity.WARNING, says=["12 kB as FP32", "3 kB as UINT8"], fix="TYPE_UINT8 dims: [ 32, 32, 3 ]"
     )
+
+
+def test_a_classifier(settings: Settings, triton: EmbeddedTriton, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is examined as a detector is; one that does not return what its config says is of no use."""
+    assert triton.poll() is None
+    sound = examine(with_model(settings, "bytes_to_logits"), capsys)
+    broken = examine(with_model(settings, "infinite"), capsys)
+
+    assert "returns logits of 4 classes" in sound["model"].message
+    assert sound["inference"].severity is Severity.OK
+    assert sound["labels"].severity is Severity.OK
+    assert_useful(broken["inference"], Severity.FAILURE, says=["infinite", "not finite"], fix="log")
 
 
 def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:

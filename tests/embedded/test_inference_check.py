@@ -167,7 +167,7 @@ def test_answer_that_ends_early_fails_the_check() -> None:
 
 def test_model_without_an_adapter_fails_the_check() -> None:
     """A default model that the gateway cannot use is reported at once, with its tensors, and not asked."""
-    config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512]}]}
+    config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512, 20, 20]}]}
     with triton_like(config, 24) as (port, asked), pytest.raises(CheckError, match="features FP32"):
         check_inference(port, "tiny", 10)
 

@@ -152,6 +152,15 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {},
         ),
+        "stretched_columns": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
+                {"output0": "float[batch, 2, 6]"},
+            ),
+            {"resize": "stretch"},
+        ),
         "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, {"output0": "float[batch, 2, 6]"}), {}),
         "extra_string": (
             _onnx(
@@ -237,7 +246,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     }
 
 
-_KINDS = {1: "TYPE_FP32", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
+_KINDS = {1: "TYPE_FP32", 2: "TYPE_UINT8", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: "TYPE_INT64", 8: "TYPE_STRING"}
 
 
 def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:
@@ -306,18 +315,24 @@ def find(request):
 def write(repository: Path) -> None:
     """Put all of them into a model repository, one of them a second time with its batch dimension written out.
 
-    Triton itself batches the requests for `fragile`.
+    Triton itself batches the requests for `fragile`. Of `two_versions`, the second is less certain of what it finds than the first.
     """
     made = {name: (model, config(name, model, parameters)) for name, (model, parameters) in models().items()}
     model, text = made["six_columns"]
     text = text.replace("six_columns", "unbatched").replace("max_batch_size: 4", "max_batch_size: 0")
     made["fragile"] = made["fragile"][0], made["fragile"][1] + "\ndynamic_batching {}"
     made["unbatched"] = model, text.replace("dims: [", "dims: [1, ")
+    made["two_versions"] = model, made["six_columns"][1].replace("six_columns", "two_versions") + "\nversion_policy { all {} }"
     for name, (model, text) in made.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         onnx.save(model, folder / "model.onnx")
         (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+    (repository / "two_versions" / "2").mkdir()
+    model = onnx.load(repository / "two_versions" / "1" / "model.onnx")
+    (weights,) = (node for node in model.graph.node if node.output == ["weights"])
+    weights.attribute[0].floats[:] = [0.6, 0.5]
+    onnx.save(model, repository / "two_versions" / "2" / "model.onnx")
     folder = repository / "file_in" / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(dedent(_FILE_MODEL), encoding="utf-8")

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.api.parameters import NAMES
+from app.api.parameters import DetectParameters, names
 from tests.fakes.models import scene
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Answer, Case, ask, ask_all, encode
@@ -57,7 +57,7 @@ _values = st.one_of(st.sampled_from([*_NUMBERS, *_TEXTS]), st.text(max_size=20),
     lambda text: text.encode("utf-8", "replace")
 )
 _names = st.one_of(
-    st.sampled_from([*(name for name in NAMES if name != "timeout_ms"), "Model", "image", "__class__"]).map(str.encode),
+    st.sampled_from([*(set(names(DetectParameters)) - {"timeout_ms"}), "Model", "image", "__class__"]).map(str.encode),
     st.binary(max_size=10),
 )
 _queries = st.lists(st.tuples(_names, st.one_of(_values, st.binary(max_size=20))), max_size=5).map(

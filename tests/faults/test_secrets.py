@@ -89,8 +89,18 @@ def _requests(credential: str) -> Iterator[tuple[int, bytes]]:
         yield 400, encode(_form(image, name, f"{_VALUE}-form"), **allowed, Content_Type=form)
         text = json.dumps({"image": base64.b64encode(image).decode(), name: f"{_VALUE}-json"})
         yield 400, encode(text.encode(), **allowed, Content_Type="application/json")
+    url = f"https://host.example/{_VALUE}-path?token={_VALUE}-token"
+    for text in (
+        json.dumps({"image": url}),
+        json.dumps({f"image {_VALUE}-member": ""}),
+        f"img={url}",
+        f"{_VALUE}-field=1&boxes=coco",
+    ):
+        yield 400, encode(text.encode(), **allowed, Content_Type="application/x-www-form-urlencoded")
+    for field in (f"{_VALUE}-field", "confidence"):
+        yield 400, encode(_form(image, field).replace(b'"image"', f'"{_VALUE}-name"'.encode()), **allowed, Content_Type=form)
     yield 400, encode(_form(image)[:-20], **allowed, Content_Type=form)
-    yield 400, encode(_form(image).replace(b"-filename", b"-not-utf-8-\xff"), **allowed, Content_Type=form)
+    yield 200, encode(_form(image).replace(b"-filename", b"-not-utf-8-\xff"), **allowed, Content_Type=form)
     yield 400, encode(b'{"image": "' + base64.b64encode(image) + b"!", **allowed, Content_Type="application/json")
     yield 422, encode(image[: len(image) // 2], **allowed)
     yield 415, encode(f"{_CANARY}-text".encode() * 20, **allowed)

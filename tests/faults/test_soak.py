@@ -52,12 +52,12 @@ def write_tasks(*_):
 
 def observe():
     signal.signal(signal.SIGUSR2, write_tasks)
-    from app.api import detect
-    to_response = detect.to_response
+    from app.api.formats import native
+    to_response = native.to_response
     def leak(*arguments):
         leaked.append(os.urandom(int(os.environ["OBSERVED_LEAK"])))
         return to_response(*arguments)
-    detect.to_response = leak
+    native.to_response = leak
 
 os.register_at_fork(after_in_child=observe)
 from app.__main__ import main

@@ -1,4 +1,4 @@
-"""How many cores this process and its siblings may use."""
+"""How many cores this process and its siblings may use, and what it has used."""
 
 import os
 import subprocess
@@ -83,3 +83,20 @@ def test_workers_are_one_per_core_unless_they_are_counted(
     monkeypatch.setattr(cores, "available", lambda: available)
 
     assert cores.workers(workers, instances) == count
+
+
+def test_what_a_process_uses_is_counted_from_its_start() -> None:
+    """The longer it waits after it has computed, the less it is."""
+    program = """
+import time
+from app.host import cores
+until = time.process_time() + 0.5
+while time.process_time() < until: pass
+busy = cores.used_percent()
+time.sleep(2)
+print(busy, cores.used_percent())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    busy, later = map(float, done.stdout.split())
+
+    assert 0 < later < busy <= 110

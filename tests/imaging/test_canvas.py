@@ -1,5 +1,7 @@
 """From an encoded image to a filled canvas, in the right order: header, canvas, pixels."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,28 @@ from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDi
 from app.imaging.canvas import check_image, draw_image, is_quick_to_check
 from app.imaging.decode import decode, estimate_decode_bytes
 from app.imaging.header import ImageHeader, read_header
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
+from app.imaging.transform import ImageTransform
 from tests.imaging.samples import GREY, MEGA, NOISE, encode, exif_of, limits, png, store
-from tests.support import sample_image
+from tests.support import ROOT, sample_image
 
 CENTRED = Letterbox((96, 64), "center", enlarge=True, pad=114)
+MEASURE = """
+import sys
+from pathlib import Path
+import numpy as np
+from app.imaging.canvas import draw_image
+from app.imaging.fill import CenterCrop
+from app.imaging.header import PixelLimits
+def status(field):
+    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
+reserved = []
+data, fit, canvas = sys.stdin.buffer.read(), CenterCrop((224, 224), 0.875, "bicubic"), np.zeros((224, 224, 3), np.uint8)
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+before = status("VmRSS")
+draw_image(data, fit, PixelLimits(10**8, 10**8), reserved.append, lambda: canvas)
+print(status("VmHWM") - before, sum(reserved))
+"""
 BOXES = {
     "centred": CENTRED,
     "top left": Letterbox((96, 64), "top_left", enlarge=True, pad=0),
@@ -111,7 +130,7 @@ def test_transform_is_that_of_the_upright_image() -> None:
     """Boxes are mapped back to the image as a viewer shows it."""
     canvas = Canvas(CENTRED)
 
-    assert draw_image(SIDEWAYS, CENTRED, limits(MEGA), unlimited, canvas.take) == LetterboxTransform(5, 0, 85, 64, 64, 48)
+    assert draw_image(SIDEWAYS, CENTRED, limits(MEGA), unlimited, canvas.take) == ImageTransform(5, 0, 85, 64, 64, 48)
 
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
@@ -139,6 +158,17 @@ def test_memory_is_reserved_before_the_canvas_is_taken() -> None:
 
     header = read_header(IMAGES["very large JPEG"], limits(2 * MEGA))
     assert reserved == [estimate_decode_bytes(header, (340, 256))] == [400 * 300 * 3]
+
+
+@pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
+def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
+    """As the kernel counts it, but for a few megabytes; the part of the image that is resized is copied."""
+    data = encode(Image.new("RGB", size, "teal"), image_format)
+    command = [sys.executable, "-c", MEASURE]
+    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
+
+    taken, reserved = map(int, output.split())
+    assert reserved / 2 < taken < reserved + 8_000_000
 
 
 def test_without_memory_no_canvas_is_taken() -> None:

@@ -48,7 +48,7 @@ def to_rgb(grey: Any) -> NDArray[np.uint8]:  # noqa: ANN401
     return np.stack([np.asarray(grey, np.uint8)] * 3, axis=-1)
 
 
-@pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP"])
+@pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "TIFF"])
 def test_lossless_formats_are_decoded_exactly(image_format: str) -> None:
     """What was saved without loss is decoded to the same pixels."""
     pixels = pixels_of(encode(Image.fromarray(PIXELS), image_format))
@@ -312,6 +312,7 @@ ESTIMATES = {
     "GIF": (flat("P", "GIF"), (1, 1), 7),
     "WebP": (flat("RGB", "WEBP"), (1, 1), 16),
 }
+OPENCV_ESTIMATES = {"AVIF": (flat("RGB", "AVIF"), (1, 1), 32), "TIFF": (flat("RGB", "TIFF"), (1, 1), 16)}
 
 
 @pytest.mark.parametrize(("data", "min_decode_size", "pixel_bytes"), ESTIMATES.values(), ids=ESTIMATES)
@@ -322,7 +323,20 @@ def test_memory_is_estimated_by_the_format_and_size(data: bytes, min_decode_size
     estimate = estimate_decode_bytes(header, min_decode_size)
 
     assert estimate == 12 * MEGA * pixel_bytes
-    assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA))
+    assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA), 0)
+
+
+@pytest.mark.parametrize(("data", "min_decode_size", "pixel_bytes"), OPENCV_ESTIMATES.values(), ids=OPENCV_ESTIMATES)
+def test_memory_of_a_file_that_is_written_anew_is_estimated(
+    data: bytes, min_decode_size: tuple[int, int], pixel_bytes: int
+) -> None:
+    """With the file itself; an AVIF takes twice as much, and may have half the pixels."""
+    most = PixelLimits(scalable=0, other=12 * MEGA * pixel_bytes // 16)
+
+    estimate = estimate_decode_bytes(read_header(data, most), min_decode_size)
+
+    assert estimate == 12 * MEGA * pixel_bytes + 2 * len(data)
+    assert estimate == max_decode_bytes(most, len(data))
 
 
 MEASURE = """
@@ -341,7 +355,7 @@ print(status("VmHWM") - before, estimate_decode_bytes(header, size))
 """
 
 
-@pytest.mark.parametrize(("data", "min_decode_size"), [case[:2] for case in ESTIMATES.values()], ids=ESTIMATES)
+@pytest.mark.parametrize(("data", "min_decode_size"), [case[:2] for case in [*ESTIMATES.values(), *OPENCV_ESTIMATES.values()]])
 def test_decoding_takes_no_more_memory_than_estimated(data: bytes, min_decode_size: tuple[int, int]) -> None:
     """As the kernel counts it, but for a few megabytes that do not depend on the image."""
     command = [sys.executable, "-c", MEASURE, *map(str, min_decode_size)]
@@ -375,7 +389,22 @@ def decode_or_refuse(data: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"GIF87a", b"BM"]), st.binary())
+@given(
+    st.sampled_from(
+        [
+            b"",
+            b"\xff\xd8\xff",
+            b"\x89PNG\r\n\x1a\n",
+            b"RIFF\0\0\0\0WEBP",
+            b"GIF89a",
+            b"GIF87a",
+            b"BM",
+            b"II*\0\x08\0\0\0",
+            b"\0\0\0\x0cftypavif",
+        ]
+    ),
+    st.binary(),
+)
 def test_random_bytes_raise_only_gateway_errors(magic: bytes, rest: bytes) -> None:
     """Whatever follows the first bytes of a format, no error of a decoder gets through."""
     decode_or_refuse(magic + rest)

@@ -47,9 +47,21 @@ def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> Non
     assert read_orientation(prefix + block(order, other, (0x0112, 3, orientation), other, at=100)) == orientation
 
 
+@pytest.mark.parametrize(("kind", "number"), [(3, "H2x"), (4, "L"), (6, "b3x"), (8, "h2x"), (9, "l"), (11, "f"), (13, "L")])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_may_be_any_number_that_pillow_reads(order: str, kind: int, number: str) -> None:
+    """Some programs store it as LONG."""
+    entry = struct.pack(order + "HHHL" + number, 1, 0x0112, kind, 1, 6)
+    data = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "L", 8) + entry + bytes(4)
+    exif = Image.Exif()
+    exif.load(data)
+
+    assert read_orientation(data) == exif[ExifTags.Base.Orientation] == 6
+
+
 @pytest.mark.parametrize(
     "exif",
-    [*MALFORMED, b"", b"II", b"XX*\0\x08\0\0\0\0\0", block("<"), block("<", (0x0112, 4, 6)), block("<", (0x0113, 3, 6))],
+    [*MALFORMED, b"", b"II", b"XX*\0\x08\0\0\0\0\0", block("<"), block("<", (0x0112, 7, 6)), block("<", (0x0113, 3, 6))],
 )
 def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
     """A broken block, another type or another tag, or a value that does not exist, means that nothing is turned."""

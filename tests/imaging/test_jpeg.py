@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import InvalidImage
+from app.errors import InvalidImage, UnsupportedFormat
 from app.imaging import jpeg
 from tests.imaging.samples import exif_of
 from tests.support import sample_image
@@ -35,6 +35,35 @@ def test_pixels_are_those_of_pillow() -> None:
 
     assert pixels is not None
     np.testing.assert_array_equal(pixels, np.asarray(Image.open(BytesIO(CAT))))
+
+
+@pytest.mark.parametrize(
+    ("marker", "depth", "kind"),
+    [
+        (0xC1, 12, "12-bit"),
+        (0xC2, 12, "12-bit"),
+        (0xC9, 12, "12-bit"),
+        (0xC3, 8, "lossless"),
+        (0xC3, 16, "lossless"),
+        (0xCB, 8, "lossless"),
+        (0xC5, 8, "hierarchical"),
+        (0xF7, 8, "JPEG-LS"),
+    ],
+)
+def test_a_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: str) -> None:
+    """It is not corrupt; the error says what would be right."""
+    data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, marker, 0, 0x11, depth)))
+
+    with pytest.raises(UnsupportedFormat, match=f"^the image is a {kind} JPEG; send a baseline or progressive one of 8 bits"):
+        jpeg.read_segments(data)
+
+
+@pytest.mark.parametrize("depth", [0, 7, 17, 255])
+def test_an_impossible_depth_is_left_to_the_decoder(depth: int) -> None:
+    """Such a file is corrupt."""
+    data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, 0xC0, 0, 0x11, depth)))
+
+    assert jpeg.read_segments(data).scans == 1
 
 
 def test_grey_is_decoded_to_rgb() -> None:

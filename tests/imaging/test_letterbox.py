@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
+from app.imaging.transform import ImageTransform
 
 SIDES = st.integers(1, 16384)
 CANVAS_SIDES = st.sampled_from([32, 320, 416, 480, 640, 1280, 8192])
@@ -33,7 +34,7 @@ def noise(width: int, height: int) -> NDArray[np.uint8]:
     return np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def draw(pixels: NDArray[np.uint8], transform: LetterboxTransform, box: Letterbox) -> NDArray[np.uint8]:
+def draw(pixels: NDArray[np.uint8], transform: ImageTransform, box: Letterbox) -> NDArray[np.uint8]:
     """Draw on two canvases with different contents; return what both must have become."""
     one, other = (np.full((box.canvas_size[1], box.canvas_size[0], 3), content, np.uint8) for content in (7, 201))
     box.draw(pixels, transform, one)
@@ -93,7 +94,7 @@ def test_image_lies_inside_the_canvas(box: Letterbox, width: int, height: int) -
 )
 def test_centred_placement_is_that_of_ultralytics(image: tuple[int, int], placed: tuple[int, int, int, int]) -> None:
     """Left, top, width and height on a canvas of 640 pixels are those that its LetterBox computes."""
-    assert letterbox().fit(*image) == LetterboxTransform(*placed, *image)
+    assert letterbox().fit(*image) == ImageTransform(*placed, *image)
 
 
 @pytest.mark.parametrize(
@@ -102,20 +103,20 @@ def test_centred_placement_is_that_of_ultralytics(image: tuple[int, int], placed
 )
 def test_top_left_placement_is_that_of_yolox(image: tuple[int, int], placed: tuple[int, int]) -> None:
     """Width and height on a canvas of 416 pixels are truncated, as its preproc does."""
-    assert letterbox(416, 416, placement="top_left").fit(*image) == LetterboxTransform(0, 0, *placed, *image)
+    assert letterbox(416, 416, placement="top_left").fit(*image) == ImageTransform(0, 0, *placed, *image)
 
 
 def test_canvas_need_not_be_square() -> None:
     """The tighter side of the canvas decides the scale."""
-    assert letterbox(640, 480).fit(1000, 1000) == LetterboxTransform(80, 0, 480, 480, 1000, 1000)
-    assert letterbox(480, 640, placement="top_left").fit(1000, 1000) == LetterboxTransform(0, 0, 480, 480, 1000, 1000)
+    assert letterbox(640, 480).fit(1000, 1000) == ImageTransform(80, 0, 480, 480, 1000, 1000)
+    assert letterbox(480, 640, placement="top_left").fit(1000, 1000) == ImageTransform(0, 0, 480, 480, 1000, 1000)
 
 
 def test_small_image_is_enlarged_only_if_allowed() -> None:
     """`enlarge` decides about images smaller than the canvas, not about larger ones."""
-    assert letterbox(enlarge=True).fit(320, 160) == LetterboxTransform(0, 160, 640, 320, 320, 160)
-    assert letterbox(enlarge=False).fit(320, 160) == LetterboxTransform(160, 240, 320, 160, 320, 160)
-    assert letterbox(enlarge=False).fit(1280, 640) == LetterboxTransform(0, 160, 640, 320, 1280, 640)
+    assert letterbox(enlarge=True).fit(320, 160) == ImageTransform(0, 160, 640, 320, 320, 160)
+    assert letterbox(enlarge=False).fit(320, 160) == ImageTransform(160, 240, 320, 160, 320, 160)
+    assert letterbox(enlarge=False).fit(1280, 640) == ImageTransform(0, 160, 640, 320, 1280, 640)
 
 
 def test_images_are_decoded_at_four_times_their_size_on_the_canvas() -> None:
@@ -127,7 +128,7 @@ def test_area_is_the_part_of_the_canvas_that_the_image_covers() -> None:
     """It is a view: what is written to it is on the canvas."""
     canvas = np.zeros((16, 30, 3), np.uint8)
 
-    LetterboxTransform(5, 3, 20, 10, 40, 20).area(canvas)[:] = 1
+    ImageTransform(5, 3, 20, 10, 40, 20).area(canvas)[:] = 1
 
     assert canvas[3:13, 5:25].all()
     assert canvas.sum() == 20 * 10 * 3
@@ -135,7 +136,7 @@ def test_area_is_the_part_of_the_canvas_that_the_image_covers() -> None:
 
 def test_boxes_are_clipped_to_the_image() -> None:
     """A box that reaches into the padding ends at the edge of the image."""
-    transform = LetterboxTransform(0, 140, 640, 360, 1920, 1080)
+    transform = ImageTransform(0, 140, 640, 360, 1920, 1080)
 
     boxes = transform.to_image(np.array([[-10, 0, 700, 640], [0, 140, 640, 500]], np.float32))
 
@@ -144,7 +145,7 @@ def test_boxes_are_clipped_to_the_image() -> None:
 
 def test_huge_boxes_are_clipped_without_a_warning() -> None:
     """A box as large as a float can be is clipped like any other."""
-    transform = LetterboxTransform(0, 0, 32, 32, 3200, 3200)
+    transform = ImageTransform(0, 0, 32, 32, 3200, 3200)
     limit = np.finfo(np.float32).max
 
     boxes = transform.to_image(np.array([[-limit, -limit, limit, limit]], np.float32))
@@ -154,7 +155,7 @@ def test_huge_boxes_are_clipped_without_a_warning() -> None:
 
 def test_no_boxes_stay_no_boxes() -> None:
     """An empty array keeps its shape."""
-    assert LetterboxTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
+    assert ImageTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
 
 
 @pytest.mark.parametrize(("left", "top"), [(0, 0), (5, 3), (10, 0), (0, 6)])
@@ -164,7 +165,7 @@ def test_image_of_the_right_size_is_copied(left: int, top: int) -> None:
     expected = np.full((16, 30, 3), 99, np.uint8)
     expected[top : top + 10, left : left + 20] = pixels
 
-    canvas = draw(pixels, LetterboxTransform(left, top, 20, 10, 20, 10), letterbox(30, 16, pad=99))
+    canvas = draw(pixels, ImageTransform(left, top, 20, 10, 20, 10), letterbox(30, 16, pad=99))
 
     np.testing.assert_array_equal(canvas, expected)
 
@@ -172,7 +173,7 @@ def test_image_of_the_right_size_is_copied(left: int, top: int) -> None:
 def test_image_that_lies_on_the_canvas_already_stays() -> None:
     """Pixels that were decoded into their area are not touched; only the padding around them is written."""
     canvas = np.full((16, 30, 3), 7, np.uint8)
-    transform = LetterboxTransform(5, 3, 20, 10, 20, 10)
+    transform = ImageTransform(5, 3, 20, 10, 20, 10)
     pixels = transform.area(canvas)
     pixels[:] = noise(20, 10)
     expected = np.full((16, 30, 3), 99, np.uint8)

@@ -1,6 +1,8 @@
 """The number of pixels is read from the header of every format, and nonsense does no harm."""
 
 import random
+import struct
+import tracemalloc
 
 import pytest
 from PIL import Image
@@ -22,6 +24,7 @@ FILL = bytes(1 << 14)
         ("PNG", {}),
         ("GIF", {}),
         ("BMP", {}),
+        ("TIFF", {}),
         ("WEBP", {}),
         ("WEBP", {"lossless": True}),
         ("WEBP", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
@@ -43,12 +46,17 @@ def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
     assert count_pixels(bytes(data), LIMITS) == 600
 
 
-@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
 def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
     """Wherever it ends, nothing is raised."""
     data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
 
     assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
+
+
+def test_an_avif_tells_its_size() -> None:
+    """Its decoder takes several times as long as that of other formats."""
+    assert count_pixels(encode(Image.new("RGB", (300, 200)), "AVIF"), LIMITS) == 60_000
 
 
 def test_anything_else_has_no_pixels() -> None:
@@ -60,6 +68,8 @@ def test_anything_else_has_no_pixels() -> None:
         b"\x89PNG",
         b"GIF8",
         b"BM",
+        b"II*\0\x08\0\0\0",
+        b"\0\0\0\x0cftypavifispe",
         b"RIFF\0\0\0\0WEBPVP8X",
         b"RIFF\0\0\0\0WEBPVP8L",
         b"RIFF\0\0\0\0WEBPVP8 ",
@@ -75,6 +85,32 @@ def test_a_jpeg_tells_its_size_whatever_its_colours_and_however_late(mode: str) 
     segments = b"".join(b"\xff\xed" + (60_002).to_bytes(2) + bytes(60_000) for _ in range(3))
 
     assert count_pixels(data[:2] + segments + data[2:], LIMITS) == 60_000
+
+
+def test_a_jpeg_is_not_searched_beyond_its_first_scan() -> None:
+    """That would take long; what comes without a frame header cannot be decoded."""
+    data = encode(Image.new("RGB", (300, 200)), "JPEG")
+    at = data.index(b"\xff\xc0")
+    scan = b"\xff\xda\0\x08" + bytes(6)
+
+    assert count_pixels(data + FILL, LIMITS) == 60_000
+    assert count_pixels(data[:at] + scan + data[at:] + FILL, LIMITS) == 0
+
+
+@pytest.mark.parametrize("tag", [256, 257])
+def test_a_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
+    """Values that are not needed are not read, and such a file is rejected; the first of several tags counts."""
+    long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
+    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
+    tracemalloc.start()
+    assert count_pixels(data, LIMITS) == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 10_000
+    entries = [(256, 30), (257, 20)] + [(256, 1), (257, 1)] * 100
+    tags = b"".join(struct.pack("<HHLL", name, 4, 1, value) for name, value in entries)
+    assert count_pixels(b"II*\0" + struct.pack("<LH", 8, len(entries)) + tags, LIMITS) == 600
 
 
 def test_a_small_jpeg_has_too_few_pixels_to_count() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import UnsupportedModel
-from app.model.spec import InputFormat, ModelSpec, OutputFormat, from_triton_config
+from app.errors import UnsupportedModel, WrongTask
+from app.model.heads import ClassificationHead, DetectionHead, OutputFormat
+from app.model.spec import InputFormat, ModelSpec, from_triton_config
 from tests.model.test_triton_config import MALFORMED
 
 Tensor = tuple[str, str, list[int | str]]
@@ -46,11 +47,16 @@ def spec_of(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **paramete
     return from_triton_config(config(*(outputs or (SIX_COLUMNS,)), image=image, batch=batch, **parameters), "1")
 
 
+def format_of(spec: ModelSpec) -> OutputFormat:
+    return spec.expect_head(DetectionHead).output_format
+
+
 def test_spec_of_a_plain_model() -> None:
     """Without parameters everything has its documented default."""
     assert spec_of(SIX_COLUMNS) == ModelSpec(
         name="m",
         version="1",
+        backend="onnxruntime",
         device="cpu",
         max_batch=1,
         instances=1,
@@ -61,15 +67,18 @@ def test_spec_of_a_plain_model() -> None:
         input_size=(640, 640),
         output_names=("output0",),
         output_dtypes=(np.dtype("float32"),),
-        output_format=OutputFormat.SIX_COLUMNS,
+        head=DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.7, max_iou=1.0),
         tells_decoded=False,
+        resize="letterbox",
         placement="center",
         enlarge=True,
         pad=114,
+        crop=0.875,
+        interpolation="bilinear",
         channels="RGB",
         scale=255.0,
-        has_normalized_boxes=False,
-        iou=0.7,
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
         labels=(),
         source="",
         licence="",
@@ -115,8 +124,28 @@ def test_every_parameter_is_read() -> None:
     assert given.labels == ("person", "traffic light")
     assert (given.placement, given.enlarge, given.pad) == ("top_left", False, 0)
     assert (given.channels, given.scale, given.input_size) == ("BGR", 1.5, (416, 416))
-    assert (given.has_normalized_boxes, given.iou) == (True, 0.45)
+    assert given.head == DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=True, iou=0.45, max_iou=0.45)
     assert (given.source, given.licence) == ("https://example.org/m", "MIT")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "iou", "expected"),
+    [
+        (END_TO_END, None, (0.7, 0.7)),
+        (END_TO_END, "0.45", (0.45, 0.45)),
+        ((SIX_COLUMNS,), None, (0.7, 1.0)),
+        ((SIX_COLUMNS,), "0.45", (0.45, 0.45)),
+        ((SIX_COLUMNS,), "0", (0.0, 0.0)),
+        ((YOLO_HEAD,), None, (0.7, 1.0)),
+        ((YOLO_HEAD,), "0.45", (0.45, 1.0)),
+    ],
+)
+def test_the_overlap_of_boxes_and_its_maximum(outputs: tuple[Tensor, ...], iou: str | None, expected: tuple[float, float]) -> None:
+    """A model that suppresses boxes itself sets the maximum: one with four tensors always, with rows of six if its config tells."""
+    spec = spec_of(*outputs, iou=iou) if iou else spec_of(*outputs)
+
+    assert isinstance(spec.head, DetectionHead)
+    assert (spec.head.iou, spec.head.max_iou) == expected
 
 
 def test_parameters_of_others_are_ignored() -> None:
@@ -144,6 +173,21 @@ def test_parameters_of_others_are_ignored() -> None:
         ("box_units", "percent"),
         ("iou", "1.1"),
         ("iou", "nan"),
+        ("resize", "fit"),
+        ("crop", "0"),
+        ("crop", "1.01"),
+        ("crop", "nan"),
+        ("interpolation", "nearest"),
+        ("scores", "percent"),
+        ("mean", "0.5"),
+        ("mean", "0,0,0,0"),
+        ("mean", "0,nan,0"),
+        ("mean", "0,inf,0"),
+        ("mean", ""),
+        ("std", "1,1,0"),
+        ("std", "1,-1,1"),
+        ("std", "1,nan,1"),
+        ("std", "1;1;1"),
     ],
 )
 def test_invalid_parameter_is_named(name: str, value: str) -> None:
@@ -165,7 +209,7 @@ def test_numbers_may_be_text() -> None:
     """Triton's JSON writes 64-bit numbers as strings, which are converted."""
     given = spec_of(("output0", "TYPE_FP32", ["300", "6"]), image=("images", "TYPE_FP32", ["3", "480", "640"]))
 
-    assert (given.output_format, given.input_size) == (OutputFormat.SIX_COLUMNS, (640, 480))
+    assert (format_of(given), given.input_size) == (OutputFormat.SIX_COLUMNS, (640, 480))
 
 
 @pytest.mark.parametrize(
@@ -179,10 +223,10 @@ def test_device_is_that_of_the_instances(kinds: list[str], device: str) -> None:
 
 
 def test_version_is_the_given_one() -> None:
-    """The config does not say which version will be asked, and which backend runs the model makes no difference."""
+    """The config does not say which version will be asked, and nothing but the description depends on what runs the model."""
     given = from_triton_config(config(SIX_COLUMNS) | {"backend": "", "platform": "tensorrt_plan"}, "7")
 
-    assert given == from_triton_config(config(SIX_COLUMNS), "7")
+    assert given == msgspec.structs.replace(from_triton_config(config(SIX_COLUMNS), "7"), backend="tensorrt_plan")
     assert given.version == "7"
 
 
@@ -239,7 +283,11 @@ def test_batch_dimension_is_found(batch: int, image: list[int | str], output: li
     """It comes from `max_batch_size`, is the first of four dimensions, or does not exist."""
     given = spec_of(("o", "TYPE_FP32", output), image=("i", "TYPE_FP32", image), batch=batch)
 
-    assert (given.has_batch_dimension, given.input_size, given.output_format) == (expected, (640, 640), OutputFormat.SIX_COLUMNS)
+    assert (given.has_batch_dimension, given.input_size, format_of(given)) == (
+        expected,
+        (640, 640),
+        OutputFormat.SIX_COLUMNS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +359,7 @@ def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format:
     """It is rows of six columns, a YOLO head, or a YOLOX head, which has as many rows as the input has anchors."""
     given = spec_of(output)
 
-    assert (given.output_format, given.output_names) == (output_format, (output[0],))
+    assert (format_of(given), given.output_names) == (output_format, (output[0],))
 
 
 @pytest.mark.parametrize(
@@ -319,14 +367,14 @@ def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format:
 )
 def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> None:
     """A YOLOX head has one row per anchor of this model's input."""
-    assert spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image)).output_format is OutputFormat.YOLOX_HEAD
+    assert format_of(spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image))) is OutputFormat.YOLOX_HEAD
 
 
 def test_head_with_its_batch_written_out() -> None:
     """The batch dimension is not part of a head's shape."""
     given = spec_of(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
 
-    assert (given.output_format, given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
+    assert (format_of(given), given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
 
 
 def test_yolox_has_its_own_defaults() -> None:
@@ -370,7 +418,7 @@ def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[s
     """Shapes and types decide, whatever the order and names; the names decide only where classes are floats."""
     given = spec_of(*tensors)
 
-    assert (given.output_format, given.output_names) == (OutputFormat.END_TO_END, order)
+    assert (format_of(given), given.output_names) == (OutputFormat.END_TO_END, order)
 
 
 def test_four_tensors_with_their_batch_written_out() -> None:
@@ -386,7 +434,9 @@ def test_four_tensors_with_their_batch_written_out() -> None:
     "outputs",
     [
         (),
-        (("o", "TYPE_FP32", [1000]),),
+        (("o", "TYPE_FP32", [1]),),
+        (("o", "TYPE_INT64", [1000]),),
+        (("o", "TYPE_FP32", [1000, 1, 1]),),
         (("o", "TYPE_FP32", [300, 7]),),
         (("o", "TYPE_FP32", [4, 8400]),),
         (("o", "TYPE_FP32", [8400, 5]),),
@@ -453,7 +503,7 @@ def test_malformed_metadata_leaves_the_defaults(metadata: str) -> None:
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
     """Whatever the text is, the model keeps its output format."""
-    assert spec_of(metadata=metadata).output_format is OutputFormat.SIX_COLUMNS
+    assert format_of(spec_of(metadata=metadata)) is OutputFormat.SIX_COLUMNS
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -528,3 +578,81 @@ def test_formats_have_different_descriptions() -> None:
     """A person can tell each output format from the others, and each input format."""
     assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat)
     assert len({input_format.value for input_format in InputFormat}) == len(InputFormat) == 3
+
+
+SCORES: Tensor = ("scores", "TYPE_FP32", [1000])
+
+
+@pytest.mark.parametrize(
+    ("output", "batch", "classes"),
+    [
+        (SCORES, 8, 1000),
+        (("s", "TYPE_FP16", [2]), 1, 2),
+        (("s", "TYPE_FP32", [-1]), 4, -1),
+        (("s", "TYPE_FP32", [1, 21841]), 0, 21841),
+        (("s", "TYPE_FP32", [-1, 10]), 0, 10),
+    ],
+)
+def test_one_score_for_each_class_is_a_classifier(output: Tensor, batch: int, classes: int) -> None:
+    """The batch may be written out; the names of the tensors do not matter."""
+    side = ("image", "TYPE_UINT8", [*([output[2][0]] if not batch else []), 224, 224, 3])
+    given = spec_of(output, image=side, batch=batch)
+
+    assert given.head == ClassificationHead(classes=classes, scores="logits")
+    assert (given.head.task, given.output_names, given.input_size) == ("classification", (output[0],), (224, 224))
+    assert (given.resize, given.crop, given.interpolation, given.channels, given.scale) == (
+        *("center_crop", 0.875, "bilinear"),
+        *("RGB", 255.0),
+    )
+
+
+def test_every_parameter_of_a_classifier_is_read() -> None:
+    """As the configs of models trained on ImageNet need them."""
+    given = spec_of(
+        SCORES,
+        image=("i", "TYPE_FP32", [3, 224, 224]),
+        resize="stretch",
+        crop="1",
+        interpolation="bicubic",
+        scores="probabilities",
+        mean="0.485, 0.456, 0.406",
+        std="0.229,0.224,0.225",
+    )
+
+    assert (given.resize, given.crop, given.interpolation) == ("stretch", 1.0, "bicubic")
+    assert given.head == ClassificationHead(classes=1000, scores="probabilities")
+    assert (given.mean, given.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    subtrahend, divisor = given.normalization
+    assert subtrahend.ravel().tolist() == pytest.approx([123.675, 116.28, 103.53])
+    assert divisor.ravel().tolist() == pytest.approx([58.395, 57.12, 57.375])
+    assert subtrahend.shape == divisor.shape == (3, 1, 1)
+
+
+def test_a_classifier_of_ultralytics_needs_no_parameters() -> None:
+    """Its exporter writes the task, the size and the names; the network returns probabilities, and sees whole squares."""
+    metadata = "{'task': 'classify', 'imgsz': [320, 320], 'names': {0: 'tench', 1: 'goldfish'}}"
+    given = spec_of(("output0", "TYPE_FP32", [2]), image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
+
+    assert given.head == ClassificationHead(classes=2, scores="probabilities")
+    assert (given.resize, given.crop, given.input_size) == ("center_crop", 1.0, (320, 320))
+    assert given.labels == ("tench", "goldfish")
+
+
+def test_a_detector_may_be_stretched_or_cropped() -> None:
+    """How the image is fitted is the config's choice, whatever the task is."""
+    assert spec_of(resize="stretch").resize == "stretch"
+    assert spec_of(resize="center_crop", crop="0.5").crop == 0.5
+
+
+def test_a_model_of_another_task_says_where_it_is_asked() -> None:
+    """The error is for the caller who has chosen the wrong route."""
+    with pytest.raises(WrongTask, match=r"^m is a classifier, not a detector; POST /classify or /predict/m asks it$"):
+        spec_of(SCORES).expect_head(DetectionHead)
+    with pytest.raises(WrongTask, match=r"^m is a detector, not a classifier; POST /detect or /predict/m asks it$"):
+        spec_of(SIX_COLUMNS).expect_head(ClassificationHead)
+
+
+def test_a_classifier_is_described_by_its_scores() -> None:
+    """For the list of models and for `doctor`."""
+    assert spec_of(SCORES).head.description == "logits of 1000 classes"
+    assert spec_of(("s", "TYPE_FP32", [-1])).head.description == "logits of the classes"

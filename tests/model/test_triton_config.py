@@ -41,6 +41,9 @@ def hints(**parameters: str) -> ModelParameters:
         ({"labels": "cat"}, ("cat",)),
         ({"labels": "cat,dog"}, ("cat", "dog")),
         ({"labels": " cat , traffic light "}, ("cat", "traffic light")),
+        ({"labels": '["tights, or a jersey", " dog\\u0021"]'}, ("tights, or a jersey", "dog!")),
+        ({"labels": "cat [tabby],dog"}, ("cat [tabby]", "dog")),
+        ({"labels": "[]", "metadata": "{'names': {0: 'dog'}}"}, ("dog",)),
         ({"metadata": "{'names': {0: 'cat', 1: 'dog'}}"}, ("cat", "dog")),
         ({"metadata": "{'names': {1: 'dog', 0: 'cat'}}"}, ("cat", "dog")),
         ({"metadata": "{'names': {0: 7}}"}, ("7",)),
@@ -53,6 +56,13 @@ def hints(**parameters: str) -> ModelParameters:
 def test_class_names_are_found(parameters: dict[str, str], labels: tuple[str, ...]) -> None:
     """`labels` takes precedence over the exporter's metadata; without either there are no names."""
     assert hints(**parameters).class_names() == labels
+
+
+@pytest.mark.parametrize("labels", ["[cat,dog]", '["cat"', '["cat", 7]', '[["cat"]]', "[" * 5000])
+def test_labels_that_are_no_json_array_are_rejected(labels: str) -> None:
+    """Cut at their commas, they would be wrong names."""
+    with pytest.raises(msgspec.ValidationError, match="labels begin with"):
+        hints(labels=labels)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, TritonUnavailable
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import batcher as batcher_module
 from app.pipeline.batch import Batch, PendingImage
@@ -77,15 +77,17 @@ class Setup:
         """Numbers of the images whose permits were given back."""
         self._numbers = count()
 
-    def start(self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC) -> list[asyncio.Task[float]]:
+    def start(
+        self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC, version: int | None = None
+    ) -> list[asyncio.Task[float]]:
         """Let the requests of as many images wait for their results, which are their numbers, from 0."""
-        return [asyncio.ensure_future(self._infer(next(self._numbers), seconds, spec)) for _ in range(images)]
+        return [asyncio.ensure_future(self._infer(next(self._numbers), seconds, spec, version)) for _ in range(images)]
 
-    async def _infer(self, number: int, seconds: float, spec: ModelSpec) -> float:
+    async def _infer(self, number: int, seconds: float, spec: ModelSpec, version: int | None) -> float:
         timing = Timing()
         self.timings.append(timing)
         buffer: Any = SimpleNamespace(slot=None, tensor=np.array([number], np.uint8))
-        call = CallContext(Deadline.after(seconds), timing, f"id{number}")
+        call = CallContext(Deadline.after(seconds), timing, f"id{number}").pinned_to(version)
         with Lease() as permit:
             permit.on_release(lambda: self.released.append(number))
             as_permit: Any = permit
@@ -235,6 +237,28 @@ async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
     setup.calls.may_answer.set()
 
     assert await asyncio.gather(*waiting) == [1, 2]
+
+
+async def test_a_version_that_has_gone_fails_alone(setup: Setup) -> None:
+    """Who wants the newest one was only with it in a batch."""
+    setup.calls.poison = {2: ModelNotReady("not loaded")}
+    asking = [*setup.start(2), *setup.start(version=1), *setup.start()]
+    setup.calls.may_answer.set()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [isinstance(answer, ModelNotReady) for answer in answers] == [False, False, True, False]
+    assert setup.calls.batches == [[0], [1, 2, 3], [1], [2], [3]]
+
+
+async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
+    """No image can be the cause."""
+    setup.calls.poison = {2: ModelNotReady("not loaded")}
+    asking = setup.start(4)
+    setup.calls.may_answer.set()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [isinstance(answer, ModelNotReady) for answer in answers] == [False, True, True, True]
+    assert setup.calls.batches == [[0], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("error", [InferenceFailed("no"), InvalidModelOutput("no")])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.header import PixelLimits
-from app.imaging.letterbox import LetterboxTransform
+from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.preprocess import fill_input
 from app.triton.arena_size import SLOTS
@@ -97,6 +97,28 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     assert model.input_is_canvas is (dtype is np.uint8 and dims[0] == 4 and channels == "RGB")
 
 
+@pytest.mark.parametrize(("data_type", "tolerance"), [("TYPE_FP32", 1e-5), ("TYPE_FP16", 4e-3)])
+@pytest.mark.parametrize("channels", ["RGB", "BGR"])
+@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
+async def test_each_channel_is_normalized(
+    inline: Transport, dims: list[int], channels: str, data_type: str, tolerance: float
+) -> None:
+    """By its own mean and deviation, in the order of the model's channels, after the scale; pixels below the mean, too."""
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    model = spec(data_type, dims, channels=channels, mean="0.485,0.456,0.406", std="0.229,0.224,0.225")
+    expected = ((PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]) / 255 - mean) / std
+    expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
+
+    np.testing.assert_allclose(filled(inline, file(PIXELS), model), expected, atol=tolerance)
+
+
+async def test_bytes_are_not_normalized(inline: Transport) -> None:
+    """A model that takes bytes does that itself."""
+    model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
+
+    np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
+
+
 async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     """YOLOX's floats are 0 to 255, and its channels BGR."""
     pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)
@@ -140,7 +162,7 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
         transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, LIMITS, unlimited, buffer)
         canvas = buffer.tensor.copy()
 
-    assert transform == LetterboxTransform(0, 8, 32, 16, 100, 50)
+    assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
     assert (transform.area(canvas) == 200).all()
     assert (canvas[:8] == 9).all()
     assert (canvas[24:] == 9).all()
@@ -166,7 +188,7 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
         transform = fill_input(data, model, LIMITS, unlimited, buffer)
 
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
-    assert transform == LetterboxTransform(0, 16, 64, 32, 100, 50)
+    assert transform == ImageTransform(0, 16, 64, 32, 100, 50)
 
 
 async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import GatewayFull
-from app.resilience.memory import MemoryBudget
+from app.resilience.memory import JointReservation, MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
@@ -88,6 +88,35 @@ def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
     reservation.release()
 
     assert budget.used_bytes == 10
+
+
+def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
+    """And never more than there is."""
+    budget = MemoryBudget(table, "memory", 100)
+    reservation = budget.reserve()
+    reservation.add(60)
+    reservation.keep(40)
+    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
+    reservation.keep(50)
+
+    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
+
+
+def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
+    """The error says for what there is none."""
+    small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
+    others = large.reserve()
+    others.add(70)
+    joint = JointReservation((small, large), "the images of this batch")
+    joint.add(20)
+    assert (small.used_bytes, large.used_bytes) == (20, 90)
+    with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):
+        joint.add(20)
+    joint.keep(10)
+    assert (small.used_bytes, large.used_bytes) == (10, 80)
+    joint.release()
+
+    assert (small.used_bytes, large.used_bytes) == (0, 70)
 
 
 def test_threads_count_every_byte(table: WorkerTable) -> None:

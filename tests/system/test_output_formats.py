@@ -11,9 +11,10 @@ from PIL import Image
 
 from app.config import Settings
 from app.detection.outputs import decode_outputs
-from app.detection.select import select
+from app.detection.select import select, to_suppression
 from app.embedded.server import EmbeddedTriton
 from app.imaging.header import PixelLimits
+from app.model.heads import DetectionHead
 from app.pipeline.preprocess import fill_input
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
@@ -26,7 +27,9 @@ BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo
 NEAR = 2.0
 
 
-@pytest.mark.parametrize("model", [*BATCHED, "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)])
+@pytest.mark.parametrize(
+    "model", [*BATCHED, "stretched_columns", "unbatched", "extra_string", pytest.param("file_in", marks=NEEDS_BYTES)]
+)
 async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
     """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
     response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
@@ -36,6 +39,29 @@ async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model
     for found in detections:
         corners = [found[key] for key in ("x1", "y1", "x2", "y2")]
         assert corners == pytest.approx(models.RECTANGLES[found["class_name"]], abs=NEAR)
+
+
+@pytest.mark.parametrize("model", ["yolo_head", "yolox_head"])
+async def test_a_raw_head_takes_the_overlap_of_the_caller(client: httpx.AsyncClient, model: str) -> None:
+    """It finds each rectangle many times: up to an overlap of 1 all copies are returned, and otherwise only the best."""
+    counts = []
+    for iou in ("1", "0.99", "0"):
+        response = await client.post(f"/predict/{model}?iou={iou}&max_detections=300", content=SCENE)
+        counts.append(json(response)["num_detections"])
+
+    assert counts[0] > 100
+    assert counts[1:] == [2, 2]
+
+
+@pytest.mark.parametrize(("model", "maximum"), [("half_four_tensors", 0.7), ("six_columns", 1), ("yolo_head", 1)])
+async def test_the_overlap_has_the_maximum_of_the_model(client: httpx.AsyncClient, model: str, maximum: float) -> None:
+    """A model that suppresses boxes itself cannot be asked for more than it returns; any can be asked for less."""
+    for iou in (0, maximum):
+        assert json(await client.post(f"/predict/{model}?iou={iou}&agnostic=true", content=SCENE))["num_detections"] >= 2
+    response = await client.post(f"/predict/{model}?iou={maximum + 0.1}", content=SCENE)
+
+    assert json(response, 400)["detail"].startswith("iou: ")
+    assert f"{maximum:g}" in json(response, 400)["detail"]
 
 
 async def test_a_string_output_that_is_not_needed_does_no_harm(client: httpx.AsyncClient) -> None:
@@ -82,7 +108,8 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
 
     parts = answer.split(spec, 3)
     for part, transform, expected in zip(parts, transforms, (upright, upside_down, upright), strict=True):
-        found = select(decode_outputs(spec, part.outputs), confidence=0.25, class_ids=None, max_detections=10)
+        suppression = to_suppression(None, spec.expect_head(DetectionHead), is_agnostic=False)
+        found = select(decode_outputs(spec, part.outputs), confidence=0.25, class_ids=None, suppression=suppression)
         assert found.class_ids.tolist() == [0, 1]
         np.testing.assert_allclose(transform.to_image(found.boxes), expected, atol=NEAR)
 

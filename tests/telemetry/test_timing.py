@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from app.telemetry.timing import STAGES, Timing
+from app.telemetry.timing import DRAW, FETCH, STAGES, Timing
 
 
 @pytest.fixture
@@ -111,11 +111,24 @@ def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
     assert list(timing.stages) == ["read", "model", "queue"]
 
 
+def test_a_failure_ends_the_stage_that_has_begun() -> None:
+    """Which is not one of every request."""
+    timing = Timing()
+    timing.lap("read")
+    timing.begin(FETCH)
+
+    assert timing.fail() == FETCH
+    assert list(timing.stages) == ["read", FETCH]
+    assert timing.fail() == "model"
+
+
 def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
-    """There is none behind it."""
+    """There is none behind it: whoever draws a picture says so."""
     timing = Timing()
     for stage in STAGES:
         timing.lap(stage)
 
     assert timing.fail() == "post"
     assert list(timing.stages) == list(STAGES)
+    timing.begin(DRAW)
+    assert timing.fail() == DRAW

@@ -12,7 +12,15 @@ from tritonclient.grpc import service_pb2 as messages
 
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
-from app.errors import DeadlinePassed, GatewayError, InvalidModelOutput, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import (
+    DeadlinePassed,
+    GatewayError,
+    InvalidModelOutput,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+    UnknownVersion,
+)
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
 from app.triton.client import TritonClient
@@ -173,7 +181,7 @@ async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, sta
     fake, client = fake_triton
     fake.index = [("a", str(version), state, "" if state == "READY" else "unloaded") for version, state in enumerate(states)]
 
-    assert await client.list_models() == {"a": ModelState("READY", "")}
+    assert await client.list_models() == {"a": ModelState("READY", "", frozenset({str(states.index("READY"))}))}
 
 
 @pytest.mark.parametrize(("versions", "newest"), [(["1"], "1"), (["2", "10", "9"], "10"), (["dev", "3"], "3"), ([], "")])
@@ -186,6 +194,24 @@ async def test_a_config_comes_with_the_newest_version(fake_triton: Fake, version
     assert version == newest
     assert config["name"] == "tiny"
     assert config["input"][0]["data_type"] == "TYPE_UINT8"
+
+
+@pytest.mark.parametrize("version", ["2", "10"])
+async def test_a_version_that_is_asked_for_has_its_config(fake_triton: Fake, version: str) -> None:
+    """Whether or not it is the newest."""
+    fake, client = fake_triton
+    fake.model_versions = ["2", "10", "9"]
+
+    assert (await client.read_config(f"tiny:{version}"))[1] == version
+
+
+@pytest.mark.parametrize(("versions", "named"), [(["2", "10", "9"], "2, 9, 10"), (["dev"], "none"), ([], "none")])
+async def test_a_version_that_is_not_loaded_names_those_that_are(fake_triton: Fake, versions: list[str], named: str) -> None:
+    """Ascending."""
+    fake, client = fake_triton
+    fake.model_versions = versions
+    with pytest.raises(UnknownVersion, match=f"^tiny has no version 3; versions that can be used: {named}$"):
+        await client.read_config("tiny:3")
 
 
 @pytest.mark.parametrize(

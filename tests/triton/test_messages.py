@@ -33,6 +33,14 @@ def test_a_request_names_model_input_and_outputs() -> None:
     assert [output.name for output in request.outputs] == ["output0"]
 
 
+def test_a_request_names_the_version_that_is_asked_for() -> None:
+    """Otherwise Triton chooses, also when it has loaded a newer one meanwhile."""
+    pinned = msgspec.structs.replace(SPEC, version="7", is_pinned=True)
+
+    assert parsed(pinned, IMAGE).model_version == "7"
+    assert parsed(msgspec.structs.replace(SPEC, version="7"), IMAGE).model_version == ""
+
+
 @pytest.mark.parametrize(("seconds", "microseconds"), [(1.5, 1_500_000), (0.00001, 10), (0, 1), (-3, 1)])
 def test_the_timeout_is_in_microseconds_and_never_zero(seconds: float, microseconds: int) -> None:
     """Zero would mean no time-out at all."""

@@ -9,13 +9,14 @@ import grpc
 import msgspec
 import pytest
 
-from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.spec import ModelSpec
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton import server as server_module
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
 from app.triton.server import TritonServer
+from app.triton.server_info import ModelState
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
@@ -247,12 +248,36 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
     assert await eventually(lambda: two.servers[0].specs.has("tiny"))
 
 
+async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> None:
+    """As far as they are ready."""
+    two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded")]
+    two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", "")]
+
+    assert (await two.pool.list_models())["a"] == ModelState("READY", "", frozenset({"1", "3"}))
+
+
+async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
+    """Though both have the model. One that none has is unknown, and not the model, which one of them lacks now."""
+    two.fakes[1].model_versions = ["1", "2"]
+    spec = await two.pool.spec("tiny:2")
+    for server in two.servers:
+        await server.look_for("tiny:2")
+    found = [two.pool.find(spec, one_call) for _ in range(20)]
+
+    assert {served.server for served in found if served is not None} == {two.servers[1]}
+    assert two.pool.parallel_images(spec) == spec.parallel_images
+    two.fakes[0].query_refusal = NO_MODEL
+    with pytest.raises(UnknownVersion, match=r"versions that can be used: 1, 2$"):
+        await two.pool.spec("tiny:3")
+
+
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:
     """One is ready if it is ready anywhere; a Triton that does not answer hides nothing."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("b", "1", "UNAVAILABLE", "no weights")]
     two.fakes[1].index = [("b", "1", "READY", ""), ("c", "1", "UNAVAILABLE", "")]
     listed = await two.pool.list_models()
     assert {name: state.is_ready for name, state in listed.items()} == {"a": True, "b": True, "c": False}
+    assert {name: state.reason for name, state in listed.items()} == {"a": "", "b": "", "c": ""}
     two.fakes[0].query_refusal = DOWN
     assert (await two.pool.list_models()).keys() == {"b", "c"}
     two.fakes[1].query_refusal = DOWN

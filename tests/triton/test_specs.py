@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnsupportedModel
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.status import Unreachable
@@ -50,6 +50,41 @@ async def test_each_model_has_its_own_spec(fake_triton: Fake) -> None:
     first, second = await asyncio.gather(cache.get("a"), cache.get("b"))
 
     assert (first.name, second.name, fake.config_reads) == ("a", "b", 2)
+
+
+async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
+    """That of the newest follows Triton; that of a version which a request names stays with it."""
+    fake, client = fake_triton
+    fake.model_versions = ["1", "2"]
+    cache = SpecCache(client)
+    newest, first, second = [await cache.get(reference) for reference in ("tiny", "tiny:1", "tiny:2")]
+
+    assert [(spec.name, spec.version, spec.reference) for spec in (newest, first, second)] == [
+        ("tiny", "2", "tiny"),
+        ("tiny", "1", "tiny:1"),
+        ("tiny", "2", "tiny:2"),
+    ]
+    assert [cache.known(spec) is spec for spec in (newest, first, second)] == [True] * 3
+    cache.forget("tiny:1")
+    assert (cache.has("tiny"), cache.has("tiny:1"), cache.has("tiny:2")) == (True, False, True)
+
+
+async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake) -> None:
+    """The model is still there. If it has gone, too, it is not ready, whichever version was asked for."""
+    fake, client = fake_triton
+    fake.model_versions = ["1", "2"]
+    cache = SpecCache(client)
+    await cache.get("tiny:1")
+    cache.forget("tiny:1")
+    fake.model_versions = ["2"]
+    with pytest.raises(UnknownVersion):
+        await cache.get("tiny:1")
+    assert cache.has_had("tiny")
+    fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+
+    for reference in ("tiny", "tiny:1", "tiny:9"):
+        with pytest.raises(ModelNotReady, match="not loaded any more"):
+            await cache.get(reference)
 
 
 async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:

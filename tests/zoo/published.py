@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from app.zoo.registry import PublishedModel, Recipe
+from app.zoo.registry import DetectionRecipe, PublishedModel
 from tests.fakes import models
 from tests.fakes.http import serving
 
@@ -23,7 +23,7 @@ IN_WHEEL = PublishedModel(
     sha256=hashlib.sha256(NETWORK).hexdigest(),
     wheel="no-such-detectors==1.0",
     member=MEMBER,
-    recipe=Recipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5),
+    recipe=DetectionRecipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5),
 )
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
 

@@ -15,8 +15,9 @@ from PIL import Image, ImageDraw
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
-from app.zoo.compose import IR_VERSION, OPSET, compose_model
-from app.zoo.registry import Recipe
+from app.zoo.compose import compose_model
+from app.zoo.graph import IR_VERSION, OPSET
+from app.zoo.registry import DetectionRecipe
 from tests.fakes import models
 from tests.support import IMAGES, REPOSITORY, SHARED
 
@@ -24,8 +25,8 @@ PHOTOS = sorted([*IMAGES.glob("*.jpg"), *(SHARED / "images").glob("*.jpg")])
 SQUARE = 256
 ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
-YOLO = Recipe(square=SQUARE, channels="RGB", scale=255.0, head="yolo", iou=0.5)
-YOLOX = Recipe(square=SQUARE, channels="BGR", scale=1.0, head="yolox", iou=0.5)
+YOLO = DetectionRecipe(square=SQUARE, channels="RGB", scale=255.0, head="yolo", iou=0.5)
+YOLOX = DetectionRecipe(square=SQUARE, channels="BGR", scale=1.0, head="yolox", iou=0.5)
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +39,7 @@ class Detections(NamedTuple):
 
 
 class Subject(NamedTuple):
-    recipe: Recipe
+    recipe: DetectionRecipe
     published: onnxruntime.InferenceSession
     model: onnx.ModelProto
     session: onnxruntime.InferenceSession
@@ -80,7 +81,7 @@ def overlap(one: Floats, others: Floats) -> Floats:
     return result
 
 
-def textbook(head: Floats, recipe: Recipe) -> Detections:
+def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
     """Decode the head of one image, then suppress class by class, as in every tutorial."""
     if recipe.head == "yolo":
         centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
@@ -145,7 +146,7 @@ def yolo_head(objects: Sequence[tuple[float, float, float, float, int, float]], 
     return head
 
 
-def answer(head: Floats, recipe: Recipe = YOLO) -> Detections:
+def answer(head: Floats, recipe: DetectionRecipe = YOLO) -> Detections:
     """Compose a model from a network that returns this head, and run it."""
     blank = np.zeros((1, recipe.square, recipe.square, 3), np.uint8)
     return detect(session(compose_model(network(head), recipe)), blank)[0]
@@ -158,6 +159,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
         pytest.skip(f"the published network of {request.param} is not available here")
     network = onnx.load(networks[request.param])
     recipe = registry.load(REPOSITORY / "models.toml")[request.param].recipe
+    assert isinstance(recipe, DetectionRecipe)
     published = session(network)
     model = compose_model(network, recipe)
     return Subject(recipe, published, model, session(model))
@@ -220,11 +222,11 @@ def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("yolo_head", Recipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5)),
-        ("yolox_head", Recipe(square=models.SIDE, channels="BGR", scale=1.0, head="yolox", iou=0.5)),
+        ("yolo_head", DetectionRecipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5)),
+        ("yolox_head", DetectionRecipe(square=models.SIDE, channels="BGR", scale=1.0, head="yolox", iou=0.5)),
     ],
 )
-def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: Recipe) -> None:
+def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: DetectionRecipe) -> None:
     """A network that tells red from blue by their values gets them as it was trained."""
     canvas = Image.new("RGB", (recipe.square, recipe.square), "white")
     ImageDraw.Draw(canvas).rectangle((10, 20, 49, 59), fill="red")
@@ -337,8 +339,8 @@ def test_networks_of_other_opsets_are_converted(opset: int) -> None:
 
 def test_smallest_valid_recipe_can_be_compose_model() -> None:
     """A recipe that the registry accepts makes a model, although it may have fewer anchors than candidates."""
-    side = msgspec.json.schema(Recipe)["$defs"]["Recipe"]["properties"]["square"]["minimum"]
-    recipe = Recipe(square=side, channels="RGB", scale=255.0, head="yolo", iou=0.5)
+    side = msgspec.json.schema(DetectionRecipe)["$defs"]["DetectionRecipe"]["properties"]["square"]["minimum"]
+    recipe = DetectionRecipe(square=side, channels="RGB", scale=255.0, head="yolo", iou=0.5)
     head = np.zeros((1, 6, sum((side // stride) ** 2 for stride in (8, 16, 32))), np.float32)
     head[0, :, 0] = 16, 16, 8, 8, 0.9, 0
     model = compose_model(network(head, f"float[1, 3, {side}, {side}] images"), recipe)

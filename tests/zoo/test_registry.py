@@ -16,7 +16,7 @@ licence = "MIT"
 source = "https://example.org/detector"
 sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 url = "https://example.org/files/detector.onnx"
-recipe = { square = 640, channels = "RGB", scale = 255.0, head = "yolo", iou = 0.7 }
+recipe = { task = "detection", square = 640, channels = "RGB", scale = 255.0, head = "yolo", iou = 0.7 }
 """
 
 
@@ -33,7 +33,7 @@ def test_registry_of_the_project_is_valid() -> None:
     assert "yolo11n" in entries
     for entry in entries.values():
         assert bool(entry.url) != bool(entry.wheel and entry.member)
-        assert entry.file_name.endswith(".onnx")
+        assert entry.file_name.endswith(".onnx" if entry.recipe.architecture is None else ".pth")
 
 
 def test_missing_registry_is_empty(tmp_path: Path) -> None:
@@ -67,6 +67,13 @@ def test_file_has_its_name_at_the_source(tmp_path: Path, source: str, name: str)
         pytest.param("square = 640", "square = 0", "square", id="too small"),
         pytest.param('head = "yolo"', 'head = "ssd"', "head", id="unknown head"),
         pytest.param('channels = "RGB"', 'channels = "GBR"', "channels", id="unknown channels"),
+        pytest.param('task = "detection"', 'task = "ranking"', "task", id="unknown task"),
+        pytest.param('task = "detection", ', "", "task", id="no task"),
+        pytest.param('task = "detection"', 'task = "classification"', "recipe", id="recipe of another task"),
+        pytest.param(
+            'task = "detection"', 'task = "detection", architecture = "resnet"', "architecture", id="unknown architecture"
+        ),
+        pytest.param("scale = 255.0", "scale = 255.0, mean = -1", "mean", id="mean below zero"),
         pytest.param("scale = 255.0", "scale = 0.0", "scale", id="scale of zero"),
         pytest.param("iou = 0.7", "iou = 1.5", "iou", id="iou above one"),
         pytest.param("[detector]", "[detector", "line 2", id="not TOML"),

@@ -3,7 +3,7 @@
 NAME is a candidate, FOLDER contains the images, and with STEPs only those are timed. The last line of its output is JSON:
 `images`, their number; `seconds`, how long they took; and `milliseconds`, the CPU time per image by step. With a Triton at
 BENCH_TRITON (host:port of gRPC; BENCH_TRITON_KEY is the file with the key of its controls), `client` is a whole inference
-(message, RPC, answer) by the model `null`, and `framework` a whole request to the web application with a detector that has its
+(message, RPC, answer) by the model `null`, and `framework` a whole request to the web application with a pipeline that has its
 answer ready.
 
 `bench stages --before DIR` runs this program in other checkouts: command line, variable and JSON must not change.

@@ -15,11 +15,12 @@ from app.config import Settings
 from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, PixelLimits, read_header
-from app.imaging.letterbox import Letterbox, LetterboxTransform
+from app.imaging.letterbox import Letterbox
+from app.imaging.transform import ImageTransform
 from app.main import describe, open_resources
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
@@ -51,12 +52,12 @@ def shared_steps() -> dict[str, Step]:
 def _imaging(allocate_canvas: Callable[[], Canvas]) -> dict[str, Step]:
     letterbox = Letterbox((_SIDE, _SIDE), "center", enlarge=True, pad=114)
 
-    def decode_step(header: ImageHeader) -> tuple[Canvas, LetterboxTransform, Canvas]:
+    def decode_step(header: ImageHeader) -> tuple[Canvas, ImageTransform, Canvas]:
         canvas = allocate_canvas()
         transform = letterbox.fit(header.width, header.height)
         return decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas
 
-    def letterbox_step(decoded: tuple[Canvas, LetterboxTransform, Canvas]) -> Canvas:
+    def letterbox_step(decoded: tuple[Canvas, ImageTransform, Canvas]) -> Canvas:
         pixels, transform, canvas = decoded
         letterbox.draw(pixels, transform, canvas)
         return canvas
@@ -74,21 +75,21 @@ def _serving(transport: str) -> dict[str, Step]:
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
     logging.configure("info", "json")
-    opened: list[tuple[TritonClient, Detector, Transport, ModelSpec]] = []
+    opened: list[tuple[TritonClient, Pipeline, Transport, ModelSpec]] = []
 
     @asynccontextmanager
-    async def open_and_keep() -> AsyncIterator[tuple[TritonPool, Detector, Metrics]]:
-        async with open_resources(settings) as (pool, detector, metrics):
-            spec = await detector.prepare(_MODEL, Deadline.after(_SECONDS))
-            opened.append((pool.servers[0].client, detector, pool.transport, spec))
-            yield pool, detector, metrics
+    async def open_and_keep() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+        async with open_resources(settings) as (pool, pipeline, metrics):
+            spec = await pipeline.prepare(_MODEL, Deadline.after(_SECONDS))
+            opened.append((pool.servers[0].client, pipeline, pool.transport, spec))
+            yield pool, pipeline, metrics
 
     runner = AsgiRunner(build(open_and_keep, describe(settings)))
-    ((client, detector, slots, spec),) = opened
+    ((client, pipeline, slots, spec),) = opened
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")
 
-    async def detect(*_arguments: Any, **_more: Any) -> Detections:  # noqa: ANN401
+    async def run(*_arguments: Any, **_more: Any) -> Detections:  # noqa: ANN401
         return found
 
     async def infer(tensor: Canvas) -> Any:  # noqa: ANN401
@@ -99,7 +100,7 @@ def _serving(transport: str) -> dict[str, Step]:
             if slot is not None:
                 slot.free()
 
-    detector.detect = detect  # type: ignore[method-assign]
+    pipeline.run = run  # type: ignore[method-assign, assignment]
     return {"client": lambda tensor: runner.loop.run_until_complete(infer(tensor)), "framework": runner.send_request}
 
 

@@ -117,4 +117,4 @@ class Stand:
         changes: dict[str, Any] = {} if calls is None else {"calls_in_flight": calls}
         settings = msgspec.structs.replace(settings, **_MEASURED, port=port, **changes)
         with running([sys.executable, "-m", "app", "api"], variables(settings), port, "/readyz", self._log) as server:
-            yield f"{server.url}/detect"
+            yield f"{server.url}/predict/{settings.model}"

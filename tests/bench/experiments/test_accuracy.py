@@ -14,7 +14,7 @@ from tests.fakes.http import serving
 ANSWER = {"detections": [{"class_id": 15, "confidence": 0.9, "x1": 1.0, "y1": 1.0, "x2": 9.0, "y2": 9.0}]}
 
 
-class Detector(BaseHTTPRequestHandler):
+class Pipeline(BaseHTTPRequestHandler):
     """Finds the same box in every image."""
 
     def do_POST(self) -> None:
@@ -43,7 +43,7 @@ class FakeReference:
 def test_the_agreement_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Every sample image is sent to the model that was asked for."""
     monkeypatch.setattr(accuracy, "ReferenceDetector", FakeReference)
-    with serving(Detector) as url:
+    with serving(Pipeline) as url:
         code = main(["accuracy", "--url", url, "--network", "network.onnx"])
 
     assert code == 0

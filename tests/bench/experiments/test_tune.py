@@ -55,6 +55,7 @@ def _wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.faults  # it compares throughputs
 def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) -> None:
     """Two wait at the same time. Nothing else of the config changes, and no other file stays behind."""
     file = repository / MODEL / "config.pbtxt"

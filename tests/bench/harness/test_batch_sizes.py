@@ -17,8 +17,8 @@ def test_calls_are_counted_by_the_sizes_of_a_bucket() -> None:
     table = WorkerTable()
     metrics = Metrics(table, "0")
     for images in (1, 1, 2, 3, 4, 4, 8, 70):
-        metrics.batch_images.observe(images, "null")
-    metrics.batch_images.observe(5, "other")
+        metrics.batch_size.observe(images, "null")
+    metrics.batch_size.observe(5, "other")
     text, _ = render(metrics.collect(), "")
     table.close()
 

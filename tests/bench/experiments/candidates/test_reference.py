@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench.experiments.stages import spend
 from bench.harness.counters import read_counters
+from bench.harness.environments import REFERENCE
 from bench.harness.processes import ROOT, environment_of
-from bench.harness.reference_environment import reference_python
 from bench.harness.triton import Triton
 from tests.bench.support import needs_reference
 from tests.support import IMAGES
@@ -30,7 +30,7 @@ print(json.dumps(shown))
 
 def test_without_a_triton_an_image_becomes_planes_and_an_answer_is_encoded() -> None:
     """The planes are FP32, as the reference's model takes them; the answer has five detections."""
-    command = [str(reference_python()), "-c", PROGRAM, str(IMAGES / "coffee.jpg")]
+    command = [str(REFERENCE.python()), "-c", PROGRAM, str(IMAGES / "coffee.jpg")]
     environment = environment_of(ROOT) | {"BENCH_TRITON": ""}
     shown = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import ModuleType
 from typing import Any
 
 import grpc
@@ -25,9 +26,10 @@ from app.errors import (
 )
 from app.imaging import canvas
 from app.main import create_app
-from app.pipeline import detector as detector_module
+from app.pipeline import call as call_module
+from app.pipeline import pipeline as pipeline_module
 from app.pipeline.call import CallContext, Detections, DetectOptions
-from app.pipeline.detector import Detector
+from app.pipeline.pipeline import Pipeline
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import Timing
@@ -63,16 +65,16 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def in_which_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """Note the names of the threads in which a step of the detector runs."""
+def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
+    """Note the names of the threads in which a step of the pipeline runs."""
     threads: list[str] = []
-    step = getattr(detector_module, name)
+    step = getattr(module, name)
 
     def noted(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
         threads.append(threading.current_thread().name)
         return step(*arguments, **keywords)
 
-    monkeypatch.setattr(detector_module, name, noted)
+    monkeypatch.setattr(module, name, noted)
     return threads
 
 
@@ -85,26 +87,26 @@ async def gate() -> AsyncIterator[Gate]:
 
 @pytest.fixture
 async def transport() -> AsyncIterator[Transport]:
-    """A transport, which the detector's pool attaches to the fake Triton."""
+    """A transport, which the pipeline's pool attaches to the fake Triton."""
     made = Transport("auto")
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def detector(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detector]:
-    """A detector with one thread, on a fake Triton that finds `TABLE`."""
+async def pipeline(fake_triton: Fake, transport: Transport) -> AsyncIterator[Pipeline]:
+    """A pipeline with one thread, on a fake Triton that finds `TABLE`."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
+        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
 
 
 async def detect(
-    detector: Detector,
+    pipeline: Pipeline,
     data: bytes = SCENE,
     *,
     options: DetectOptions = OPTIONS,
@@ -112,7 +114,7 @@ async def detect(
     timing: Timing | None = None,
 ) -> Detections:
     """Detect with what most tests do not care about."""
-    return await detector.detect(data, options, CallContext(Deadline.after(seconds), timing or Timing(), "abc"))
+    return await pipeline.run(data, options, CallContext(Deadline.after(seconds), timing or Timing(), "abc"))
 
 
 def free_slots(transport: Transport, nbytes: int = SPEC.image_bytes) -> int:
@@ -123,11 +125,11 @@ def free_slots(transport: Transport, nbytes: int = SPEC.image_bytes) -> int:
     return (slot.arena.nbytes - slot.arena.lent_bytes) // nbytes
 
 
-async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector) -> None:
+async def test_an_image_becomes_detections(fake_triton: Fake, pipeline: Pipeline) -> None:
     """Boxes are in pixels of the image and clipped to it, the best first; the model that answered is named."""
     fake, _ = fake_triton
     fake.answer.model_version = "7"
-    found = await detect(detector)
+    found = await detect(pipeline)
 
     assert found.boxes.tolist() == [[0, 0, 200, 100], [50, 50, 100, 100]]
     assert found.scores.tolist() == [0.75, 0.5]
@@ -136,10 +138,10 @@ async def test_an_image_becomes_detections(fake_triton: Fake, detector: Detector
     assert (found.spec.name, found.version) == ("tiny", "7")
 
 
-async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton: Fake, detector: Detector) -> None:
+async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton: Fake, pipeline: Pipeline) -> None:
     """The time that earlier steps have used is subtracted."""
     fake, _ = fake_triton
-    await detect(detector, seconds=5)
+    await detect(pipeline, seconds=5)
     (request,) = fake.requests
 
     assert request.id == "abc"
@@ -147,30 +149,30 @@ async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(fake_triton:
     assert "shared_memory_region" in request.inputs[0].parameters
 
 
-async def test_a_name_is_that_of_a_model_once_somebody_knows_it(detector: Detector) -> None:
+async def test_a_name_is_that_of_a_model_once_somebody_knows_it(pipeline: Pipeline) -> None:
     """It is the default one, or could be pulled, or Triton has had it."""
-    assert [detector.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
-    await detect(detector, options=OPTIONS._replace(model="other"))
+    assert [pipeline.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
+    await detect(pipeline, options=OPTIONS._replace(model="other"))
 
-    assert detector.is_known("other")
+    assert pipeline.is_known("other")
 
 
-async def test_triton_is_told_of_the_trace(fake_triton: Fake, detector: Detector) -> None:
+async def test_triton_is_told_of_the_trace(fake_triton: Fake, pipeline: Pipeline) -> None:
     """A request that belongs to one passes it on."""
     fake, _ = fake_triton
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
-    await detector.detect(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", trace=trace))
+    await pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", trace=trace))
 
     assert [metadata["traceparent"] for metadata in fake.metadata] == [trace.traceparent]
 
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
 async def test_the_default_model_is_asked_unless_another_is_named(
-    fake_triton: Fake, detector: Detector, model: str | None, asked: str
+    fake_triton: Fake, pipeline: Pipeline, model: str | None, asked: str
 ) -> None:
     """The detections say which one it was."""
     fake, _ = fake_triton
-    found = await detect(detector, options=OPTIONS._replace(model=model))
+    found = await detect(pipeline, options=OPTIONS._replace(model=model))
 
     assert fake.requests[0].model_name == found.spec.name == asked
 
@@ -182,11 +184,15 @@ async def test_the_default_model_is_asked_unless_another_is_named(
         (OPTIONS._replace(classes=["1"]), [0.5]),
         (OPTIONS._replace(max_detections=1), [0.75]),
         (OPTIONS._replace(confidence=0.9), []),
+        (OPTIONS._replace(iou=0.1), [0.75, 0.5]),
+        (OPTIONS._replace(iou=0.13, agnostic=True), [0.75, 0.5]),
+        (OPTIONS._replace(iou=0.12, agnostic=True), [0.75]),
+        (OPTIONS._replace(iou=0.12, agnostic=True, classes=["1"]), [0.5]),
     ],
 )
-async def test_only_the_detections_asked_for_are_returned(detector: Detector, options: DetectOptions, scores: list[float]) -> None:
-    """Confidence, classes and maximum number are those of the options."""
-    found = await detect(detector, options=options)
+async def test_only_the_detections_asked_for_are_returned(pipeline: Pipeline, options: DetectOptions, scores: list[float]) -> None:
+    """Confidence, overlap, classes and maximum number are those of the options. The intersection of both is 1/8 of their union."""
+    found = await detect(pipeline, options=options)
 
     assert found.scores.tolist() == scores
     assert found.boxes.shape == (len(scores), 4)
@@ -194,39 +200,39 @@ async def test_only_the_detections_asked_for_are_returned(detector: Detector, op
 
 @pytest.mark.parametrize("box", [(0, 0, 32, 8), (20, 10, 10, 20)], ids=["in the padding", "inverted"])
 async def test_a_box_without_an_area_in_the_image_is_dropped(
-    fake_triton: Fake, detector: Detector, box: tuple[int, int, int, int]
+    fake_triton: Fake, pipeline: Pipeline, box: tuple[int, int, int, int]
 ) -> None:
     """However high its score, it takes no place of one that shows something."""
     fake, _ = fake_triton
     fake.answer = infer_response(output0=np.array([[*box, 0.9, 0], TABLE[1]], np.float32))
 
-    found = await detect(detector, options=OPTIONS._replace(max_detections=1))
+    found = await detect(pipeline, options=OPTIONS._replace(max_detections=1))
 
     assert found.scores.tolist() == [TABLE[1, 4]]
 
 
-async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(fake_triton: Fake, detector: Detector) -> None:
+async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(fake_triton: Fake, pipeline: Pipeline) -> None:
     """Neither a thread nor Triton is bothered."""
     fake, _ = fake_triton
     with pytest.raises(InvalidParameter, match="unicorn"):
-        await detect(detector, b"not an image", options=OPTIONS._replace(classes=["unicorn"]))
+        await detect(pipeline, b"not an image", options=OPTIONS._replace(classes=["unicorn"]))
 
     assert not fake.requests
 
 
-async def test_every_step_is_timed(detector: Detector) -> None:
+async def test_every_step_is_timed(pipeline: Pipeline) -> None:
     """The stages are in the order in which a request passes them."""
     timing = Timing()
-    await detect(detector, timing=timing)
+    await detect(pipeline, timing=timing)
 
     assert list(timing.stages) == ["model", "queue", "decode", "batch", "infer", "post"]
 
 
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
-async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, detector: Detector, image_format: str) -> None:
+async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, image_format: str) -> None:
     """Milliseconds on the event loop would delay every other request."""
-    threads = in_which_threads(monkeypatch, "fill_input")
-    await detect(detector, models.scene(image_format))
+    threads = in_which_threads(monkeypatch, pipeline_module, "fill_input")
+    await detect(pipeline, models.scene(image_format))
 
     assert [name.startswith("decode") for name in threads] == [True]
 
@@ -235,7 +241,7 @@ async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, d
 async def test_a_quick_header_is_read_without_a_thread(
     monkeypatch: pytest.MonkeyPatch,
     fake_triton: Fake,
-    detector: Detector,
+    pipeline: Pipeline,
     image_format: str,
     is_threaded: bool,  # noqa: FBT001
 ) -> None:
@@ -243,9 +249,9 @@ async def test_a_quick_header_is_read_without_a_thread(
     fake, _ = fake_triton
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-    threads = in_which_threads(monkeypatch, "fill_input")
+    threads = in_which_threads(monkeypatch, pipeline_module, "fill_input")
     timing = Timing()
-    found = await detect(detector, models.scene(image_format), timing=timing)
+    found = await detect(pipeline, models.scene(image_format), timing=timing)
 
     assert found.scores.tolist() == [0.75, 0.5]
     assert [name.startswith("decode") for name in threads] == [is_threaded]
@@ -260,7 +266,7 @@ async def test_a_quick_header_is_read_without_a_thread(
 async def test_a_raw_head_is_decoded_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
     fake_triton: Fake,
-    detector: Detector,
+    pipeline: Pipeline,
     outputs: dict[str, NDArray[Any]],
     is_threaded: bool,  # noqa: FBT001
 ) -> None:
@@ -268,26 +274,48 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     fake, _ = fake_triton
     fake.config = outputs_config(**outputs)
     fake.answer = infer_response(**outputs)
-    threads = in_which_threads(monkeypatch, "decode_outputs")
-    found = await detect(detector)
+    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
+    found = await detect(pipeline)
 
-    assert found.spec.output_format.is_heavy is is_threaded
+    assert found.spec.head.is_heavy is is_threaded
     assert [name.startswith("decode") for name in threads] == [is_threaded]
 
 
+@pytest.mark.parametrize("options", [OPTIONS._replace(iou=0.5), OPTIONS._replace(agnostic=True)])
+async def test_boxes_are_suppressed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, options: DetectOptions
+) -> None:
+    """Hundreds of boxes take longer than the event loop should wait, whatever the model's outputs."""
+    threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
+    await detect(pipeline, options=options)
+
+    assert [name.startswith("decode") for name in threads] == [True]
+
+
+async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(fake_triton: Fake, pipeline: Pipeline) -> None:
+    """The request is rejected before its image is decoded, and leaves no memory reserved."""
+    fake, _ = fake_triton
+    fake.config = outputs_config(**FOUR)
+    with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.7, the maximum$"):
+        await detect(pipeline, b"no image", options=OPTIONS._replace(iou=0.71))
+
+    assert not fake.requests
+    assert pipeline.admission.memory.own_bytes == 0
+
+
 async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, pipeline: Pipeline, gate: Gate
 ) -> None:
     """The pool may be busy with images by then."""
     fake, _ = fake_triton
     fake.config = outputs_config(head=YOLO_HEAD)
     fake.answer = infer_response(head=YOLO_HEAD)
-    await detect(detector)
+    await detect(pipeline)
     fake.may_answer.clear()
-    asking = asyncio.ensure_future(detect(detector, seconds=1.5))
+    asking = asyncio.ensure_future(detect(pipeline, seconds=1.5))
     assert await eventually(lambda: len(fake.requests) == 2)
-    gate.block(monkeypatch, detector_module, "fill_input")
-    blocking = asyncio.ensure_future(detect(detector))
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(pipeline))
     assert await eventually(gate.reached.is_set)
     fake.may_answer.set()
 
@@ -298,51 +326,51 @@ async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
 
 
 async def test_an_output_that_does_not_fit_the_config_is_invalid(
-    fake_triton: Fake, transport: Transport, detector: Detector
+    fake_triton: Fake, transport: Transport, pipeline: Pipeline
 ) -> None:
     """The slot is given back all the same."""
     fake, _ = fake_triton
     fake.answer = infer_response(output0=TABLE[:, :5])
     with pytest.raises(InvalidModelOutput, match="tiny"):
-        await detect(detector)
+        await detect(pipeline)
 
     assert free_slots(transport) == SLOTS
 
 
-async def test_a_broken_image_never_reaches_triton(fake_triton: Fake, transport: Transport, detector: Detector) -> None:
+async def test_a_broken_image_never_reaches_triton(fake_triton: Fake, transport: Transport, pipeline: Pipeline) -> None:
     """Its slot is given back."""
     fake, _ = fake_triton
     with pytest.raises(InvalidImage):
-        await detect(detector, SCENE[:500])
+        await detect(pipeline, SCENE[:500])
 
     assert not fake.requests
     assert free_slots(transport) == SLOTS
 
 
-async def test_a_known_model_is_ready_without_a_question(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_known_model_is_ready_without_a_question(fake_triton: Fake, pipeline: Pipeline) -> None:
     """Its spec is kept, and its slots exist; not even a deadline that has passed is noticed then."""
     fake, _ = fake_triton
-    spec = await detector.prepare("tiny", Deadline.after(5))
+    spec = await pipeline.prepare("tiny", Deadline.after(5))
 
-    assert await detector.prepare("tiny", Deadline.after(-1)) is spec
+    assert await pipeline.prepare("tiny", Deadline.after(-1)) is spec
     assert fake.config_reads == 1
     assert len(fake.registrations) == 1
-    assert detector.transport_mode == "shm"
+    assert pipeline.transport_mode == "shm"
 
 
-async def test_a_model_is_not_ready_while_its_slots_are_missing(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_model_is_not_ready_while_its_slots_are_missing(fake_triton: Fake, pipeline: Pipeline) -> None:
     """A spec that is known does not mean that there is memory for its images."""
-    await detector.spec("tiny")
+    await pipeline.spec("tiny")
     fake, _ = fake_triton
     assert not fake.registrations
-    await detector.prepare("tiny", Deadline.after(5))
+    await pipeline.prepare("tiny", Deadline.after(5))
 
     assert len(fake.registrations) == 1
 
 
 @pytest.mark.parametrize("step", ["read_config", "register"])
 async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(
-    monkeypatch: pytest.MonkeyPatch, detector: Detector, step: str
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, step: str
 ) -> None:
     """The deadline counts for reading the config and for registering shared memory."""
 
@@ -352,30 +380,30 @@ async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(
 
     monkeypatch.setattr(TritonClient, step, hang)
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
-        await detect(detector, seconds=0.1)
+        await detect(pipeline, seconds=0.1)
 
 
 @pytest.mark.parametrize(("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model")])
-async def test_a_model_that_could_be_pulled_says_how(fake_triton: Fake, detector: Detector, model: str, detail: str) -> None:
+async def test_a_model_that_could_be_pulled_says_how(fake_triton: Fake, pipeline: Pipeline, model: str, detail: str) -> None:
     """For any other model the error only says that it does not exist."""
     fake, _ = fake_triton
     fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
 
     with pytest.raises(UnknownModel, match=detail) as caught:
-        await detect(detector, options=OPTIONS._replace(model=model))
+        await detect(pipeline, options=OPTIONS._replace(model=model))
     assert ("restart Triton" in caught.value.detail) is (model == "listed")
 
 
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, transport: Transport, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, transport: Transport, pipeline: Pipeline, gate: Gate
 ) -> None:
     """It takes neither a slot nor an inference."""
     fake, _ = fake_triton
-    gate.block(monkeypatch, detector_module, "fill_input")
-    blocking = asyncio.ensure_future(detect(detector))
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(pipeline))
     assert await eventually(gate.reached.is_set)
     with pytest.raises(DeadlinePassed):
-        await detect(detector, seconds=0.1)
+        await detect(pipeline, seconds=0.1)
     assert free_slots(transport) == SLOTS
     gate.opened.set()
     await blocking
@@ -390,18 +418,18 @@ async def test_closing_waits_for_images_and_inferences(
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission() as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
-        await detect(detector)
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        await detect(pipeline)
         fake.may_answer.clear()
         with pytest.raises(DeadlinePassed):
-            await detect(detector, seconds=0.5)
-        gate.block(monkeypatch, detector_module, "fill_input")
+            await detect(pipeline, seconds=0.5)
+        gate.block(monkeypatch, pipeline_module, "fill_input")
         with pytest.raises(DeadlinePassed):
-            await detect(detector, seconds=0.5)
+            await detect(pipeline, seconds=0.5)
         assert free_slots(transport) == SLOTS - 1
         asyncio.get_running_loop().call_later(0.2, fake.may_answer.set)
         threading.Timer(0.6, gate.opened.set).start()
-        await detector.close()
+        await pipeline.close()
 
         assert gate.opened.is_set()
         assert fake.may_answer.is_set()
@@ -410,18 +438,18 @@ async def test_closing_waits_for_images_and_inferences(
 
 
 @pytest.fixture
-async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Detector]:
-    """A detector that has room for one request at a time."""
+async def narrow(fake_triton: Fake, transport: Transport) -> AsyncIterator[Pipeline]:
+    """A pipeline that has room for one request at a time."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1) as admission:
-        made = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         yield made
         fake.may_answer.set()
         await made.close()
 
 
-async def test_a_request_above_the_limit_is_rejected(fake_triton: Fake, narrow: Detector) -> None:
+async def test_a_request_above_the_limit_is_rejected(fake_triton: Fake, narrow: Pipeline) -> None:
     """Neither a thread nor Triton is bothered with it."""
     fake, _ = fake_triton
     fake.may_answer.clear()
@@ -437,7 +465,7 @@ async def test_a_request_above_the_limit_is_rejected(fake_triton: Fake, narrow: 
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_request_counts_until_its_rpc_has_ended(fake_triton: Fake, narrow: Detector, how: str) -> None:
+async def test_a_request_counts_until_its_rpc_has_ended(fake_triton: Fake, narrow: Pipeline, how: str) -> None:
     """Triton still works for it, so another one takes its place only then."""
     fake, _ = fake_triton
     fake.may_answer.clear()
@@ -457,46 +485,46 @@ async def test_a_request_counts_until_its_rpc_has_ended(fake_triton: Fake, narro
 
 
 async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, pipeline: Pipeline, gate: Gate
 ) -> None:
     """Its memory is free at once, although the thread is busy."""
     fake, _ = fake_triton
-    gate.block(monkeypatch, detector_module, "fill_input")
-    blocking = asyncio.ensure_future(detect(detector))
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    blocking = asyncio.ensure_future(detect(pipeline))
     assert await eventually(gate.reached.is_set)
-    before = detector.admission.memory.used_bytes
-    waiting = asyncio.ensure_future(detect(detector))
-    assert await eventually(lambda: detector.admission.memory.used_bytes > before)
+    before = pipeline.admission.memory.used_bytes
+    waiting = asyncio.ensure_future(detect(pipeline))
+    assert await eventually(lambda: pipeline.admission.memory.used_bytes > before)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert detector.admission.memory.used_bytes == before
+    assert pipeline.admission.memory.used_bytes == before
     gate.opened.set()
     await blocking
 
     assert len(fake.requests) == 1
 
 
-async def test_a_model_that_fails_repeatedly_is_not_asked_again(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_model_that_fails_repeatedly_is_not_asked_again(fake_triton: Fake, pipeline: Pipeline) -> None:
     """Not even an image that cannot be decoded is looked at, nor does it use memory; other models go on."""
     fake, _ = fake_triton
     fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
     for _ in range(5):
         with pytest.raises(TritonUnavailable):
-            await detect(detector)
-    assert not detector.is_usable("tiny")
+            await detect(pipeline)
+    assert not pipeline.is_usable("tiny")
     for options in (OPTIONS, OPTIONS._replace(model="tiny")):
         with pytest.raises(CircuitOpen):
-            await detect(detector, b"not an image", options=options)
+            await detect(pipeline, b"not an image", options=options)
     with pytest.raises(CircuitOpen):
-        detector.check_circuit("tiny")
-    assert detector.admission.memory.used_bytes == 0
-    detector.check_circuit("other")
+        pipeline.check_circuit("tiny")
+    assert pipeline.admission.memory.used_bytes == 0
+    pipeline.check_circuit("other")
     fake.refusal = None
-    assert len((await detect(detector, options=OPTIONS._replace(model="other"))).scores) == 2
+    assert len((await detect(pipeline, options=OPTIONS._replace(model="other"))).scores) == 2
 
-    assert await eventually(lambda: detector.is_usable("tiny"))
-    assert len((await detect(detector)).scores) == 2
+    assert await eventually(lambda: pipeline.is_usable("tiny"))
+    assert len((await detect(pipeline)).scores) == 2
 
 
 async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) -> None:
@@ -504,15 +532,15 @@ async def test_decoding_needs_memory(fake_triton: Fake, transport: Transport) ->
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(memory_bytes=2**20) as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
-            await detect(detector, png(1000, 1000, 8, GREY))
+            await detect(pipeline, png(1000, 1000, 8, GREY))
         assert admission.memory.used_bytes == 0
         assert free_slots(transport) == SLOTS
 
-        assert len((await detect(detector)).scores) == 2
+        assert len((await detect(pipeline)).scores) == 2
         assert admission.memory.used_bytes == 0
-        await detector.close()
+        await pipeline.close()
 
 
 async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fake, transport: Transport) -> None:
@@ -520,19 +548,19 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(fake_triton: Fak
     fake, client = fake_triton
     body = bytes(1000)
     with open_admission(memory_bytes=2 * len(body)) as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
         fake.may_tell.clear()
-        waiting = [asyncio.ensure_future(detect(detector, body)) for _ in range(2)]
+        waiting = [asyncio.ensure_future(detect(pipeline, body)) for _ in range(2)]
         assert await eventually(lambda: admission.memory.used_bytes == 2 * len(body))
         with pytest.raises(GatewayFull, match="no memory left"):
-            await asyncio.wait_for(detect(detector, body), 5)
+            await asyncio.wait_for(detect(pipeline, body), 5)
         for request in waiting:
             request.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
 
         assert admission.memory.used_bytes == 0
         fake.may_tell.set()
-        await detector.close()
+        await pipeline.close()
 
 
 async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_triton: Fake, transport: Transport) -> None:
@@ -542,59 +570,59 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(fake_tr
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
     with open_admission(memory_bytes=2**21) as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
 
-        assert (await detect(detector, png(1000, 1000, 8, GREY))).width == 1000
-        await detector.close()
+        assert (await detect(pipeline, png(1000, 1000, 8, GREY))).width == 1000
+        await pipeline.close()
 
 
 async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
-    monkeypatch: pytest.MonkeyPatch, detector: Detector, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate
 ) -> None:
     """The images before it are known by their pixels; a small image and one with more time are accepted."""
     large = png(3000, 3000, 8, GREY)
-    gate.block(monkeypatch, detector_module, "fill_input")
-    running = [asyncio.ensure_future(detect(detector, large))]
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    running = [asyncio.ensure_future(detect(pipeline, large))]
     assert await eventually(gate.reached.is_set)
     with pytest.raises(GatewayFull, match="decoding the image, and those before it"):
-        await asyncio.wait_for(detect(detector, large, seconds=0.2), 5)
-    running += [asyncio.ensure_future(detect(detector, data)) for data in (large, SCENE)]
-    assert await eventually(lambda: detector.admission.decode_backlog.pixels == 2 * 9_000_000)
+        await asyncio.wait_for(detect(pipeline, large, seconds=0.2), 5)
+    running += [asyncio.ensure_future(detect(pipeline, data)) for data in (large, SCENE)]
+    assert await eventually(lambda: pipeline.admission.decode_backlog.pixels == 2 * 9_000_000)
     gate.opened.set()
     outcomes = await asyncio.gather(*running, return_exceptions=True)
 
     assert [type(outcome) for outcome in outcomes] == [InvalidImage, InvalidImage, Detections]
-    assert detector.admission.decode_backlog.pixels == 0
+    assert pipeline.admission.decode_backlog.pixels == 0
 
 
-async def test_a_share_is_that_of_the_call(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_share_is_that_of_the_call(fake_triton: Fake, pipeline: Pipeline) -> None:
     """A key that has used up its share is rejected, another request is not."""
     fake, _ = fake_triton
     fake.may_answer.clear()
     call = CallContext(Deadline.after(30), Timing(), "abc", Share("camera", 0.01))
-    first = asyncio.ensure_future(detector.detect(SCENE, OPTIONS, call))
+    first = asyncio.ensure_future(pipeline.run(SCENE, OPTIONS, call))
     assert await eventually(lambda: len(fake.requests) == 1)
     with pytest.raises(GatewayFull):
-        await detector.detect(SCENE, OPTIONS, call)
+        await pipeline.run(SCENE, OPTIONS, call)
     fake.may_answer.set()
 
-    assert len((await detect(detector)).scores) == 2
+    assert len((await detect(pipeline)).scores) == 2
     await first
 
 
-async def test_the_caller_may_choose_the_time_of_a_request(detector: Detector) -> None:
+async def test_the_caller_may_choose_the_time_of_a_request(pipeline: Pipeline) -> None:
     """Up to the maximum."""
-    assert detector.timeout_seconds(None) == 10
-    assert detector.timeout_seconds(1500) == 1.5
-    assert detector.timeout_seconds(30_000) == 30
+    assert pipeline.limits.timeout(None) == 10
+    assert pipeline.limits.timeout(1500) == 1.5
+    assert pipeline.limits.timeout(30_000) == 30
     with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
-        detector.timeout_seconds(30_001)
+        pipeline.limits.timeout(30_001)
 
 
 async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fake, transport: Transport) -> None:
     """The maximum is for callers."""
     with open_admission() as admission:
-        detector = Detector(
+        pipeline = Pipeline(
             pool_of(fake_triton[1], transport),
             admission,
             METRICS,
@@ -604,8 +632,8 @@ async def test_a_long_default_time_is_not_limited_by_the_maximum(fake_triton: Fa
             AGGREGATION,
         )
 
-        assert detector.timeout_seconds(None) == 60
-        await detector.close()
+        assert pipeline.limits.timeout(None) == 60
+        await pipeline.close()
 
 
 async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Transport) -> None:
@@ -613,24 +641,24 @@ async def test_warming_up_measures_the_model(fake_triton: Fake, transport: Trans
     fake, client = fake_triton
     fake.answer = infer_response(output0=TABLE)
     with open_admission(max_requests=1000) as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
-        await detector.warm_up()
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        await pipeline.warm_up()
         fake.may_answer.clear()
-        asking = [asyncio.ensure_future(detect(detector)) for _ in range(20)]
+        asking = [asyncio.ensure_future(detect(pipeline)) for _ in range(20)]
         assert await eventually(lambda: len(fake.requests) == 21)
         fake.may_answer.set()
         await asyncio.gather(*asking)
-        await detector.close()
+        await pipeline.close()
 
     assert [request.id for request in fake.requests[:2]] == ["warm-up", "abc"]
 
 
-async def test_a_model_that_cannot_be_warmed_up_is_an_error(fake_triton: Fake, detector: Detector) -> None:
+async def test_a_model_that_cannot_be_warmed_up_is_an_error(fake_triton: Fake, pipeline: Pipeline) -> None:
     """The caller decides whether that matters."""
     fake, _ = fake_triton
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     with pytest.raises(TritonUnavailable):
-        await detector.warm_up()
+        await pipeline.warm_up()
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
@@ -642,11 +670,11 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     client = TritonClient(settings.triton_url, settings.control_key_path)
     transport = Transport("auto")
     with open_admission() as admission:
-        detector = Detector(pool_of(client, transport), admission, METRICS, "six_columns", frozenset(), LIMITS, AGGREGATION)
-        spec = await detector.prepare("six_columns", Deadline.after(30))
+        pipeline = Pipeline(pool_of(client, transport), admission, METRICS, "six_columns", frozenset(), LIMITS, AGGREGATION)
+        spec = await pipeline.prepare("six_columns", Deadline.after(30))
         assert free_slots(transport, spec.image_bytes) == SLOTS
         gate.block(monkeypatch, canvas, "decode")
-        asking = asyncio.ensure_future(detect(detector, seconds=0.5 if how == "deadline" else 30))
+        asking = asyncio.ensure_future(detect(pipeline, seconds=0.5 if how == "deadline" else 30))
         assert await eventually(gate.reached.is_set)
         assert free_slots(transport, spec.image_bytes) == SLOTS - 1
         if how == "cancel":
@@ -657,7 +685,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
         gate.opened.set()
 
         assert await eventually(lambda: free_slots(transport, spec.image_bytes) == SLOTS)
-        await detector.close()
+        await pipeline.close()
         await transport.close()
         await client.close()
 

@@ -1,33 +1,35 @@
-"""Detect objects in an encoded image: the steps of a request, joined."""
+"""Answer a question about an encoded image: the steps of a request, joined."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from time import thread_time
-from typing import Any, Literal, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Literal, TypeVar
 
-from numpy.typing import NDArray
-
-from app.detection.outputs import Candidates, decode_outputs
-from app.detection.select import select, to_class_ids
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, UnknownModel
 from app.imaging import canvas
-from app.imaging.header import PixelLimits
-from app.imaging.letterbox import LetterboxTransform
 from app.imaging.pixel_count import count_pixels
+from app.imaging.transform import ImageTransform
+from app.model.heads import Task
+from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.buffer import InputBuffer
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import Answer, CallContext, Question, Reader, trivial_question
 from app.pipeline.decode_pool import DecodePool
 from app.pipeline.inference import Aggregation, InferenceRunner
+from app.pipeline.limits import Limits
 from app.pipeline.preprocess import fill_input
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
+from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
+from app.resilience.turns import Turns
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 from app.triton.pool import TritonPool
@@ -35,20 +37,8 @@ from app.triton.pool import TritonPool
 T = TypeVar("T")
 
 
-class Limits(NamedTuple):
-    """What one worker allows itself and its callers."""
-
-    decode_threads: int
-    pixels: PixelLimits
-    """Maximum sizes of images, checked in their headers."""
-    timeout_seconds: float
-    """Time from the end of a request's body to its response."""
-    max_timeout_seconds: float
-    """The same at most, if the caller sets it."""
-
-
-class Detector:
-    """Joins the steps of a request. Each worker has one."""
+class Pipeline:
+    """Joins the steps of a request. Each worker has one. Its methods take references of models, unless they say names."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what it joins
         self,
@@ -59,16 +49,25 @@ class Detector:
         pullable: frozenset[str],
         limits: Limits,
         aggregation: Aggregation,
+        task_models: Mapping[Task, str] = MappingProxyType({}),
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.admission = admission
+        self.fetcher = fetcher or Fetcher()
+        """Fetches images that requests name by their address."""
         self.default_model = default_model
+        """The model whose state is that of the gateway."""
+        self._task_models = task_models
+        """Default models of tasks that have another one."""
         self.pullable = pullable
         """Models that `pull` could get."""
-        self._limits = limits
+        self.limits = limits
         self._tritons = pool
         self._transport = pool.transport
         self._metrics = metrics
         self._pool = DecodePool(limits.decode_threads)
+        self.batch_turns = Turns(2 * limits.decode_threads)
+        """For `CallContext.turns`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
 
     @property
@@ -76,20 +75,13 @@ class Detector:
         """How tensors reach Triton now."""
         return self._transport.active_mode
 
-    def timeout_seconds(self, timeout_ms: int | None) -> float:
-        """Return the time that a request has from the end of its body to its response.
+    def default_for(self, task: Task) -> str:
+        """Return the model that is used when a request for this task names none."""
+        return self._task_models.get(task, self.default_model)
 
-        Args:
-            timeout_ms: What the caller asks for; None for the default.
-
-        Raises:
-            InvalidParameter: That is too long.
-        """
-        if timeout_ms is None:
-            return self._limits.timeout_seconds
-        if timeout_ms > self._limits.max_timeout_seconds * 1e3:
-            raise InvalidParameter(f"timeout_ms: the maximum is {self._limits.max_timeout_seconds * 1e3:g}")
-        return timeout_ms / 1e3
+    def refer_to(self, name: str, version: int | str | None) -> str:
+        """Refer to a version of a model: by the name alone if it is the newest, as far as is known."""
+        return refer_to(name, version if version and self._tritons.newest(name) != str(version) else None)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model while Triton is known not to run it.
@@ -105,8 +97,9 @@ class Detector:
         return self._tritons.is_usable(model)
 
     def is_known(self, model: str) -> bool:
-        """Return whether this is the name of a model, and not just a word of the caller's."""
-        return model == self.default_model or model in self.pullable or self._tritons.has_had(model)
+        """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
+        names = {self.default_model, *self._task_models.values()}
+        return model in names or model in self.pullable or self._tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -117,6 +110,10 @@ class Detector:
             DeadlinePassed: It took too long.
         """
         return await self._pool.run(work, deadline, lease)
+
+    def cached(self, model: str) -> ModelSpec | None:
+        """Return the spec of a model if Triton need not be asked."""
+        return self._tritons.cached(model)
 
     async def spec(self, model: str) -> ModelSpec:
         """Return what is known of a model.
@@ -142,12 +139,16 @@ class Detector:
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
         except UnknownModel:
-            if model in self.pullable:
+            if (name := split_reference(model)[0]) in self.pullable:
                 raise UnknownModel(
-                    f"Triton does not have {model}; get it with `nereid pull {model}` or `./just pull {model}`, then restart Triton"
+                    f"Triton does not have {name}; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
                 ) from None
             raise
         return spec
+
+    def parallel_images(self, spec: ModelSpec) -> int:
+        """Return how many images of a model can be processed at a time."""
+        return self._tritons.parallel_images(spec)
 
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
@@ -166,81 +167,84 @@ class Detector:
         Raises:
             GatewayError: It failed.
         """
-        call = CallContext(Deadline.after(self._limits.timeout_seconds), Timing(), "warm-up")
-        await self.detect(BLANK_IMAGE, DetectOptions(None, 1.0, None, 1), call)
+        call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
+        spec = await self.prepare(self.default_model, call.deadline)
+        await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
-    async def detect(self, data: bytes, options: DetectOptions, call: CallContext) -> Detections:
-        """Detect objects in one image.
+    async def run(self, data: bytes, question: Question[Answer], call: CallContext) -> Answer:
+        """Answer a question about one image.
 
         Args:
             data: The encoded image.
-            options: What to look for.
+            question: What the caller asks.
             call: What goes with the request.
 
         Raises:
             GatewayError: As the steps say; DeadlinePassed if they take too long together.
         """
-        deadline, timing = call.deadline, call.timing
-        model = options.model or self.default_model
+        model = self.refer_to(question.model or self.default_for(question.task), question.version)
         self.check_circuit(model)
+        call = call.pinned_to(question.version)
         memory = self.admission.memory.reserve()
         try:
             memory.add(len(data))
-            spec = await self.prepare(model, deadline)
-            class_ids = to_class_ids(options.classes, spec.labels)
+            spec = await self.prepare(model, call.deadline)
+            reader = question.reader(spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.name, self._tritons.parallel_images(spec), memory, deadline, call.share)
+            permit = await self.admission.admit(spec.reference, self.parallel_images(spec), memory, call.deadline, call.share)
         except BaseException:
             memory.release()
             raise
         with permit:
-            timing.lap("model")
-            buffer = InputBuffer(self._transport, permit)
+            return await self.process(data, spec, reader, call, permit)
+
+    async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Answer], call: CallContext, permit: Permit) -> Answer:
+        """Answer a question about an image that has been admitted.
+
+        Args:
+            data: The encoded image.
+            spec: Spec of the model.
+            reader: Reads the answer.
+            call: What goes with the request.
+            permit: Admits it to the model.
+
+        Raises:
+            GatewayError: As the steps say; DeadlinePassed, which names the step, if they take too long together.
+        """
+        timing = call.timing
+        timing.lap("model")
+        buffer = InputBuffer(self._transport, permit)
+        async with call.turns.take(call.deadline) if call.turns else nullcontext():
             transform = await self._fill(buffer, data, spec, call, permit)
-            timing.lap("decode")
-            result = await self._inferences.run(spec, buffer, call, permit)
-            timing.lap("infer")
-            decode = partial(_decode, spec, result.outputs, transform, options, class_ids)
-            found = await self._pool.run(decode, deadline, permit) if spec.output_format.is_heavy else decode()
+        timing.lap("decode")
+        result = await self._inferences.run(spec, buffer, call, permit)
+        timing.lap("infer")
+        reading = partial(reader.read, result, transform)
+        answer = await self._pool.run(reading, call.deadline, permit) if reader.is_heavy else reading()
         timing.lap("post")
-        return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
+        return answer
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
-        await self._inferences.close(max(self._limits.timeout_seconds, self._limits.max_timeout_seconds))
+        await self._inferences.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))
 
-    async def _fill(
-        self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit
-    ) -> LetterboxTransform:
+    async def _fill(self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> ImageTransform:
         """Fill the input tensor, in a thread unless that takes next to no time."""
         if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
             call.timing.lap("queue")
-            return fill_input(data, spec, self._limits.pixels, lambda _: None, buffer)
+            return fill_input(data, spec, self.limits.pixels, lambda _: None, buffer)
         backlog = self.admission.decode_backlog
-        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self._limits.pixels)
+        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self.limits.pixels)
 
-        def fill() -> LetterboxTransform:
+        def fill() -> ImageTransform:
             call.timing.lap("queue")
             start = thread_time()
             with self.admission.memory.reserve() as memory:
-                transform = fill_input(data, spec, self._limits.pixels, memory.add, buffer)
+                transform = fill_input(data, spec, self.limits.pixels, memory.add, buffer)
             backlog.measure(pixels, thread_time() - start)
             return transform
 
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)
-
-
-def _decode(
-    spec: ModelSpec,
-    outputs: dict[str, NDArray[Any]],
-    transform: LetterboxTransform,
-    options: DetectOptions,
-    class_ids: frozenset[int] | None,
-) -> Candidates:
-    """Decode the outputs to what the caller wants, in pixels of the image."""
-    found = decode_outputs(spec, outputs)
-    found = found._replace(boxes=transform.to_image(found.boxes))
-    return select(found, confidence=options.confidence, class_ids=class_ids, max_detections=options.max_detections)

@@ -1,0 +1,106 @@
+"""Parse the body of a batch: a multipart form with several files, or JSON with a list of images in base64 or of addresses."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.api import form_parts
+from app.api.base64_text import decode_base64
+from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
+from app.api.content_type import MULTIPART, media_type
+from app.api.parameters import BatchParameters, Parameters
+from app.errors import MalformedRequest
+from app.pipeline.batch_request import Image
+from app.remote.address import is_address
+
+MAX_IMAGES = 64
+FIELDS = ("images", "image", "file")
+"""Names of form fields that contain an image."""
+
+_MAX_PARAMETERS = 16
+_EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
+_EMPTY = MalformedRequest("the image is empty")
+# A Struct, so that parsing stops at the first image too many, however many follow.
+_Images: Any = msgspec.defstruct(
+    "_Images",
+    [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES)],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
+_EXAMPLE = 'expected a JSON object such as {"images": ["<base64>", "<base64>"], "confidence": 0.4}'
+
+
+class ParsedBatch(NamedTuple):
+    """What the caller sent."""
+
+    images: list[Image]
+    """At least one."""
+    names: list[str | None]
+    """The file name of each image, if it has one."""
+    parameters: list[tuple[str, str]]
+    """Name and value of each parameter in the body."""
+
+
+def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
+    """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
+
+    Raises:
+        MalformedRequest: It is not well formed, or contains no image or too many.
+        InvalidParameter: A parameter in it is unknown or not text.
+    """
+    parsed = _parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else _parse_json(data, kind)
+    if not parsed.images:
+        raise MalformedRequest(
+            f"the batch is empty; send up to {MAX_IMAGES} images in form fields {FIELDS[0]!r}, or {_EXAMPLE[9:]}"
+        )
+    return parsed
+
+
+def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
+    batch = ParsedBatch([], [], [])
+    for part in form_parts.read_parts(data, content_type, MAX_IMAGES + _MAX_PARAMETERS):
+        if part.name not in FIELDS:
+            batch.parameters.append(form_parts.to_parameter(part, _EXPECTED))
+        elif len(batch.images) == MAX_IMAGES:
+            raise _too_many()
+        else:
+            text = part.text
+            batch.images.append(_decode_text(text) if text else part.content or _EMPTY)
+            batch.names.append(part.file_name and part.file_name[:255])
+    return batch
+
+
+def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
+    outline, typed = outlines("images", kind)
+    document = without_mark(data)
+    try:
+        content = msgspec.json.decode(document, type=outline).images
+        if (given := kind_of(content)) not in {"", "a list"}:
+            raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
+        pairs = parse_members(document, "images", content, typed) if len(content) else []
+        encoded = msgspec.json.decode(content, type=_Images) if len(content) else _Images()
+    except JSON_ERRORS as error:
+        if f"length {MAX_IMAGES}" in str(error):
+            raise _too_many() from error
+        raise describe_member(str(error), "images", kind) or MalformedRequest(_EXAMPLE) from error
+    images = [_decode(content) for content in msgspec.structs.astuple(encoded) if len(content)]
+    return ParsedBatch(images, [None] * len(images), pairs)
+
+
+def _decode(content: msgspec.Raw) -> Image:
+    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
+    try:
+        return _decode_text(msgspec.json.decode(content, type=str))
+    except msgspec.DecodeError:
+        return MalformedRequest("the image is not a string in base64")
+
+
+def _decode_text(text: str) -> Image:
+    try:
+        return text if is_address(text) else decode_base64(text) or _EMPTY
+    except MalformedRequest:
+        return MalformedRequest("the image is not base64")
+
+
+def _too_many() -> MalformedRequest:
+    return MalformedRequest(f"the batch size exceeds the maximum of {MAX_IMAGES} images")

@@ -1,0 +1,124 @@
+"""POST /detect/batch: the route, and the answer in lines."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack
+from typing import Any
+
+from litestar import Request
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+
+from app.api import intake
+from app.api.batch.answer import BatchAnswer
+from app.api.batch.body import parse_batch
+from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
+from app.api.client_watch import ClientWatch, body_too_large
+from app.api.content_type import JSON
+from app.api.context import context_of
+from app.api.dependencies import WorkerResources
+from app.api.formats.accept import negotiate
+from app.api.guards import GuardedRoute
+from app.api.json_response import VARY, JsonResponse
+from app.api.parameters import BatchParameters
+from app.errors import ClientGone
+from app.pipeline.batch_request import BatchRequest, Image
+from app.pipeline.pipeline import Pipeline
+
+_HEADERS = [
+    (b"content-type", LINES.encode()),
+    (b"x-accel-buffering", b"no"),  # NGINX would hold lines back until a buffer is full
+    VARY,
+]
+
+
+@GuardedRoute(
+    "/detect/batch",
+    http_method=HttpMethod.POST,
+    summary="Detect objects in several images",
+    operation_class=BatchOperation,
+    responses=RESPONSES,
+    status_code=200,
+)
+async def detect_batch(
+    request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline], worker: NamedDependency[WorkerResources]
+) -> ASGIResponse:
+    """Detect objects in up to 64 images, each of which succeeds or fails alone.
+
+    With `Accept: application/x-ndjson` there is a line for each image as soon as it is done, and then one that sums up.
+    """
+    context = context_of(request.scope)
+    with ExitStack() as stack:
+        client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
+        content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
+        answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
+        stack.callback(answer.log)
+        media_type = negotiate(context.accept, (JSON, LINES))
+        _refuse_large(content.images, worker.deployment.body_limits.max_bytes)
+        model = wanted.options.model or pipeline.default_model
+        try:
+            batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
+        finally:
+            if pipeline.is_known(model):
+                context.log_fields["model"] = model
+        if any(isinstance(image, str) for image in content.images):
+            context.log_fields["url_hosts"] = batch.url_hosts
+        context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
+        if media_type == LINES:
+            return _Lines(batch.run(answer.to_line), answer, stack.pop_all())
+        async with batch.run(answer.add) as done:
+            for image in done:
+                await image
+    return JsonResponse(answer.document())
+
+
+def _refuse_large(images: list[Image], max_bytes: int) -> None:
+    """Put the error that a larger image would get alone in its place."""
+    for index, image in enumerate(images):
+        if isinstance(image, bytes) and len(image) > max_bytes:
+            images[index] = body_too_large(max_bytes)
+
+
+class _Lines(ASGIResponse):
+    """Sends a line for each image as soon as it is done, then a summary."""
+
+    def __init__(  # deliberately not the constructor of its base
+        self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            running: Begins the work; gives the lines.
+            answer: Gives the summary.
+            request: What must last until the answer has ended.
+        """
+        self._running = running
+        self._answer = answer
+        self._request = request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """Send the lines. A client that disconnects, or does not read for too long, gets no more of them."""
+        context = context_of(scope)
+        pause = context.body_limits.pause_seconds
+        try:
+            with self._request:
+                async with self._running as done:
+                    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                    for line in done:
+                        await _send_line(send, await line, pause)
+                await _send_line(send, self._answer.summary(), pause, more_body=False)
+        except ClientGone:
+            if not context.status:
+                raise
+            context.is_client_gone = True
+
+
+async def _send_line(send: Send, line: bytes, seconds: float, *, more_body: bool = True) -> None:
+    """Send a line; raise ClientGone if the client does not take it in that time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await send({"type": "http.response.body", "body": line, "more_body": more_body})
+    except TimeoutError:
+        raise ClientGone("the client does not read the answer") from None

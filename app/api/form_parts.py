@@ -1,0 +1,84 @@
+"""Read the parts of a multipart form."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from multipart import MultipartSegment, PushMultipartParser, parse_options_header
+
+from app.api import multipart_defects
+from app.errors import InvalidParameter, MalformedRequest
+
+_FEED_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """A part of a form."""
+
+    name: str
+    """Of its field."""
+    file_name: str | None
+    """None if the part is not a file."""
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The content if it is text and not that of a file; else nothing. No image is ASCII without zeros."""
+        is_text = self.file_name is None and self.content.isascii() and b"\0" not in self.content
+        return self.content.decode() if is_text else ""
+
+
+def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
+    """Read the parts of a form, whose boundary is in the `Content-Type` header, one by one.
+
+    Raises:
+        MalformedRequest: It is not well formed, has too many parts, or one without a name.
+    """
+    name, file_name = "", None
+    chunks: list[bytes] = []
+    _, options = parse_options_header(content_type)
+    boundary = options.get("boundary", "")
+    try:
+        # Names may have any encoding, so that none is an error here.
+        with PushMultipartParser(boundary, max_segment_count=max_parts, header_charset="latin-1") as parser:
+            # In pieces: the parser copies what it gets.
+            for at in range(0, len(data), _FEED_BYTES):
+                for event in parser.parse(data[at : at + _FEED_BYTES]):
+                    if isinstance(event, MultipartSegment):
+                        name, file_name, chunks = event.name, event.filename, []
+                        if not name:
+                            raise MalformedRequest('a part has no name; expected Content-Disposition: form-data; name="image"')
+                    elif event:
+                        chunks.append(bytes(event))
+                    else:
+                        content, chunks = b"".join(chunks), []
+                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
+    except ValueError as error:  # MultipartError is one, and so is text that cannot be encoded
+        # Not `from error`: its text, which would be logged, repeats parts of the body.
+        raise MalformedRequest(multipart_defects.describe(error, data, boundary, max_parts)) from None
+
+
+def to_parameter(part: Part, expected: str) -> tuple[str, str]:
+    """Return name and value of a parameter.
+
+    Args:
+        part: One that is not an image.
+        expected: The fields in which an image would be expected.
+
+    Raises:
+        MalformedRequest: It is a file.
+        InvalidParameter: It is not text.
+    """
+    if part.file_name is not None:
+        raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}", repeats_request=True)
+    try:
+        return part.name, part.content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{part.name[:64]!r} is not UTF-8 text; if it is the image, its field must be {expected}") from error
+
+
+def _to_name(name: str) -> str:
+    """Return a name as it was meant: in UTF-8, or else in Latin-1."""
+    try:
+        return name.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return name

@@ -1,0 +1,23 @@
+"""Detections as a list of COCO results, which pycocotools' `loadRes` reads."""
+
+import msgspec
+
+from app.api.formats.answer import Answer, Format
+from app.api.formats.native import to_boxes, to_scores
+from app.api.json_response import JsonResponse
+from app.api.schema import CocoResult
+from app.pipeline.call import Detections
+
+
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
+    found = answer.found
+    results = [
+        CocoResult(answer.presentation.image_id, class_id, (x, y, width, height), score)
+        for class_id, (x, y, width, height), score in zip(
+            found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found), strict=True
+        )
+    ]
+    return JsonResponse(msgspec.json.encode(results))
+
+
+COCO_RESULTS = Format("coco-results", (), _respond)

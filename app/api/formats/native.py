@@ -1,0 +1,78 @@
+"""Detections as the gateway's own JSON, with boxes as the caller asked for."""
+
+import msgspec
+import numpy as np
+
+from app.api.formats.answer import Answer, Format
+from app.api.json_response import JsonResponse
+from app.api.schema import BoxFormat, Detection, DetectResponse, ImageSize, ModelUsed
+from app.pipeline.call import Detections
+
+# A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
+_SCORE_DIGITS = 4
+_PIXEL_DIGITS = 2
+_FRACTION_DIGITS = 6
+_BBOXES = ("coco", "cxcywh")
+
+
+def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
+    """Describe the result of one request."""
+    detections = to_detections(found, unit)
+    return DetectResponse(
+        detections=detections,
+        num_detections=len(detections),
+        status="success",
+        image=ImageSize(found.width, found.height),
+        model=ModelUsed(found.spec.name, found.version, "triton", found.spec.device),
+        total_time_ms=round(total_time_ms, 2),
+        request_id=request_id,
+    )
+
+
+def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
+    """Describe each detection.
+
+    Args:
+        found: Boxes in pixels. A class id without a label is its own name.
+        unit: `normalized` 0 to 1 of the image, or in pixels `pixel`, `coco` x y width height, `cxcywh` centre x y width height.
+    """
+    labels = found.spec.labels
+    return [
+        Detection(
+            **({"bbox": tuple(box)} if unit in _BBOXES else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
+            confidence=score,
+            class_=id_,
+            class_id=id_,
+            class_name=labels[id_] if id_ < len(labels) else str(id_),
+        )
+        for box, score, id_ in zip(to_boxes(found, unit), to_scores(found), found.class_ids.tolist(), strict=True)
+    ]
+
+
+def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
+    """Return the four numbers of each box in that unit, rounded."""
+    if not len(found.scores):
+        return []
+    boxes = found.boxes.astype(np.float64)
+    if unit == "normalized":
+        boxes /= np.array([found.width, found.height] * 2)
+    elif unit in _BBOXES:
+        boxes[:, 2:] -= boxes[:, :2]
+    if unit == "cxcywh":
+        boxes[:, :2] += boxes[:, 2:] / 2
+    numbers: list[list[float]] = boxes.round(_FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS).tolist()
+    return numbers
+
+
+def to_scores(found: Detections) -> list[float]:
+    """Return each score, rounded and at most 1."""
+    return [min(round(score, _SCORE_DIGITS), 1.0) for score in found.scores.astype(np.float64).tolist()]
+
+
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
+    context = answer.context
+    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+    return JsonResponse(msgspec.json.encode(response))
+
+
+JSON = Format("json", ("application/json",), _respond)

@@ -1,0 +1,95 @@
+// Requests to the gateway, and what its answers say.
+
+/** A request that failed, as application/problem+json describes it. */
+export class Problem extends Error {
+  constructor({ title, detail, status, code, request_id: requestId }) {
+    super(detail);
+    Object.assign(this, { title, detail, status, code, requestId });
+  }
+}
+
+let key = "";
+
+/** Use this API key from now on; it is kept in memory only. */
+export function useKey(value) {
+  key = value;
+}
+
+export function hasKey() {
+  return key !== "";
+}
+
+/** Return the models that are ready, and the name of the default one. */
+export async function listModels() {
+  const response = await ask("models", {});
+  const { models, default: name } = await response.json();
+  return { usable: models.filter((model) => model.state === "ready" && model.task === "detection"), defaultModel: name };
+}
+
+/**
+ * Detect the objects in an image, down to the lowest confidence, so that a higher one needs no other request.
+ *
+ * Resolves to {answer, stages, total, roundTrip}; times are milliseconds.
+ */
+export async function detect(image, { model, iou }, signal) {
+  const query = new URLSearchParams({ boxes: "pixel", confidence: "0.05", max_detections: "300" });
+  if (model) query.set("model", model);
+  if (iou !== null) query.set("iou", iou);
+  const started = performance.now();
+  const response = await ask(`detect?${query}`, {
+    method: "POST",
+    body: image,
+    headers: { "Content-Type": mediaType(image) },
+    signal,
+  });
+  const answer = await response.json();
+  const roundTrip = performance.now() - started;
+  const stages = readServerTiming(response.headers.get("Server-Timing") ?? "");
+  const total = stages.find(({ name }) => name === "total")?.duration ?? answer.total_time_ms;
+  return { answer, stages: stages.filter(({ name }) => name !== "total"), total, roundTrip };
+}
+
+/** Write the request that finds what is shown as a command for a POSIX shell; the key stays out of it. */
+export function curl(image, { model, iou, confidence, classes }) {
+  const query = new URLSearchParams({ confidence });
+  if (model) query.set("model", model);
+  if (iou !== null) query.set("iou", iou);
+  if (classes !== null) query.set("classes", classes.join(","));
+  const parts = ["curl -s"];
+  if (key) parts.push('-H "Authorization: Bearer $NEREID_KEY"');
+  parts.push(`-H ${quote(`Content-Type: ${mediaType(image)}`)}`);
+  parts.push(`--data-binary ${quote(`@${image.name ?? "image.jpg"}`)}`);
+  parts.push(quote(new URL(`detect?${query}`, document.baseURI).href));
+  return parts.join(" \\\n  ");
+}
+
+async function ask(path, options) {
+  const headers = { Accept: "application/json", ...options.headers };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({ title: "The gateway cannot be reached", detail: "There is no answer. Does it run, and is there a network?" });
+  }
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({}));
+  throw new Problem({ title: `Status ${response.status}`, detail: "The answer does not say why.", ...problem, status: response.status });
+}
+
+function mediaType(image) {
+  return image.type.startsWith("image/") ? image.type : "application/octet-stream";
+}
+
+function readServerTiming(header) {
+  return header.split(",").flatMap((entry) => {
+    const [name, ...parameters] = entry.trim().split(";");
+    const values = Object.fromEntries(parameters.map((parameter) => parameter.trim().split("=")));
+    return values.dur === undefined ? [] : [{ name, duration: Number(values.dur), description: values.desc?.replaceAll('"', "") }];
+  });
+}
+
+function quote(text) {
+  return `'${text.replaceAll("'", "'\\''")}'`;
+}

@@ -1,0 +1,90 @@
+"""Split a body of the type `application/x-www-form-urlencoded`: names and values, joined by `&`.
+
+curl gives this type to whatever it sends with `--data-binary`, so that a body of it may be the image itself as well.
+"""
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+from app.errors import MalformedRequest
+from app.remote.address import is_address
+
+_MAX_OTHER_BYTES = 1 << 16
+# All that may be escaped in base64 and in front of it in a data URL. To unescape anything would make a list of all escapes.
+_ESCAPED = b"+/=,:; \r\n"
+# Other threads, such as the one that answers probes, wait while a slice is searched and copied.
+_SLICE_BYTES = 1 << 20
+# Enough for `https://` with all that is escaped in it.
+_MAX_ADDRESS_START = 64
+_JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
+_EXAMPLE = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
+
+
+class Fields(NamedTuple):
+    """What a form has."""
+
+    images: list[str]
+    """Values of the fields that may hold the image in base64, not decoded."""
+    others: list[tuple[str, str]]
+    """Name and value of each other field. An image that is given by its address is the field `url`."""
+
+
+def is_form(data: bytes) -> bool:
+    """Return whether a body is a form; else it is the image itself. A form is ASCII, and every image has other bytes.
+
+    Raises:
+        MalformedRequest: It is an image that `curl --data` has spoilt: it leaves out zeros and line breaks.
+    """
+    if data.isascii() and b"\0" not in data:
+        return True
+    if data.startswith(_JPEG_OR_PNG) and not any(byte in data for byte in b"\0\r\n"):
+        raise MalformedRequest(f"the body has lost its zeros and line breaks, as `curl --data` does it; use {_EXAMPLE}")
+    return False
+
+
+def split(data: bytes, image_names: tuple[str, ...], max_fields: int) -> Fields:
+    """Split a form.
+
+    Raises:
+        MalformedRequest: It has too many fields or too many bytes beside the image, or is no form at all.
+    """
+    parts = data.split(b"&", max_fields)
+    if len(parts) > max_fields:
+        raise MalformedRequest(f"the form has too many fields; the maximum is {max_fields}")
+    if b"=" not in parts[0][:_MAX_OTHER_BYTES]:
+        raise MalformedRequest(f"the body is neither an image nor a form; to send a file, use {_EXAMPLE}")
+    names = [name.encode() for name in image_names]
+    images = []
+    others = []
+    for part in parts:
+        name, _, value = part.partition(b"=")
+        if name in names and is_address(_unescape(value[:_MAX_ADDRESS_START]).decode()):
+            others.append(b"url=" + value)
+        elif name in names:
+            images.append(_unescape(value).decode())
+        else:
+            others.append(part)
+    rest = b"&".join(others)
+    if len(rest) > _MAX_OTHER_BYTES:
+        raise MalformedRequest(f"the form has more than {_MAX_OTHER_BYTES >> 10} KiB beside its image")
+    return Fields(images, parse_qsl(rest.decode(), keep_blank_values=True))
+
+
+def _unescape(value: bytes) -> bytes:
+    """Undo the escapes of base64. A `+` stays, which some clients do not escape; no base64 has the space that it stands for."""
+    if b"%" not in value:
+        return value
+    pieces = []
+    start = 0
+    while start < len(value):
+        end = start + _SLICE_BYTES
+        split_escape = value.rfind(b"%", end - 2, end)
+        if split_escape != -1:
+            end = split_escape
+        piece = value[start:end]
+        for byte in _ESCAPED:
+            for escape in (b"%%%02X" % byte, b"%%%02x" % byte):
+                piece = piece.replace(escape, bytes((byte,)))
+        pieces.append(piece)
+        start = end
+    return b"".join(pieces)

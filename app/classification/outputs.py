@@ -1,0 +1,51 @@
+"""Decode a classifier's output tensor to probabilities, and reject an invalid one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import InvalidModelOutput
+from app.model.heads import ClassificationHead
+from app.model.outputs import expect_shape, take_outputs
+from app.model.spec import ModelSpec
+
+# FP16 models may round slightly above one.
+_MAX_PROBABILITY = 1.001
+
+
+def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Decode the output for one image.
+
+    Args:
+        spec: Spec of the model.
+        outputs: Tensors by name; where the model has a batch dimension, it is 1.
+
+    Returns:
+        FP32 (classes,), 0 to 1. They add up to one if the model returns logits; else they are what it returns.
+
+    Raises:
+        WrongTask: The model is not a classifier.
+        InvalidImage: The model could not decode the image, and tells so.
+        InvalidModelOutput: The tensor is missing, has the wrong shape or type, is not finite or out of range.
+    """
+    head = spec.expect_head(ClassificationHead)
+    (scores,) = take_outputs(spec, outputs)
+    expect_shape(spec, scores, (head.classes if head.classes > 0 else None,))
+    if not scores.size:
+        raise InvalidModelOutput(f"{spec.name} returned no scores")
+    if not np.isfinite(scores).all():
+        raise InvalidModelOutput(f"{spec.name} returned scores that are not finite")
+    if head.scores == "logits":
+        return _softmax(scores)
+    if not (scores.min() >= 0 and scores.max() <= _MAX_PROBABILITY):
+        raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1, though its config says `scores: probabilities`")
+    return np.minimum(scores.astype(np.float32), 1)
+
+
+def _softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
+    wide = logits.astype(np.float64)  # in which no difference of finite FP32 overflows
+    powers = np.exp(wide - wide.max())
+    shares: NDArray[np.float64] = powers / powers.sum()
+    return shares.astype(np.float32)

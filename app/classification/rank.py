@@ -1,0 +1,31 @@
+"""Rank the classes of one image."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Ranking(NamedTuple):
+    """The best classes of one image, by descending probability."""
+
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+
+
+def rank(probabilities: NDArray[np.float32], *, top_k: int, confidence: float) -> Ranking:
+    """Choose the best classes; of equals, those with the lower id.
+
+    Args:
+        probabilities: (classes,) 0 to 1, by class id.
+        top_k: How many to choose at most, at least 1.
+        confidence: Minimum probability.
+    """
+    least = confidence
+    if top_k < len(probabilities):  # so that few are sorted, however many classes there are
+        least = max(least, np.partition(probabilities, -top_k)[-top_k])
+    chosen = np.flatnonzero(probabilities >= least)
+    order = chosen[np.argsort(-probabilities[chosen], kind="stable")][:top_k]
+    return Ranking(order.astype(np.int32), probabilities[order])

@@ -1,0 +1,156 @@
+"""Draw boxes with names and scores on an image."""
+
+from collections.abc import Sequence
+from math import ceil, floor, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.imaging.label import Colour, Label, fit, readable_name, render
+
+# Bright enough for dark scenes, and saturated enough for bright ones. Neighbours differ most.
+_PALETTE: tuple[Colour, ...] = (
+    (230, 25, 75),
+    (30, 120, 255),
+    (255, 215, 0),
+    (190, 70, 230),
+    (60, 200, 75),
+    (255, 130, 30),
+    (50, 225, 240),
+    (245, 60, 200),
+    (185, 235, 50),
+    (130, 110, 255),
+    (0, 165, 150),
+    (255, 140, 170),
+    (200, 130, 60),
+    (80, 170, 255),
+    (110, 235, 170),
+    (250, 95, 85),
+)
+_EDGE: Colour = (0, 0, 0)
+_MIN_TEXT_SIZE = 12
+_MIN_LINE_WIDTH = 2
+# Relative to the side of a square that has as many pixels as the image.
+_TEXT_SIZE = 0.022
+_LINE_WIDTH = 0.0028
+# A label has half of the image's width, or enough for a short name, in heights of its text.
+_MIN_LABEL_WIDTH = 12
+# A frame leaves at least two thirds of its box as they are.
+_MIN_BOX_WIDTHS = 6
+# A box that has fewer times the area of a label should not be hidden by it.
+_SMALL_BOX_LABELS = 3
+# A label that is hidden in part cannot be read, while much of an object can be.
+_LABEL_WEIGHT = 3
+
+
+class Marks(NamedTuple):
+    """What is drawn: n detections by descending score."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4) x1 y1 x2 y2, pixels of the image."""
+    scores: NDArray[np.float32]
+    """(n,)."""
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    names: Sequence[str]
+    """Of each detection (n,)."""
+
+
+class _Rectangle(NamedTuple):
+    """From `left` and `top` to `right` and `bottom`, which lie outside it, pixels."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
+    """Draw frames and labels. Nothing is drawn outside the boxes but labels; where they meet, the better detection is on top.
+
+    Args:
+        pixels: UINT8 (height, width, 3) RGB, which is changed.
+        marks: What to draw.
+    """
+    height, width = pixels.shape[:2]
+    scale = sqrt(height * width)
+    line_width = max(_MIN_LINE_WIDTH, round(scale * _LINE_WIDTH))
+    text_size = max(_MIN_TEXT_SIZE, round(scale * _TEXT_SIZE))
+    max_width = min(width, max(width // 2, _MIN_LABEL_WIDTH * text_size))
+    boxes = [_to_rectangle(box, width, height) for box in marks.boxes.tolist()]
+    colours = [colour_of(class_id) for class_id in marks.class_ids.tolist()]
+    for box, colour in reversed(list(zip(boxes, colours, strict=True))):
+        _draw_frame(pixels, box, line_width, colour)
+    labels = [
+        fit(readable_name(name, class_id), f"{score:.2f}", text_size, max_width, height // 2)
+        for name, class_id, score in zip(marks.names, marks.class_ids.tolist(), marks.scores.tolist(), strict=True)
+    ]
+    places = _place(labels, boxes, width, height)
+    for label, place, colour in reversed(list(zip(labels, places, colours, strict=True))):
+        if label is not None:
+            pixels[place.top : place.bottom, place.left : place.right] = render(label, colour)
+
+
+def colour_of(class_id: int) -> Colour:
+    """Return the colour of a class, which is always the same."""
+    return _PALETTE[class_id % len(_PALETTE)]
+
+
+def _to_rectangle(box: Sequence[float], width: int, height: int) -> _Rectangle:
+    """Return the pixels that a box touches, at least one of the image."""
+    left, top = min(max(0, floor(box[0])), width - 1), min(max(0, floor(box[1])), height - 1)
+    return _Rectangle(left, top, max(min(ceil(box[2]), width), left + 1), max(min(ceil(box[3]), height), top + 1))
+
+
+def _draw_frame(pixels: NDArray[np.uint8], box: _Rectangle, line_width: int, colour: Colour) -> None:
+    """Draw a frame on the inner side of a box, and a thin dark one inside it, which sets it off from bright pixels."""
+    side = min(box.right - box.left, box.bottom - box.top)
+    line = max(1, min(line_width, side // _MIN_BOX_WIDTHS))
+    if line > 1:
+        edge = line + max(1, line // 3)
+        _draw_lines(pixels, box, edge, _EDGE)
+    _draw_lines(pixels, box, line, colour)
+
+
+def _draw_lines(pixels: NDArray[np.uint8], box: _Rectangle, width: int, colour: Colour) -> None:
+    left, top, right, bottom = box
+    pixels[top : top + width, left:right] = colour
+    pixels[bottom - width : bottom, left:right] = colour
+    pixels[top:bottom, left : left + width] = colour
+    pixels[top:bottom, right - width : right] = colour
+
+
+def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: int, height: int) -> list[_Rectangle]:
+    """Find a place at its box for each label, inside the image, where it hides as little as possible.
+
+    What counts are the labels of better detections, and boxes of which a label would hide a large part.
+    """
+    corners = np.array(boxes, np.int64).reshape(-1, 4)
+    areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1)
+    places = np.zeros((len(labels), 4), np.int64)
+    for index, (label, box) in enumerate(zip(labels, boxes, strict=True)):
+        if label is not None:
+            small = corners[areas < _SMALL_BOX_LABELS * label.width * label.height]
+            candidates = _candidates(label, box, width, height)
+            hidden = _LABEL_WEIGHT * _overlaps(candidates, places[:index]) + _overlaps(candidates, small)
+            places[index] = candidates[np.argmin(hidden)]
+    return [_Rectangle(*place) for place in places.tolist()]
+
+
+def _candidates(label: Label, box: _Rectangle, width: int, height: int) -> NDArray[np.int64]:
+    """Return the places (8, 4) for a label at its box, best first, moved into the image where they stick out."""
+    size = np.array((label.width, label.height))
+    lefts = box.left, box.right - label.width
+    tops = box.top - label.height, box.top, box.bottom, box.bottom - label.height
+    corners = np.array([(left, top) for left in lefts for top in tops])
+    corners = np.maximum(0, np.minimum(corners, (width, height) - size))
+    return np.hstack((corners, corners + size))
+
+
+def _overlaps(candidates: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many pixels of each candidate (m, 4) others (n, 4) cover: (m,)."""
+    one, other = candidates[:, None], others[None]
+    sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
+    areas: NDArray[np.int64] = np.maximum(sides, 0).prod(axis=2).sum(axis=1)
+    return areas

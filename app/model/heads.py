@@ -1,0 +1,168 @@
+"""What comes out of a model: for which task it was made, and the format of its output tensors.
+
+Formats are recognised by the names, types and shapes in the model's config, never by looking at values.
+"""
+
+from enum import Enum
+from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
+
+import msgspec
+
+from app.errors import UnsupportedModel
+from app.model.anchors import count_anchors
+from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
+
+Task = Literal["detection", "classification"]
+"""What a model was made for."""
+TASKS: tuple[Task, ...] = get_args(Task)
+
+_FLOATS = {"TYPE_FP32", "TYPE_FP16"}
+_DEFAULT_IOU = 0.7
+
+
+class OutputFormat(Enum):
+    """How detections come out of the model: a description, and whether decoding them takes milliseconds of numpy."""
+
+    END_TO_END = "count, boxes, scores and classes in four tensors", False
+    SIX_COLUMNS = "rows of x1 y1 x2 y2 score class", False
+    YOLO_HEAD = "raw head (4 + classes, anchors)", True
+    YOLOX_HEAD = "raw head (anchors, 5 + classes)", True
+
+    def __init__(self, description: str, is_heavy: bool) -> None:  # noqa: FBT001 - the second part of a member's value
+        self.description = description
+        self.is_heavy = is_heavy
+        """Whether it must be decoded in a thread, not on the event loop."""
+
+
+RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
+"""Formats that find each object many times: the gateway has to suppress boxes."""
+
+
+class InputDefaults(NamedTuple):
+    """How models with such a head want their input, unless their config says otherwise."""
+
+    resize: Resize
+    placement: Placement = "center"
+    channels: Literal["RGB", "BGR"] = "RGB"
+    scale: float = 255.0
+
+
+class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Boxes."""
+
+    task: ClassVar[Task] = "detection"
+    noun: ClassVar[str] = "detector"
+    route: ClassVar[str] = "/detect"
+    """Where such a model is asked over HTTP; errors name it."""
+    output_format: OutputFormat
+    has_normalized_boxes: bool
+    iou: float
+    """Intersection over union above which two boxes of a class are one object, unless the caller says otherwise."""
+    max_iou: float
+    """The highest that callers may ask for: above it, the model itself has suppressed boxes; 1 if it suppresses none."""
+
+    @property
+    def description(self) -> str:
+        """What the output tensors are."""
+        return self.output_format.description
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether the outputs must be decoded in a thread, not on the event loop."""
+        return self.output_format.is_heavy
+
+    @property
+    def input_defaults(self) -> InputDefaults:
+        """How such a model wants its input."""
+        if self.output_format is OutputFormat.YOLOX_HEAD:
+            return InputDefaults("letterbox", "top_left", "BGR", 1.0)
+        return InputDefaults("letterbox")
+
+
+class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
+    """One score for each class."""
+
+    task: ClassVar[Task] = "classification"
+    noun: ClassVar[str] = "classifier"
+    route: ClassVar[str] = "/classify"
+    is_heavy: ClassVar[bool] = False
+    input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
+    classes: int
+    """How many; -1 if the config does not tell."""
+    scores: ScoreKind
+
+    @property
+    def description(self) -> str:
+        """What the output tensor is."""
+        return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
+
+
+Head = DetectionHead | ClassificationHead
+HEADS: tuple[type[Head], ...] = get_args(Head)
+HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
+
+
+def read_head(
+    model: ModelConfig, hints: ModelParameters, batch_dims: int, input_size: tuple[int, int]
+) -> tuple[Head, tuple[str, ...]]:
+    """Find the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch.
+
+    Raises:
+        UnsupportedModel: None fits.
+    """
+    shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
+    types = {tensor.name: tensor.data_type for tensor in model.output}
+    names: tuple[str, ...]
+    default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
+    match list(shapes.items()):
+        case [(name, [classes])] if types[name] in _FLOATS and (classes > 1 or classes == -1):
+            return ClassificationHead(classes=classes, scores=hints.scores or default), (name,)
+        case [(name, [_, _] as dims)]:
+            output_format, names = _identify_table(model, dims, count_anchors(input_size)), (name,)
+        case [_, _, _, _]:
+            output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
+        case _:
+            raise unsupported(model)
+    iou = _DEFAULT_IOU if hints.iou is None else hints.iou
+    # Rows of six come from networks trained to find each object once, unless their config tells of an NMS.
+    suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
+    head = DetectionHead(
+        output_format=output_format,
+        has_normalized_boxes=hints.box_units == "normalized",
+        iou=iou,
+        max_iou=iou if suppresses else 1.0,
+    )
+    return head, names
+
+
+def _identify_table(model: ModelConfig, dims: list[int], anchors: int) -> OutputFormat:
+    """Find the format of detections in one table."""
+    match dims:
+        case [rows, columns] if rows == anchors and columns > 5:  # noqa: PLR2004
+            return OutputFormat.YOLOX_HEAD
+        case [_, 6]:
+            return OutputFormat.SIX_COLUMNS
+        case [channels, columns] if channels > 4 and (columns == -1 or columns > channels):  # noqa: PLR2004
+            return OutputFormat.YOLO_HEAD
+    raise unsupported(model)
+
+
+def _identify_four(model: ModelConfig, shapes: dict[str, list[int]], types: dict[str, str]) -> tuple[str, ...]:
+    """Name count, boxes, scores and classes of a model with four outputs."""
+    boxes = [name for name, dims in shapes.items() if len(dims) == 2 and dims[1] == 4]  # noqa: PLR2004
+    counts = [name for name, dims in shapes.items() if dims == [1] and "INT" in types[name]]
+    rest = [name for name in shapes if name not in boxes + counts and len(shapes[name]) == 1]
+    classes = [name for name in rest if "INT" in types[name]] or [n for n in rest if "class" in n.lower() or "label" in n.lower()]
+    scores = [name for name in rest if name not in classes and "FP" in types[name]]
+    if not len(boxes) == len(counts) == len(scores) == len(classes) == 1:
+        raise unsupported(model)
+    return counts[0], boxes[0], scores[0], classes[0]
+
+
+def unsupported(model: ModelConfig) -> UnsupportedModel:
+    """Return the error for a model that no adapter fits; it names the tensors."""
+
+    def describe(tensors: list[TensorConfig]) -> str:
+        return ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')} {t.dims}" for t in tensors) or "none"
+
+    return UnsupportedModel(f"no adapter fits {model.name}: inputs {describe(model.input)}; outputs {describe(model.output)}")

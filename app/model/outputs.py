@@ -1,0 +1,54 @@
+"""The output tensors for one image, as far as a model's spec tells what they must be."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import InvalidImage, InvalidModelOutput
+from app.model.spec import DECODED, ModelSpec
+
+
+def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Take the tensors that a model's head consists of, without the batch dimension.
+
+    Args:
+        spec: Spec of the model.
+        outputs: Tensors by name; where the model has a batch dimension, it is 1.
+
+    Raises:
+        InvalidImage: The model could not decode the image, and tells so.
+        InvalidModelOutput: A tensor is missing, or has the wrong type or number of images.
+    """
+    if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
+        raise InvalidImage("the image data is truncated or corrupt")
+    expected = zip(spec.output_names, spec.output_dtypes, strict=True)
+    return [_take(spec, name, dtype, outputs) for name, dtype in expected]
+
+
+def expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
+    """Reject a tensor of another shape, in which None stands for any size.
+
+    Raises:
+        InvalidModelOutput: It has another one.
+    """
+    fits = tensor.shape == shape or (
+        tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
+    )
+    if not fits:
+        raise InvalidModelOutput(f"{spec.name} returned a tensor of shape {tensor.shape}, expected {shape}")
+
+
+def _take(spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Take one output, without the batch dimension."""
+    tensor = outputs.get(name)
+    if tensor is None:
+        raise InvalidModelOutput(f"{spec.name} did not return {name}")
+    if dtype is not None and tensor.dtype != dtype:
+        raise InvalidModelOutput(f"{spec.name} returned {name} as {tensor.dtype}, expected {dtype}")
+    if not spec.has_batch_dimension:
+        return tensor
+    if tensor.ndim == 0 or len(tensor) != 1:
+        raise InvalidModelOutput(f"{spec.name} returned {name} of shape {tensor.shape} for one image")
+    return tensor.reshape(tensor.shape[1:])

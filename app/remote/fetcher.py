@@ -1,0 +1,161 @@
+"""Fetch images by their address."""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+
+import httpcore
+import httpx
+
+from app import __version__
+from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
+from app.remote import address
+from app.remote.address import AllowedHosts, ImageAddress
+from app.remote.network import UNREACHABLE, PublicNetwork, Resolve, SystemResolver
+from app.remote.public import is_public
+from app.resilience.deadline import Deadline
+from app.resilience.turns import Turns
+
+# Of one worker, at a time; others wait.
+_MAX_FETCHES = 16
+_MAX_SECONDS = 10.0
+_MAX_REDIRECTS = 3
+_REDIRECTS = {301, 302, 303, 307, 308}
+# A host that sends a body in pieces of a few bytes would make each of them cost CPU time.
+_SMALL_BYTES, _MAX_SMALL_PIECES = 256, 1024
+_HEADERS = (
+    ("Accept", "image/*"),
+    ("Accept-Encoding", "identity"),
+    ("User-Agent", f"nereid/{__version__}"),
+    ("Connection", "close"),
+)
+
+
+class Fetcher:
+    """Fetches images for one worker.
+
+    Each fetch makes connections of its own. There are no proxies, cookies or credentials.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str] = (),
+        max_bytes: int = 0,
+        *,
+        resolve: Resolve | None = None,
+        is_allowed: Callable[[str], bool] = is_public,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        """Prepare to fetch.
+
+        Args:
+            hosts: The hosts that are allowed, as `AllowedHosts` takes them; none: nothing is fetched.
+            max_bytes: Maximum size of an image.
+            resolve: None for the system's resolver.
+            is_allowed: Whether an IP address may be connected to.
+            trust: Checks certificates; None for the usual authorities.
+        """
+        self._hosts = AllowedHosts(hosts)
+        self._max_bytes = max_bytes
+        self._system = SystemResolver(_MAX_FETCHES)
+        self._resolve = resolve or self._system
+        self._is_allowed = is_allowed
+        # Without hosts nobody is trusted; the usual authorities take memory, and time to load.
+        self._trust = trust or (httpx.create_ssl_context() if hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._slots = asyncio.Semaphore(_MAX_FETCHES)
+        self.batch_turns = Turns(_MAX_FETCHES // 2)
+        """For images of batches, so that single ones need not wait behind all of them."""
+
+    def parse(self, url: str) -> ImageAddress:
+        """Parse the address of an image, as far as that can be judged without the network.
+
+        Raises:
+            UrlInputDisabled: No host is allowed.
+            UrlNotAllowed: It is not an https URL of an allowed host.
+        """
+        if not self._hosts:
+            raise UrlInputDisabled(
+                "this gateway does not fetch images; send the image itself (NEREID_URL_HOSTS would allow hosts to fetch from)"
+            )
+        return address.parse(url, self._hosts)
+
+    async def fetch(self, image: ImageAddress, count: Callable[[int], object], deadline: Deadline) -> bytes:
+        """Fetch an image.
+
+        Args:
+            image: Its address, as `parse` returns it.
+            count: Called with the number of bytes of each piece that arrives; raises if there are too many.
+            deadline: That of the request; the time is limited to 10 s in any case.
+
+        Raises:
+            ImageNotFetched: The host, or the one it redirects to, did not deliver the image.
+            BodyTooLarge: The image has too many bytes.
+            GatewayFull: Too many images are being fetched.
+        """
+        seconds = max(0.0, min(deadline.remaining, _MAX_SECONDS))
+        has_begun = False
+        try:
+            async with asyncio.timeout(seconds), self._slots:
+                has_begun = True
+                return await self._follow(image, count)
+        except TimeoutError:
+            if not has_begun:
+                raise GatewayFull("too many images are being fetched", "uploads") from None
+            raise ImageNotFetched(f"the image did not arrive within {seconds:.3g} s") from None
+        except httpcore.ConnectError as error:
+            raise ImageNotFetched(UNREACHABLE) from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError):
+            # Not `from error`: its text, which would be logged, may repeat what the host has sent.
+            raise ImageNotFetched("the host of the image closed the connection, or did not answer as an HTTP server does") from None
+
+    def close(self) -> None:
+        """Forget names that are to be resolved."""
+        self._system.close()
+
+    async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
+        """Fetch an image from its address, or from where that redirects to."""
+        for _ in range(1 + _MAX_REDIRECTS):
+            origin = httpcore.Origin(b"https", image.name.encode(), image.port)
+            network = PublicNetwork(self._resolve, self._is_allowed)
+            async with httpcore.AsyncHTTPConnection(origin, self._trust, network_backend=network) as connection:
+                url = httpcore.URL(scheme=b"https", host=origin.host, port=image.port, target=image.url.raw_path)
+                headers = [("Host", image.url.netloc.decode("ascii")), *_HEADERS]
+                response = await connection.handle_async_request(httpcore.Request("GET", url, headers=headers))
+                network.awaits_head = False
+                if response.status not in _REDIRECTS:
+                    return await self._read(response, count)
+            location = httpx.Headers(response.headers).get("Location", "")
+            if not location:
+                raise ImageNotFetched("the host redirects without saying to which address")
+            try:
+                image = address.parse(location, self._hosts, image)
+            except UrlNotAllowed as error:
+                raise ImageNotFetched(f"the host redirects to another address: {error.detail}") from None
+        raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
+
+    async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:
+        """Receive the body of a response, which must be an image as it is."""
+        headers = httpx.Headers(response.headers)
+        if response.status != httpx.codes.OK:
+            raise ImageNotFetched(f"the host of the image answered with status {response.status}")
+        if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise ImageNotFetched("the host sent the image with a content encoding that was not asked for")
+        declared = headers.get("Content-Length", "")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            raise self._too_large()
+        pieces: list[bytes] = []
+        received = 0
+        async for piece in response.aiter_stream():
+            received += len(piece)
+            if received > self._max_bytes:
+                raise self._too_large()
+            count(len(piece))
+            pieces.append(piece)
+            if len(pieces) > _MAX_SMALL_PIECES and received < _SMALL_BYTES * len(pieces):
+                raise ImageNotFetched("the host sends the image in pieces of a few bytes")
+        if not received:
+            raise ImageNotFetched("the host sent an empty body")
+        return b"".join(pieces)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the limit is {round(self._max_bytes / 2**20, 3):g} MiB, also for an image that is fetched")

@@ -1,0 +1,138 @@
+"""Connections to public IP addresses only, in which no host can keep the event loop busy."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ssl import SSLContext
+from typing import Any
+
+from httpcore import (
+    SOCKET_OPTION,
+    AnyIOBackend,
+    AsyncNetworkBackend,
+    AsyncNetworkStream,
+    ConnectError,
+    ConnectTimeout,
+    RemoteProtocolError,
+)
+
+from app.errors import ImageNotFetched
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the IP addresses of a name, for a port; raises `OSError` if there are none."""
+
+UNREACHABLE = "the host of the image cannot be connected to, or has no valid certificate"
+"""Why there is no connection. One text for all reasons: nobody is to scan ports."""
+
+_MAX_ADDRESSES = 4
+# For each of the addresses of a host.
+_CONNECT_SECONDS = 3.0
+_READ_BYTES = 1 << 14
+_MAX_HEAD_BYTES = 1 << 16
+
+
+class PublicNetwork(AsyncNetworkBackend):
+    """Makes one connection. The name is resolved, and what it resolves to is checked, where the connection is made."""
+
+    def __init__(self, resolve: Resolve, is_allowed: Callable[[str], bool]) -> None:
+        self.awaits_head = True
+        """Whether the head of the response is still to come; it must be short."""
+        self._resolve = resolve
+        self._is_allowed = is_allowed
+        self._network = AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - as the base class
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> AsyncNetworkStream:
+        """Connect to the first of a name's IP addresses where that is possible.
+
+        Raises:
+            ImageNotFetched: There is none, or one is not allowed.
+        """
+        failure: Exception | None = None
+        for number in await self._lookup(host, port):
+            try:
+                stream = await self._network.connect_tcp(number, port, _CONNECT_SECONDS, local_address, socket_options)
+            except (ConnectError, ConnectTimeout) as error:
+                failure = error
+            else:
+                return _Stream(stream, self)
+        raise ImageNotFetched(UNREACHABLE) from failure
+
+    async def _lookup(self, name: str, port: int) -> list[str]:
+        """Return some of the IP addresses of a name."""
+        try:
+            found = list(dict.fromkeys(await self._resolve(name, port)))
+        except (OSError, UnicodeError):
+            found = []
+        if not found or not all(map(self._is_allowed, found)):
+            # The same in both cases: nobody is to find out which names exist in private networks.
+            raise ImageNotFetched("the host of the image has no public address")
+        return found[:_MAX_ADDRESSES]
+
+
+class _Stream(AsyncNetworkStream):
+    """Reads little at a time and lets others run in between, however much has arrived."""
+
+    def __init__(self, stream: AsyncNetworkStream, network: PublicNetwork) -> None:
+        self._stream = stream
+        self._network = network
+        self._received = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as the base class
+        await asyncio.sleep(0)
+        data = await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
+        self._received += len(data)
+        if self._network.awaits_head and self._received > _MAX_HEAD_BYTES:  # such as informational responses without end
+            raise RemoteProtocolError("the head of the response is too long")
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> AsyncNetworkStream:
+        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._network)
+
+    def get_extra_info(self, info: str) -> Any:  # noqa: ANN401
+        return self._stream.get_extra_info(info)
+
+
+class SystemResolver:
+    """Asks the system for the IP addresses of names."""
+
+    def __init__(self, threads: int) -> None:
+        """Prepare to ask for a number of names at a time."""
+        # Of its own: a lookup cannot be stopped, and those that hang delay nothing but other lookups.
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
+
+    async def __call__(self, name: str, port: int) -> list[str]:
+        """Return the IP addresses of a name.
+
+        Raises:
+            OSError: There are none.
+        """
+
+        def lookup() -> list[str]:
+            # AI_ADDRCONFIG: no IPv6 addresses where there is no IPv6.
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+            return [str(entry[4][0]) for entry in found]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
+
+    def close(self) -> None:
+        """Forget lookups that have not begun; the others end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

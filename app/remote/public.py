@@ -1,0 +1,49 @@
+"""Which IP addresses belong to the public internet."""
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+# What `is_global` takes for global, in one version of Python or another.
+_SPECIAL_V4 = tuple(
+    map(
+        IPv4Network,
+        (
+            "100.64.0.0/10",  # carrier-grade NAT; Alibaba Cloud's metadata
+            "168.63.129.16/32",  # Azure's own services, which only its virtual machines reach
+            "192.0.0.0/24",  # protocol assignments; Oracle Cloud's metadata
+            "192.88.99.0/24",  # relays of 6to4
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, and broadcast
+        ),
+    )
+)
+_UNICAST_V6 = IPv6Network("2000::/3")  # without mapped IPv4 (::ffff:0:0/96), NAT64 (64:ff9b::/96, 64:ff9b:1::/48) and multicast
+_SPECIAL_V6 = tuple(
+    map(
+        IPv6Network,
+        (
+            "2001::/23",  # protocol assignments, such as Teredo, which contains an IPv4 address
+            "2001:db8::/32",  # documentation
+            "2002::/16",  # 6to4, which contains an IPv4 address
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address is one of the public internet.
+
+    Addresses that contain an IPv4 address are not, whichever it is: where they lead depends on the network.
+    """
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv4Address):
+        return parsed.is_global and not any(parsed in network for network in _SPECIAL_V4)
+    return _is_public_v6(parsed)
+
+
+def _is_public_v6(address: IPv6Address) -> bool:
+    is_unicast = address in _UNICAST_V6 and address.scope_id is None
+    return is_unicast and address.is_global and not any(address in network for network in _SPECIAL_V6)

@@ -1,0 +1,83 @@
+"""The images of batch requests that wait for their turn at one model, behind all single requests."""
+
+from typing import TYPE_CHECKING
+
+from app.errors import DeadlinePassed
+from app.resilience.deadline import Deadline
+from app.resilience.line import Line
+from app.resilience.worker_table import WorkerTable
+
+if TYPE_CHECKING:
+    from app.resilience.model_queue import ModelQueue, Permit
+
+# Of the limit: the rest is left to single requests, however many batches there are.
+_PART = 0.5
+
+
+class BatchLine:
+    """Admits images of batches one by one; in progress are never more than a part of the model's limit, on the whole host."""
+
+    def __init__(self, table: WorkerTable, queue: "ModelQueue", model: str, key: str) -> None:
+        """Count in a table, apart from others with the same model if the API key has a share of its own."""
+        self.fraction = 1.0
+        """The part of the limit that single requests and batches with this key may use."""
+        self._table = table
+        self._queue = queue
+        self._key = key
+        self._active = table.column(f"batch images:{model}:{key}")
+        self._waiting = table.column(f"batch images waiting:{model}:{key}")
+        self._line: Line[Permit] = Line(self._enter)
+
+    @property
+    def waiting(self) -> int:
+        """Images that wait in this worker."""
+        return self._table.own(self._waiting)
+
+    def check(self, images: int, seconds: float) -> None:
+        """Reject a batch of which others are so far ahead that its images would not have their turn in time.
+
+        Args:
+            images: How many it has.
+            seconds: Time until its deadline.
+
+        Raises:
+            GatewayFull: It would come too late.
+        """
+        ahead = self._table.total(self._waiting)
+        # As if there were no single requests: with many of them, the images that come too late fail alone.
+        if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction:
+            raise self._queue.full()
+
+    async def admit(self, deadline: Deadline) -> "Permit":
+        """Admit an image in its turn.
+
+        Raises:
+            DeadlinePassed: Its turn has not come before the deadline.
+        """
+        permit = None if self._line else self._enter()
+        if permit is not None:
+            return permit
+        self._table.add(self._waiting, 1)
+        try:
+            return await self._line.wait(deadline.remaining)
+        except TimeoutError:
+            raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
+        finally:
+            self._table.add(self._waiting, -1)
+
+    def _enter(self) -> "Permit | None":
+        """Admit an image if there is room, and no single request waits for it."""
+        self._table.add(self._active, 1)  # first, so that two workers never take the same place
+        permit = None
+        if self._table.total(self._active) <= max(1, int(self._queue.limit * self.fraction * _PART)):
+            permit = self._queue.try_admit(self._key, self.fraction)
+        if permit is None:
+            self._table.add(self._active, -1)
+        else:
+            permit.on_release(self._leave)
+        return permit
+
+    def _leave(self) -> None:
+        self._table.add(self._active, -1)
+        # Once all that the permit holds has been given back.
+        self._line.wake_soon()

@@ -1,0 +1,122 @@
+"""Reading the weights in a file that PyTorch saved, without PyTorch and without running what is in it.
+
+The file is in the format from before PyTorch 1.6: pickles of a magic number, a protocol version, the system and the
+dictionary of tensors, a pickle with the keys of its storages, then each storage's length and numbers.
+"""
+
+import math
+import pickle
+import struct
+from collections import OrderedDict
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+Weights = dict[str, NDArray[Any]]
+"""Tensors by their names in the network."""
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_LENGTH_BYTES = 8
+# All that a damaged file is known to raise.
+_DAMAGED = (
+    pickle.UnpicklingError,
+    struct.error,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+# What PyTorch writes: none of them allocates more than is in the file.
+_OPCODES = {
+    *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINUNICODE),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
+}
+_DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
+
+
+class _Tensor(NamedTuple):
+    """Where the numbers of a tensor are, in the order in which PyTorch's pickles name it."""
+
+    storage: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_weights(path: Path) -> Weights:
+    """Read the tensors of a file.
+
+    Returns:
+        Contiguous FP32 or INT64 tensors.
+
+    Raises:
+        ValueError: The file is damaged, in another format, or contains anything but a dictionary of such tensors.
+    """
+    try:
+        return _read(BytesIO(path.read_bytes()))
+    except _DAMAGED as error:
+        raise ValueError(f"these are not weights that PyTorch saved before version 1.6: {error}") from error
+
+
+def _read(file: BytesIO) -> Weights:
+    magic, _version, _system, reader = _Reader(file).load(), _Reader(file).load(), _Reader(file).load(), _Reader(file)
+    if magic != _MAGIC:
+        raise ValueError("the magic number is another one")
+    tensors, keys = reader.load(), _Reader(file).load()
+    storages = {key: _read_storage(file, reader.dtypes[key]) for key in keys}
+    return {str(name): _take(storages[tensor.storage], tensor) for name, tensor in tensors.items()}
+
+
+# The unpickler in Python: the one in C takes any opcode, and allocates as many slots as a number in the file says.
+class _Reader(pickle._Unpickler):  # noqa: SLF001
+    """An unpickler that makes dictionaries, numbers, texts and `_Tensor`, and calls nothing else."""
+
+    dispatch: ClassVar = {code: step for code, step in pickle._Unpickler.dispatch.items() if bytes([code]) in _OPCODES}  # noqa: SLF001
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.dtypes: dict[str, str] = {}
+        """The dtypes of the storages that were named so far, by their keys."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in the base class
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _rebuild
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+    def persistent_load(self, pid: Any) -> str:  # noqa: ANN401 - as in the base class
+        _, dtype, key, *_ = pid
+        self.dtypes[key] = dtype
+        return str(key)
+
+
+def _rebuild(storage: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object) -> _Tensor:
+    return _Tensor(storage, offset, shape, strides)
+
+
+def _read_storage(file: BytesIO, dtype: str) -> NDArray[Any]:
+    count = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype, count)
+
+
+def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
+    """Return a tensor's numbers, which may lie in its storage in another order of the axes."""
+    last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    if min((tensor.offset, *tensor.strides, *tensor.shape)) < 0 or max(last + 1, math.prod(tensor.shape)) > len(storage):
+        raise ValueError("a tensor lies outside of its storage")
+    strides = [stride * storage.itemsize for stride in tensor.strides]
+    return np.ascontiguousarray(as_strided(storage[tensor.offset :], tensor.shape, strides)).reshape(tensor.shape)

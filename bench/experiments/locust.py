@@ -1,0 +1,105 @@
+"""A generic client, Locust, on a running server: both tasks at once, with varied pictures."""
+
+import argparse
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from bench.experiments.options import Commands, add_clients, add_seconds
+from bench.harness.environments import LOCUST
+from bench.harness.errors import ContestantError
+from bench.harness.processes import ROOT
+from bench.load.images import given_samples
+from bench.report.text import number, table
+
+TASKS = ("detect", "classify")
+"""What the client asks for: tags in `bench/locustfile.py`."""
+
+_STOP_SECONDS = 20
+"""How long requests that have begun may take at the end."""
+
+
+class Entry(msgspec.Struct):
+    """What Locust's `--json` has of the requests to one path."""
+
+    name: str
+    num_requests: int
+    num_failures: int
+    response_times: dict[int, int]
+    """Requests by milliseconds, which Locust rounds to two digits."""
+    start_time: float
+    last_request_timestamp: float | None
+    """Seconds."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what each task did; the exit code is 1 if a request failed."""
+    if options.install:
+        LOCUST.install()
+    python = LOCUST.python()
+    try:
+        samples = given_samples(options.images)
+    except ValueError as error:
+        raise ContestantError(str(error)) from error
+    with TemporaryDirectory(prefix="nereid-locust-") as folder:
+        for place, sample in enumerate(samples):
+            Path(folder, f"{place}.jpg").write_bytes(sample.body)
+        command = [str(python), *arguments(options, Path(folder))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise ContestantError(f"Locust ended with exit code {done.returncode}")
+    entries = sorted(msgspec.json.decode(done.stdout, type=list[Entry]), key=lambda entry: TASKS.index(entry.name.strip("/")))
+    print(summary(entries))
+    return 1 if any(entry.num_failures for entry in entries) or not entries else 0
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("locust", help="Locust, a generic client, on both tasks (a server must run)")
+    command.add_argument("--url", default="http://127.0.0.1:4603", help="URL of the server")
+    command.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="what to ask for")
+    command.add_argument("--images", type=Path, metavar="PATH", help="a JPEG or a folder of them; by default, varied ones are made")
+    command.add_argument("--install", action="store_true", help="install Locust's environment first, if it is missing")
+    add_clients(command, 8)
+    add_seconds(command, 20.0)
+    command.set_defaults(run=run)
+
+
+def arguments(options: argparse.Namespace, images: Path) -> Sequence[str]:
+    """Return the arguments that make Python run Locust without its page, on a folder of images."""
+    values: Mapping[str, object] = {
+        "locustfile": ROOT / "bench" / "locustfile.py",
+        "host": options.url,
+        "users": options.clients,
+        "spawn-rate": options.clients,
+        "run-time": f"{max(1, round(options.seconds))}s",
+        "images": images,
+        "stop-timeout": _STOP_SECONDS,
+        "exit-code-on-error": 0,
+    }
+    named = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+    return ["-P", "-m", "locust", "--headless", "--json", "--skip-log-setup", *named, "--tags", *options.tasks]
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """Put the tasks side by side."""
+    rows = [["task", "requests/s", "p50 ms", "p99 ms", "failures"]]
+    for entry in entries:
+        seconds = (entry.last_request_timestamp or entry.start_time) - entry.start_time
+        rate = entry.num_requests / seconds if seconds > 0 else None
+        latencies = [number(percentile(entry.response_times, share)) for share in (0.5, 0.99)]
+        rows.append([entry.name, number(rate), *latencies, f"{entry.num_failures:,} of {entry.num_requests:,}"])
+    return table(rows)
+
+
+def percentile(response_times: Mapping[int, int], share: float) -> float | None:
+    """Return the time within which a share of the requests was answered; None without a request."""
+    left = share * sum(response_times.values())
+    for milliseconds, requests in sorted(response_times.items()):
+        left -= requests
+        if left <= 0:
+            return milliseconds
+    return None

@@ -1,0 +1,229 @@
+"""Bodies of batches: what they contain, and what is wrong with those that contain none."""
+
+import base64
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from app.api.batch.body import MAX_IMAGES, parse_batch
+from app.errors import InvalidParameter, MalformedRequest
+
+FORM = "multipart/form-data; boundary=b"
+JSON = "application/json"
+
+
+def form(*parts: tuple[str, bytes, str | None]) -> bytes:
+    """Encode fields, each with its name, its content and its file name."""
+    encoded = [
+        f'--b\r\nContent-Disposition: form-data; name="{name}"'.encode()
+        + (b"" if filename is None else f'; filename="{filename}"'.encode())
+        + b"\r\n\r\n"
+        + content
+        + b"\r\n"
+        for name, content, filename in parts
+    ]
+    return b"".join([*encoded, b"--b--\r\n"])
+
+
+def document(images: Any, **members: Any) -> bytes:  # noqa: ANN401
+    return json.dumps({"images": images, **members}).encode()
+
+
+def encoded(*images: bytes) -> list[str]:
+    return [base64.b64encode(image).decode() for image in images]
+
+
+def test_a_form_has_images_under_three_names_and_parameters() -> None:
+    """In their order, however they are mixed; a large one arrives in pieces."""
+    large = bytes(range(256)) * 10_000
+    data = form(("images", b"a", "a.jpg"), ("boxes", b"pixel", None), ("image", large, None), ("file", b"c", "x" * 300))
+    parsed = parse_batch(data, FORM)
+
+    assert parsed.images == [b"a", large, b"c"]
+    assert parsed.names == ["a.jpg", None, "x" * 255]
+    assert parsed.parameters == [("boxes", "pixel")]
+
+
+def test_json_has_a_list_of_images_and_parameters() -> None:
+    """The list may stand behind the parameters."""
+    data = json.dumps({"confidence": 0.4, "classes": ["cat", 16], "images": encoded(b"a", b"b")}).encode()
+    parsed = parse_batch(data, JSON)
+
+    assert parsed.images == [b"a", b"b"]
+    assert parsed.names == [None, None]
+    assert parsed.parameters == [("confidence", "0.4"), ("classes", "cat,16")]
+
+
+@pytest.mark.parametrize("name", ["café.jpg".encode(), "café.jpg".encode("latin-1")])
+def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
+    """It is part of the answer."""
+    data = form(("images", b"a", "NAME")).replace(b"NAME", name)
+
+    assert parse_batch(data, FORM).names == ["café.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("images", "kind"), [("YQ==", "a string"), ({"0": "YQ=="}, "an object"), (None, "null"), (True, "true"), (-1, "a number")]
+)
+def test_images_that_are_no_list_are_told_what_they_are(images: object, kind: str) -> None:
+    """As `/detect` does."""
+    with pytest.raises(MalformedRequest) as caught:
+        parse_batch(document(images), JSON)
+
+    assert caught.value.detail == f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image'
+
+
+def test_a_byte_order_mark_does_not_count() -> None:
+    """Some programs write it in front of JSON."""
+    parsed = parse_batch(b"\xef\xbb\xbf" + document(encoded(b"a"), boxes="pixel"), JSON)
+
+    assert (parsed.images, parsed.parameters) == ([b"a"], [("boxes", "pixel")])
+
+
+def test_base64_is_read_as_of_a_single_image() -> None:
+    """Data URLs, in capitals too, and the alphabet of URLs."""
+    images = ["DATA:image/png;BASE64,YQ==", "YQ", "-_8="]
+
+    assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
+
+
+def test_a_form_may_have_text() -> None:
+    """Base64 or an address, in fields without a file name; one that is neither fails alone."""
+    data = form(("images", b"YQ==", None), ("image", b"https://a.org/x", None), ("file", b"***", None), ("file", b"YQ==", "a.txt"))
+    decoded, address, wrong, file = parse_batch(data, FORM).images
+
+    assert (decoded, address, file) == (b"a", "https://a.org/x", b"YQ==")
+    assert isinstance(wrong, MalformedRequest)
+
+
+def test_json_may_be_declared_as_a_form() -> None:
+    """As `curl -d` does it, which is told no type."""
+    assert parse_batch(document(encoded(b"a")), "application/x-www-form-urlencoded").images == [b"a"]
+    with pytest.raises(MalformedRequest, match="expected a JSON object such as"):
+        parse_batch(b"images=YQ==", "application/x-www-form-urlencoded")
+
+
+def test_an_address_stays_one() -> None:
+    """It is judged in its turn; a data URL is an image."""
+    images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
+
+    assert parse_batch(document(images), JSON).images == ["https://example.org/a.png", b"a", "HTTP://x"]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (form(("images", b"a", "a"), ("images", b"", None), ("images", b"c", "c")), FORM),
+        (document([*encoded(b"a"), "", *encoded(b"c")]), JSON),
+        (document([*encoded(b"a"), "***", *encoded(b"c")]), JSON),
+        (document([*encoded(b"a"), 7, *encoded(b"c")]), JSON),
+        (document([*encoded(b"a"), None, *encoded(b"c")]), JSON),
+        (document([*encoded(b"a"), {"x": []}, *encoded(b"c")]), JSON),
+    ],
+)
+def test_what_is_no_image_is_an_error_in_its_place(data: bytes, kind: str) -> None:
+    """The others can be read all the same."""
+    first, second, third = parse_batch(data, kind).images
+
+    assert (first, third) == (b"a", b"c")
+    assert isinstance(second, MalformedRequest)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (form(("boxes", b"pixel", None)), FORM),
+        (b"--b--\r\n", FORM),
+        (document([]), JSON),
+        (b"{}", JSON),
+        (b'{"confidence": 0.4}', JSON),
+    ],
+)
+def test_an_empty_batch_is_rejected(data: bytes, kind: str) -> None:
+    """The error says how to send images."""
+    with pytest.raises(MalformedRequest, match="'images'"):
+        parse_batch(data, kind)
+
+
+@pytest.mark.parametrize("count", [MAX_IMAGES + 1, 10_000])
+@pytest.mark.parametrize("kind", [FORM, JSON])
+def test_too_many_images_are_rejected(kind: str, count: int) -> None:
+    """Nothing is parsed behind the last one that there may be."""
+    content = bytes(1000)
+    data = form(*[("images", content, None)] * count) if kind == FORM else document(encoded(content) * count)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedRequest, match="the batch size exceeds the maximum of 64 images"):
+            parse_batch(data, kind)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_images_as_there_may_be() -> None:
+    """In both kinds of bodies."""
+    assert len(parse_batch(form(*[("images", b"a", None)] * MAX_IMAGES), FORM).images) == MAX_IMAGES
+    assert len(parse_batch(document(encoded(b"a") * MAX_IMAGES), JSON).images) == MAX_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (form(*[("x", b"", None)] * 10_000), FORM),
+        (form(("images", b"a", None))[:-9], FORM),
+        (b"nothing", FORM),
+        (b'{"images": "YQ=="}', JSON),
+        (b'{"images": {"0": "YQ=="}}', JSON),
+        (b'{"images": ["YQ=="', JSON),
+        (b'["YQ=="]', JSON),
+        (b"\xff", JSON),
+        (b'{"images": ' + b"[" * 100_000, JSON),
+        (b'{"images": ["YQ=="], "boxes": "' + b"x" * (1 << 16) + b'"}', JSON),
+    ],
+)
+def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
+    """With an error, whatever is wrong."""
+    with pytest.raises(MalformedRequest):
+        parse_batch(data, kind)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (
+            form(("Images", b"a", "a.jpg")),
+            FORM,
+            "there is a file in the field 'Images'; expected it in 'images' (or 'image' or 'file')",
+        ),
+        (
+            form(("images[]", b"a", "a.jpg")),
+            FORM,
+            "there is a file in the field 'images[]'; expected it in 'images' (or 'image' or 'file')",
+        ),
+        (form(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
+        (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
+        (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
+        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is of the type null; expected a string, a number'),
+    ],
+)
+def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None:
+    """As that of a single image does."""
+    with pytest.raises(MalformedRequest) as caught:
+        parse_batch(data, kind)
+    assert text in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (b'{"images": ["YQ=="], "unknown": 1}', JSON, "unknown parameter 'unknown'"),
+        (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "images is given more than once"),
+        (form(("boxes", b"\xff", None)), FORM, "'boxes' is not UTF-8 text"),
+    ],
+)
+def test_an_invalid_parameter_is_named(data: bytes, kind: str, text: str) -> None:
+    """As for a single image."""
+    with pytest.raises(InvalidParameter, match=text):
+        parse_batch(data, kind)

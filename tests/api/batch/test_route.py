@@ -1,0 +1,276 @@
+"""POST /detect/batch with a real Triton: each image is answered as if it were alone, in one document or in lines."""
+
+import asyncio
+import base64
+import gzip
+from io import BytesIO
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from PIL import Image
+
+from app.api import middleware
+from app.config import Settings
+from app.main import create_app
+from tests.fakes import models
+from tests.faults.corpus import bombs
+from tests.support import SCENE, captured_log, json, sample_image, started
+
+SCENES = [models.scene("BMP", shift=shift) for shift in (-16, -8, 0, 8, 16)]
+LINES = {"Accept": "application/x-ndjson"}
+TRUNCATED = sample_image("chelsea.jpg")[:5000]
+NOTHING = b"this is not an image"
+
+Files = list[tuple[str, tuple[str, bytes]]]
+
+
+def form(*images: bytes, field: str = "images") -> Files:
+    """Make the files of a form."""
+    return [(field, (f"{number}.bin", image)) for number, image in enumerate(images)]
+
+
+def as_json(*images: bytes, **members: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Make a JSON object."""
+    return {"images": [base64.b64encode(image).decode() for image in images], **members}
+
+
+def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the JSON of each line."""
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [msgspec.json.decode(line) for line in response.content.splitlines()]
+
+
+@pytest.fixture(scope="module")
+async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
+    """The detections of each scene alone."""
+    answers = [await client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES]
+    return [json(answer)["detections"] for answer in answers]
+
+
+@pytest.mark.parametrize("field", ["images", "image", "file"])
+@pytest.mark.parametrize("path", ["/detect/batch", "/v1/detect/batch"])
+async def test_each_image_is_answered_as_if_it_were_alone(
+    client: httpx.AsyncClient, alone: list[list[dict[str, Any]]], path: str, field: str
+) -> None:
+    """In the order of the request, with all members that are promised."""
+    answer = json(await client.post(f"{path}?model=six_columns", files=form(*SCENES, field=field), data={"boxes": "pixel"}))
+
+    assert [result["detections"] for result in answer["results"]] == alone
+    assert [result["image_index"] for result in answer["results"]] == list(range(5))
+    assert [result["filename"] for result in answer["results"]] == [f"{number}.bin" for number in range(5)]
+    first = answer["results"][0]
+    assert list(first)[:5] == ["filename", "image_index", "detections", "num_detections", "status"]
+    assert list(first)[5:] == ["pipeline", "image", "error"]
+    assert (first["pipeline"], first["error"]) == (None, None)
+    assert (answer["total_images"], answer["processed_images"], answer["failed_images"]) == (5, 5, 0)
+    assert (answer["failures"], answer["status"], answer["model"]["name"]) == (None, "success", "six_columns")
+    assert answer["total_time_ms"] > 0
+    assert answer["request_id"]
+
+
+async def test_json_contains_the_images_in_base64(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
+    """With parameters beside them; there are no file names."""
+    document = as_json(*SCENES, model="six_columns", boxes="pixel")
+    answer = json(await client.post("/detect/batch", json=document))
+
+    assert [(result["filename"], result["detections"]) for result in answer["results"]] == [(None, found) for found in alone]
+
+
+async def test_a_compressed_batch_is_read(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
+    """As a compressed image is."""
+    data = gzip.compress(msgspec.json.encode(as_json(*SCENES, model="six_columns", boxes="pixel")))
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = json(await client.post("/detect/batch", content=data, headers=headers))
+
+    assert [result["detections"] for result in answer["results"]] == alone
+
+
+async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx.AsyncClient) -> None:
+    """Whatever is wrong with it, the others are answered."""
+    broken = [TRUNCATED, NOTHING, b"", bombs()["PNG RGBA header"]]
+    images = [SCENE, *broken, SCENE]
+    answer = json(await client.post("/detect/batch?model=six_columns", files=form(*images)))
+
+    alone = [(await client.post("/predict/six_columns", files={"image": image})).json() for image in broken]
+    assert [result["image_index"] for result in answer["results"]] == [0, 5]
+    assert [failure["index"] for failure in answer["failures"]] == [1, 2, 3, 4]
+    for failure, problem in zip(answer["failures"], alone, strict=True):
+        assert failure["problem"] == problem | {"request_id": answer["request_id"]}
+        assert failure["error"] == problem["detail"]
+    assert (answer["processed_images"], answer["failed_images"], answer["status"]) == (2, 4, "success")
+
+
+async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> None:
+    """So does what is not a string."""
+    document = as_json(SCENE, model="six_columns")
+    document["images"] += ["***", 7, ""]
+    answer = json(await client.post("/detect/batch", json=document))
+
+    assert answer["processed_images"] == 1
+    assert [(failure["index"], failure["problem"]["status"]) for failure in answer["failures"]] == [(1, 400), (2, 400), (3, 400)]
+
+
+async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -> None:
+    """As the address of a single image does."""
+    document = as_json(SCENE, model="six_columns")
+    document["images"].append("https://example.org/a.png")
+    answer = json(await client.post("/detect/batch", json=document))
+
+    assert answer["processed_images"] == 1
+    assert [failure["problem"]["code"] for failure in answer["failures"]] == ["url_input_disabled"]
+
+
+async def test_64_bombs_fail_alone(client: httpx.AsyncClient) -> None:
+    """Their headers are enough to know."""
+    bomb = bombs()["PNG 1-bit"]
+    answer = json(await client.post("/detect/batch", files=form(*[bomb] * 64)))
+
+    assert (answer["status"], answer["results"], answer["model"]) == ("all_failed", [], None)
+    assert {failure["problem"]["code"] for failure in answer["failures"]} == {"image_too_large"}
+    assert len(answer["failures"]) == 64
+
+
+async def test_63_good_images_and_a_broken_one(client: httpx.AsyncClient) -> None:
+    """As many as there may be."""
+    images = [SCENE] * 64
+    images[40] = TRUNCATED
+    answer = json(await client.post("/detect/batch?model=six_columns", files=form(*images)))
+
+    assert (answer["processed_images"], answer["failed_images"]) == (63, 1)
+    assert [failure["index"] for failure in answer["failures"]] == [40]
+    assert all([found["class_name"] for found in result["detections"]] == ["red", "blue"] for result in answer["results"])
+
+
+async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
+    """Each with its place in the request; the last one sums up."""
+    query = "/detect/batch?model=six_columns&boxes=pixel"
+    response = await client.post(query, files=form(*SCENES, NOTHING), headers=LINES)
+    *images, summary = lines_of(response)
+
+    by_index = {line["index"]: line for line in images}
+    assert sorted(by_index) == list(range(6))
+    assert [by_index[index]["detections"] for index in range(5)] == alone
+    assert all((by_index[index]["status"], by_index[index]["filename"]) == (200, f"{index}.bin") for index in range(5))
+    assert (by_index[5]["status"], by_index[5]["problem"]["code"]) == (415, "unsupported_format")
+    assert "detections" not in by_index[5]
+    assert (summary["total_images"], summary["processed_images"], summary["failed_images"]) == (6, 5, 1)
+    assert summary["request_id"] == response.headers["x-request-id"]
+    assert "index" not in summary
+
+
+@pytest.mark.parametrize("headers", [{}, LINES])
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("model=absent", 404, "unknown_model"),
+        ("classes=unicorn&model=six_columns", 400, "invalid_parameter"),
+        ("confidence=2", 400, "invalid_parameter"),
+        ("url=https://example.org/a.png", 400, "invalid_parameter"),
+        ("format=image", 400, "invalid_parameter"),
+    ],
+)
+async def test_what_all_images_have_in_common_fails_for_all(
+    client: httpx.AsyncClient, query: str, status: int, code: str, headers: dict[str, str]
+) -> None:
+    """With a problem as for one image, also where lines were asked for."""
+    response = await client.post(f"/detect/batch?{query}", files=form(SCENE, SCENE), headers=headers)
+
+    assert json(response, status)["code"] == code
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None:
+    """As `curl -d` does it, which is told no type."""
+    data = msgspec.json.encode({"images": [SCENE]})
+    response = await client.post("/detect/batch", content=data, headers={"Content-Type": "application/x-www-form-urlencoded"})
+
+    assert json(response, 200)["processed_images"] == 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/x-ndjson", "application/x-ndjson"),
+        ("application/*;q=0.5, application/x-ndjson", "application/x-ndjson"),
+        ("application/x-ndjson;q=0", "application/problem+json"),
+        ("application/x-ndjson;q=0, */*", "application/json"),
+        ("application/json, application/x-ndjson;q=0.5", "application/json"),
+        ("*/*", "application/json"),
+        ("image/png", "application/problem+json"),
+    ],
+)
+async def test_accept_chooses_between_a_document_and_lines(client: httpx.AsyncClient, accept: str, kind: str) -> None:
+    """By quality; 406 if it allows neither."""
+    response = await client.post("/detect/batch?model=six_columns", files=form(SCENE), headers={"Accept": accept})
+
+    assert response.headers["content-type"] == kind
+    if kind.startswith("application/problem"):
+        assert json(response, 406)["code"] == "not_acceptable"
+    else:
+        assert (response.status_code, response.headers["vary"]) == (200, "Accept")
+
+
+async def test_a_raw_image_is_no_batch(client: httpx.AsyncClient) -> None:
+    """The error says what is supported."""
+    response = await client.post("/detect/batch", content=SCENE, headers={"Content-Type": "image/bmp"})
+
+    assert "multipart/form-data" in json(response, 415)["detail"]
+
+
+async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
+    """In which each image has the limit that it has alone."""
+    own = msgspec.structs.replace(settings, max_file_size_mb=0.01, max_batch_size_mb=0.5)
+    image, small = SCENE[:9000], models.scene("PNG")
+    async with started(create_app(own)) as client:
+        response = await client.post("/detect/batch?model=six_columns", files=form(*[image] * 30))
+        assert json(response)["failures"][29]["problem"]["code"] == "invalid_image"  # truncated, but let in
+        response = await client.post("/detect/batch?model=six_columns", files=form(small, bytes(10_486), small))
+        assert json(response)["processed_images"] == 2
+        alone = json(await client.post("/predict/six_columns", content=bytes(10_486)), 413)
+        (failure,) = json(response)["failures"]
+        assert failure["problem"] == alone | {"request_id": failure["problem"]["request_id"]}
+        too_large = await client.post("/detect/batch", files=form(*[image] * 64))
+        assert json(too_large, 413)["detail"] == "the limit is 0.5 MiB"
+
+
+async def test_a_deadline_holds_for_all_images(client: httpx.AsyncClient) -> None:
+    """Those that are not done in time fail, also those that have not had their turn."""
+    large = BytesIO()
+    Image.new("RGB", (4800, 4800), "green").save(large, "PNG")
+    answer = json(await client.post("/detect/batch?timeout_ms=300", files=form(*[large.getvalue()] * 64)))
+
+    assert {failure["problem"]["status"] for failure in answer["failures"]} <= {504, 429}
+    assert answer["failed_images"] > 0
+    assert answer["total_time_ms"] < 5000
+
+
+async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line and one request, but each image by its status."""
+    calls = captured_log(monkeypatch, middleware)
+    for headers in ({}, LINES):
+        await client.post("/detect/batch?model=six_columns", files=form(SCENE, NOTHING, SCENE), headers=headers)
+    text = (await client.get("/metrics")).text
+
+    for line in [call.kwargs for call in calls[:2]]:
+        assert (line["route"], line["model"], line["status"]) == ("/detect/batch", "six_columns", 200)
+        assert (line["images"], line["failed"], line["failures"], line["detections"]) == (3, 1, {"unsupported_format": 1}, 4)
+        assert line["image_bytes"] == 2 * len(SCENE) + len(NOTHING)
+        assert line["response_bytes"] > 100
+        assert "read" in line["stages"]
+    assert 'api_requests_total{endpoint="/detect/batch",status="200"}' in text
+    assert 'api_batch_images_total{status="415"}' in text
+
+
+async def test_batches_and_single_requests_get_their_own_answers(
+    client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]
+) -> None:
+    """Side by side, whatever goes to Triton together."""
+    single = [client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES * 2]
+    batches = [client.post("/detect/batch?model=six_columns&boxes=pixel", files=form(*SCENES)) for _ in range(6)]
+    answers = await asyncio.gather(*single, *batches)
+
+    assert [json(answer)["detections"] for answer in answers[:10]] == alone * 2
+    for answer in answers[10:]:
+        assert [result["detections"] for result in json(answer)["results"]] == alone

@@ -1,0 +1,33 @@
+"""COCO results through HTTP, from the real Triton."""
+
+import httpx
+import pytest
+
+from tests.support import SCENE, json
+
+
+async def test_a_result_has_what_coco_tools_read(client: httpx.AsyncClient) -> None:
+    """The caller's number of the image, the class, x y width height in pixels, and the score; nothing else."""
+    found = json(await client.post("/predict/six_columns?format=coco-results&image_id=139", content=SCENE))
+    as_json = json(await client.post("/predict/six_columns?boxes=coco", content=SCENE))["detections"]
+
+    assert found == [
+        {"image_id": 139, "category_id": detection["class_id"], "bbox": detection["bbox"], "score": detection["confidence"]}
+        for detection in as_json
+    ]
+    assert len(found) == 2
+
+
+async def test_an_image_without_a_number_is_zero_and_one_without_objects_an_empty_list(client: httpx.AsyncClient) -> None:
+    """So that a program can tell nothing found from a failure."""
+    assert {
+        result["image_id"] for result in json(await client.post("/predict/six_columns?format=coco-results", content=SCENE))
+    } == {0}
+    assert json(await client.post("/predict/six_columns?format=coco-results&confidence=1", content=SCENE)) == []
+
+
+@pytest.mark.parametrize("image_id", ["-1", "1.5", "x", str(2**53 + 1)])
+async def test_a_number_that_json_cannot_hold_is_rejected(client: httpx.AsyncClient, image_id: str) -> None:
+    """It is a whole number from 0 to 2 ** 53."""
+    problem = json(await client.post("/predict/six_columns", params={"image_id": image_id}, content=SCENE), 400)
+    assert problem["code"] == "invalid_parameter"

@@ -1,0 +1,88 @@
+"""A model in the path whose task Triton must tell: what holds while it is asked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api import middleware
+from app.main import create_app
+from tests.api.conftest import settings_for
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import SCENE, call, captured_log, eventually, json, lifespan_of
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+
+
+@pytest.fixture
+async def silent(gateway: Gateway) -> AsyncIterator[Gateway]:
+    """A Triton that tells nothing of its models any more."""
+    fake, client = gateway
+    fake.may_tell.clear()
+    yield fake, client
+    fake.may_tell.set()
+
+
+async def test_the_deadline_of_the_query_holds(silent: Gateway) -> None:
+    """As it does where the model is a parameter."""
+    fake, client = silent
+    problem = json(await client.post("/predict/other?timeout_ms=100", content=SCENE), 504)
+
+    assert problem["code"] == "deadline_passed"
+    assert fake.requests == []
+
+
+async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> None:
+    """The newest one may not even exist any more."""
+    fake, client = gateway
+    before = fake.config_reads
+    await client.post("/predict/other?version=1", content=SCENE)
+
+    assert fake.config_reads == before + 1
+    assert [(request.model_name, request.model_version) for request in fake.requests] == [("other", "1")]
+
+
+@pytest.mark.parametrize("query", ["timeout_ms=soon", "version=0", "model=tiny"])
+async def test_what_is_wrong_for_every_task_is_known_at_once(silent: Gateway, query: str) -> None:
+    """Triton is not asked."""
+    fake, client = silent
+    before = fake.config_reads
+
+    assert json(await client.post(f"/predict/other?{query}", content=SCENE), 400)["code"] == "invalid_parameter"
+    assert fake.config_reads == before
+
+
+async def test_what_is_wrong_for_one_task_is_known_then(gateway: Gateway) -> None:
+    """No inference is made."""
+    fake, client = gateway
+
+    assert "top_k" in json(await client.post("/predict/other?top_k=1", content=SCENE), 400)["detail"]
+    assert fake.requests == []
+
+
+async def test_a_client_that_leaves_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request ends at once, and is no failure of Triton's in the log."""
+    fake, leaves = FakeTriton(), asyncio.Event()
+    body = iter([{"type": "http.request", "body": SCENE, "more_body": False}])
+
+    async def receive() -> Any:  # noqa: ANN401
+        for message in body:
+            return message
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async with serving(fake):
+        app = create_app(settings_for(fake.url))
+        async with lifespan_of(app):
+            fake.may_tell.clear()
+            log = captured_log(monkeypatch, middleware)
+            before = fake.config_reads
+            running = asyncio.create_task(call(app, receive, "/predict/other?timeout_ms=20000"))
+            assert await eventually(lambda: fake.config_reads > before)
+            leaves.set()
+            await asyncio.wait_for(running, 5)
+            fake.may_tell.set()
+
+    assert [(line.kwargs["status"], line.kwargs["code"]) for line in log] == [(499, "client_gone")]

@@ -1,0 +1,86 @@
+"""Locust is run with the options given, and what it measured is put side by side."""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.experiments import locust
+from bench.experiments.locust import Entry, arguments, percentile, summary
+from bench.harness.environments import LOCUST
+from tests.support import IMAGES
+
+ENTRIES = [
+    Entry("/detect", 101, 0, {12: 50, 15: 49, 40: 1, 2000: 1}, 100.0, 110.0),
+    Entry("/classify", 4, 3, {3: 4}, 100.0, 102.0),
+]
+
+
+def options(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    locust.add_to(parser.add_subparsers())
+    return parser.parse_args(["locust", *given])
+
+
+def test_options_become_those_of_locust() -> None:
+    """Both tasks by default; the images are those of the folder that the experiment has made."""
+    asked = arguments(options("--url", "http://here:1", "--clients", "3", "--seconds", "0.2"), Path("/images"))
+    pairs = dict(zip(asked[6::2], asked[7::2], strict=False))
+
+    assert asked[-3:] == ["--tags", "detect", "classify"]
+    assert (pairs["--host"], pairs["--users"], pairs["--run-time"], pairs["--images"]) == ("http://here:1", "3", "1s", "/images")
+    assert arguments(options("--tasks", "classify"), Path("/images"))[-2:] == ["--tags", "classify"]
+
+
+def test_tasks_are_put_side_by_side() -> None:
+    """Throughput, two percentiles and failures of each."""
+    _, _, detect, classify = summary(ENTRIES).splitlines()
+
+    assert detect.split() == ["/detect", "10.1", "15.0", "40.0", "0", "of", "101"]
+    assert classify.split() == ["/classify", "2.00", "3.00", "3.00", "3", "of", "4"]
+
+
+def test_without_requests_there_is_no_percentile() -> None:
+    """A task that was never asked has nothing to show."""
+    assert percentile({}, 0.5) is None
+    assert summary([Entry("/detect", 0, 0, {}, 100.0, None)]).splitlines()[-1].split() == ["/detect", "-", "-", "-", "0", "of", "0"]
+
+
+@pytest.mark.parametrize(("failures", "code"), [(0, 0), (1, 1)])
+def test_failed_requests_make_the_command_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failures: int, code: int
+) -> None:
+    """So that a script notices them; the table is printed all the same."""
+    program = tmp_path / "python"
+    entry = {"name": "/detect", "num_requests": 2, "num_failures": failures, "response_times": {"5": 2}}
+    found = json.dumps([entry | {"start_time": 1.0, "last_request_timestamp": 2.0}])
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{found}\nEND\n", encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setattr(LOCUST, "python", lambda: program)
+
+    assert main(["locust", "--images", str(IMAGES / "coffee.jpg")]) == code
+    assert f"{failures} of 2" in capsys.readouterr().out
+
+
+def test_without_its_environment_the_command_says_how_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Locust is not among the packages of the project."""
+    monkeypatch.setattr(LOCUST, "folder", tmp_path)
+
+    assert main(["locust"]) == 1
+    assert "./just bench locust --install" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
+def test_locust_accepts_the_file_and_the_options() -> None:
+    """Whether or not a server runs: each request fails, and is counted and named."""
+    command = [str(LOCUST.python()), *arguments(options("--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"), IMAGES)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    names = {entry["name"] for entry in json.loads(done.stdout)}
+
+    assert names == {"/detect", "/classify"}
+    assert b"POST /classify: [Errno 111] Connection refused" in done.stderr

@@ -1,0 +1,59 @@
+"""The environments of the servers Nereid is measured against, and of Locust."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.harness import environments
+from bench.harness.environments import LOCUST, REFERENCE, Environment
+from bench.harness.errors import ContestantError
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    environment = Environment("reference", "versus")
+    environment.folder = tmp_path / "environment"
+    return environment
+
+
+def test_it_is_made_once(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, its programs cannot take part; one that was made from other requirements is made again."""
+    made: list[Path] = []
+
+    def make(folder: Path, requirements: Path, _python: str) -> None:
+        assert requirements.is_file()
+        folder.mkdir(exist_ok=True)
+        made.append(folder)
+
+    monkeypatch.setattr(environments, "make_environment", make)
+    with pytest.raises(ContestantError, match="bench versus --install"):
+        environment.python()
+    environment.install()
+    environment.install()
+
+    assert environment.is_installed()
+    assert environment.python() == environment.folder / "bin" / "python"
+    assert len(made) == 1
+
+    (environment.folder / "complete").write_text("other requirements")
+    environment.install()
+    assert len(made) == 2
+
+
+def test_an_environment_that_failed_is_not_taken_for_complete(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again the next time."""
+
+    def fail(folder: Path, _requirements: Path, _python: str) -> None:
+        folder.mkdir()
+        raise OSError("no space")
+
+    monkeypatch.setattr(environments, "make_environment", fail)
+    with pytest.raises(OSError, match="no space"):
+        environment.install()
+
+    assert not environment.is_installed()
+
+
+def test_environments_do_not_share_a_folder() -> None:
+    """Neither replaces the other."""
+    assert REFERENCE.folder != LOCUST.folder

@@ -1,0 +1,165 @@
+"""Hostile batches: bombs, thousands of parts, streams that nobody reads to the end, and many clients with full batches."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench.experiments.batch import encode_form
+from bench.harness.triton import Triton
+from tests.faults.conftest import RecordFigure
+from tests.faults.corpus import bombs
+from tests.faults.exchange import Answer, Connection, ask, encode
+from tests.faults.serving import Gateway, serving, unharmed
+from tests.scrape import Samples, scrape
+from tests.support import sample_image
+
+pytestmark = pytest.mark.faults
+
+_CAT = sample_image("chelsea.jpg")
+_PARTS = 10_000
+_STREAMS = 60
+_CLIENTS = 64
+_SECONDS = 6.0
+_IN_USE = ("api_slots_in_use", "api_decode_queue_length", 'api_reserved_bytes{purpose="images"}')
+
+
+def _batch(*images: bytes, path: str = "/detect/batch", **headers: str) -> bytes:
+    body = encode_form(images)
+    return encode(body, path, Content_Type=f"multipart/form-data; boundary={body[2 : body.index(bytes([13]))].decode()}", **headers)
+
+
+def _codes(answer: Answer) -> Counter[str]:
+    """Count the codes of the images that failed, in an answer to the whole batch."""
+    assert answer.status == 200, answer.body[:500]
+    return Counter(failure["problem"]["code"] for failure in json.loads(answer.body)["failures"] or ())
+
+
+async def _require_free(gateway: Gateway) -> None:
+    """Wait until nothing is in use that a batch needs, and single requests are answered."""
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+
+        def used(samples: Samples) -> float:
+            admitted = sum(value for name, value in samples.items() if name.startswith("api_model_active_requests"))
+            return admitted + sum(samples[name] for name in _IN_USE)
+
+        async with asyncio.timeout(15):
+            while used(await scrape(client)):  # noqa: ASYNC110 - nobody tells when it is free
+                await asyncio.sleep(0.2)
+    assert (await ask(gateway.url, encode(_CAT))).status == 200
+
+
+@pytest.mark.parametrize("name", sorted(bombs()))
+async def test_64_bombs(gateway: Gateway, name: str) -> None:
+    """Each is rejected by its header, and nothing remains of them."""
+    with unharmed(gateway):
+        answer = await ask(gateway.url, _batch(*[bombs()[name]] * 64))
+    assert sum(_codes(answer).values()) == 64
+    assert json.loads(answer.body)["status"] == "all_failed"
+    await _require_free(gateway)
+
+
+async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
+    """Only that one fails."""
+    with unharmed(gateway):
+        answer = await ask(gateway.url, _batch(*[_CAT] * 20, _CAT[:3000], *[_CAT] * 43))
+    assert _codes(answer) == {"invalid_image": 1}
+    assert json.loads(answer.body)["failures"][0]["index"] == 20
+    await _require_free(gateway)
+
+
+async def test_thousands_of_parts(gateway: Gateway) -> None:
+    """Rejected before most of them are parsed."""
+    with unharmed(gateway):
+        for request in (
+            _batch(*[b"x"] * _PARTS),
+            encode(json.dumps({"images": [""] * _PARTS}).encode(), "/detect/batch", Content_Type="application/json"),
+        ):
+            answers = await asyncio.gather(*(ask(gateway.url, request) for _ in range(20)))
+            assert {answer.status for answer in answers} == {400}
+            assert b"exceeds the maximum of 64 images" in answers[0].body
+    await _require_free(gateway)
+
+
+async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway) -> None:
+    """What has not begun never does: a model of 20 ms an image does not see most of the images."""
+    request = _batch(*[_CAT] * 64, path="/detect/batch?model=wait_20", Accept="application/x-ndjson")
+    lines, seen = len(gateway.log_lines()), await _executions(null_triton)
+    with unharmed(gateway):
+        for _ in range(_STREAMS // 10):
+            connections = [await Connection.open(gateway.url) for _ in range(10)]
+            for connection in connections:
+                await connection.send(request)
+            await asyncio.sleep(0.5)  # some have begun
+            for connection in connections:
+                connection.abort()
+        await _require_free(gateway)
+    logged = [line for line in gateway.log_lines()[lines:] if line.get("route") == "/detect/batch"]
+    assert len(logged) == _STREAMS
+    assert {line["status"] for line in logged} <= {200, 429, 499}
+    assert any(line["status"] == 499 for line in logged)
+    assert await _executions(null_triton) - seen < _STREAMS * 64 / 2
+
+
+async def test_streams_that_are_not_read(gateway: Gateway) -> None:
+    """They hold neither permits nor slots, only lines."""
+    request = _batch(*[_CAT] * 64, path="/detect/batch?confidence=0", Accept="application/x-ndjson")
+    connections = [await Connection.open(gateway.url) for _ in range(10)]
+    with unharmed(gateway):
+        for connection in connections:
+            connection.stop_reading()
+            await connection.send(request)
+        await _require_free(gateway)
+        for connection in connections:
+            connection.abort()
+
+
+async def test_many_clients_with_batches_leave_room_for_single_requests(
+    null_triton: Triton, tmp_path: Path, record_figure: RecordFigure
+) -> None:
+    """Single requests are answered all the time; of the batches some are rejected as a whole, or images of them in their place."""
+    request = _batch(*[_CAT] * 64, path="/detect/batch?model=wait_20")
+    single = encode(_CAT, "/predict/wait_20")
+    batches: Counter[int] = Counter()
+    singles: Counter[int] = Counter()
+    problems: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+
+    with serving(null_triton, tmp_path) as gateway, unharmed(gateway, growth_mb=200):
+        end = loop.time() + _SECONDS
+
+        async def send_batches() -> None:
+            while loop.time() < end:
+                answer = await ask(gateway.url, request)
+                batches[answer.status] += 1
+                if answer.status == 200:
+                    problems.update(_codes(answer))
+                else:
+                    await asyncio.sleep(0.5)
+
+        async def send_singles() -> None:
+            while loop.time() < end:
+                singles[(await ask(gateway.url, single)).status] += 1
+
+        await asyncio.gather(*(send_batches() for _ in range(_CLIENTS)), *(send_singles() for _ in range(4)))
+        await _require_free(gateway)
+
+    record_figure("64 clients with batches: share of the single requests that were answered", singles[200] / singles.total())
+    record_figure("64 clients with batches: batches answered", batches[200])
+    record_figure("64 clients with batches: batches rejected", batches[429])
+    record_figure("64 clients with batches: images that failed in their place", problems.total())
+    assert set(batches) <= {200, 429}
+    assert batches[200]
+    assert set(problems) <= {"gateway_full", "deadline_passed"}
+    assert set(singles) <= {200, 429}
+    assert singles[200] > 0.8 * singles.total()
+
+
+async def _executions(triton: Triton) -> int:
+    """Return how many images `wait_20` has received."""
+    async with httpx.AsyncClient() as client:
+        stats = (await client.get(f"{triton.url}/v2/models/wait_20/stats")).json()
+    return int(stats["model_stats"][0]["inference_stats"]["success"]["count"])

@@ -1,0 +1,230 @@
+"""TIFF: its header, and what the decoder gets of it."""
+
+import struct
+from io import BytesIO
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.errors import GatewayError, InvalidImage, UnsupportedFormat
+from app.imaging import tiff
+from app.imaging.decode import decode
+from app.imaging.header import read_header
+from tests.imaging.samples import MEGA, NOISE, PIXELS, encode, limits, store
+
+GREY = PIXELS[:, :, 0]
+PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)), *((n // 2) << 8 for n in range(256)))
+
+
+def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<", size: int | None = None) -> bytes:
+    """Write a TIFF of one strip by hand, all of whose values are LONG."""
+    tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels) if size is None else size,), **tags}
+    behind = 8 + 2 + 12 * len(tags) + 4
+    lengths = {tag: 4 * len(values) if len(values) > 1 else 0 for tag, values in tags.items()}
+    tags = {tag: (behind + sum(lengths.values()),) if (tag, values) == (273, (0,)) else values for tag, values in tags.items()}
+    entries = outside = b""
+    for tag, values in sorted(tags.items()):
+        packed = struct.pack(f"{order}{len(values)}L", *values)
+        entries += struct.pack(order + "HHL", tag, 4, len(values))
+        entries += packed if len(values) == 1 else struct.pack(order + "L", behind + len(outside))
+        outside += packed if len(values) > 1 else b""
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    return magic + struct.pack(order + "LH", 8, len(tags)) + entries + bytes(4) + outside + pixels
+
+
+def tags_for(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    samples = pixels.shape[2] if pixels.ndim == 3 else 1
+    bits = (8 * pixels.itemsize,) * samples
+    given = {int(name[1:]): value for name, value in others.items()}
+    return {
+        256: pixels.shape[1::-1][:1],
+        257: pixels.shape[:1],
+        258: bits,
+        259: (1,),
+        262: (photometric,),
+        277: (samples,),
+        **given,
+    }
+
+
+def pixels_of(data: bytes) -> NDArray[np.uint8]:
+    header = read_header(data, limits(MEGA))
+    return decode(header, (header.width, header.height))
+
+
+def to_rgb(grey: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([grey] * 3, axis=-1)
+
+
+@pytest.mark.parametrize("compression", [1, 5, 8, 32773, 32946])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_compressed_strips_are_decoded(compression: int, rows: int) -> None:
+    """Exactly, in strips of any height."""
+    options = [cv2.IMWRITE_TIFF_COMPRESSION, compression, cv2.IMWRITE_TIFF_ROWSPERSTRIP, rows]
+    data = cv2.imencode(".tiff", PIXELS[:, :, ::-1], options)[1].tobytes()
+
+    np.testing.assert_array_equal(pixels_of(data), PIXELS)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("alpha", [0, 1, 2])
+def test_modes_are_decoded(order: str, alpha: int) -> None:
+    """In either byte order: 16 bits are scaled, and colours are as stored, whatever the alpha is."""
+    with_alpha = np.dstack([PIXELS, np.full(GREY.shape, 60, np.uint8)])
+    wide = (PIXELS.astype(np.uint16) * 257).astype(order + "u2")
+    bits = np.packbits(GREY > 127, axis=1)
+    cases = [
+        (write(tags_for(GREY, 1), GREY.tobytes(), order), to_rgb(GREY)),
+        (write(tags_for(GREY, 0), GREY.tobytes(), order), to_rgb(255 - GREY)),
+        (write(tags_for(np.dstack([GREY, GREY]), 1, _338=(alpha,)), np.dstack([GREY, GREY // 2]).tobytes(), order), to_rgb(GREY)),
+        (write(tags_for(with_alpha, 2, _338=(alpha,)), with_alpha.tobytes(), order), PIXELS),
+        (write(tags_for(wide, 2), wide.tobytes(), order), PIXELS),
+        (write(tags_for(wide[:, :, 0], 1), wide[:, :, 0].tobytes(), order), to_rgb(GREY)),
+        (write({**tags_for(bits, 1), 256: (32,), 258: (1,)}, bits.tobytes(), order), to_rgb((GREY > 127) * 255)),
+        (
+            write(tags_for(GREY, 3, _320=PALETTE), GREY.tobytes(), order),
+            np.stack([GREY, 255 - GREY, GREY // 2], axis=-1),
+        ),
+    ]
+    for number, (data, expected) in enumerate(cases):
+        np.testing.assert_array_equal(pixels_of(data), expected, err_msg=str(number))
+
+
+def test_tiles_are_decoded() -> None:
+    """Those at the edge are wider than the image."""
+    pixels = np.asarray(NOISE)[:40, :50]
+    padded = np.zeros((64, 64, 3), np.uint8)
+    padded[:40, :50] = pixels
+    tiles = [padded[y : y + 32, x : x + 32].tobytes() for y in range(0, 64, 32) for x in range(0, 64, 32)]
+    tags = tags_for(pixels, 2, _322=(32,), _323=(32,), _325=tuple(map(len, tiles)))
+    start = len(write({**tags, 324: (1,) * 4}, b""))
+    tags[324] = tuple(start + number * len(tiles[0]) for number in range(4))
+
+    np.testing.assert_array_equal(pixels_of(write(tags, b"".join(tiles))), pixels)
+    for side in (0, 16, 40, 1024):
+        with pytest.raises(GatewayError, match="sides of 32 to 512"):
+            tiff.read_header(write({**tags, 322: (side,)}, b"".join(tiles)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_image_is_turned_upright(orientation: int) -> None:
+    """By its own tag, and only once."""
+    stored = store(PIXELS, orientation)
+    data = write(tags_for(stored, 2, _274=(orientation,)), stored.tobytes())
+
+    np.testing.assert_array_equal(pixels_of(data), PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ({259: (7,)}, "compressed in a way"),
+        ({259: (4,)}, "compressed in a way"),
+        ({262: (5,)}, "not grey, RGB or RGBA"),
+        ({262: (6,)}, "not grey, RGB or RGBA"),
+        ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
+        ({258: (32,) * 3}, "not grey, RGB or RGBA"),
+        ({339: (3,)}, "not grey, RGB or RGBA"),
+        ({284: (2,)}, "must be chunky"),
+        ({266: (2,)}, "must be chunky"),
+        ({317: (3,)}, "must be chunky"),
+        ({254: (1,)}, "begins with a thumbnail, as raw photos"),
+    ],
+)
+def test_a_kind_that_is_not_read_is_told(tags: dict[int, tuple[int, ...]], message: str) -> None:
+    """It is not corrupt."""
+    with pytest.raises(UnsupportedFormat, match=message):
+        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
+
+
+@pytest.mark.parametrize("magic", [b"II+\0", b"MM\0+"])
+def test_a_bigtiff_is_told(magic: bytes) -> None:
+    """It has addresses of 64 bits."""
+    with pytest.raises(UnsupportedFormat, match="a BigTIFF; send a plain TIFF"):
+        read_header(magic + bytes(100), limits(MEGA))
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ({256: (0,)}, "no pixels"),
+        ({257: (0,)}, "no pixels"),
+        ({278: (4,)}, "strips or tiles, or not those"),
+        ({273: (8, 8)}, "strips or tiles, or not those"),
+        ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
+        ({273: (1 << 31,)}, "truncated, or its strips overlap"),
+        ({279: (1 << 31,)}, "truncated, or its strips overlap"),
+        ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
+    ],
+)
+def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: str) -> None:
+    """The decoder does not see it."""
+    with pytest.raises(InvalidImage, match=message):
+        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
+
+
+def test_too_many_tags_are_refused() -> None:
+    """Each costs some time."""
+    with pytest.raises(InvalidImage, match="too many tags"):
+        tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
+
+
+@pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
+def test_too_many_values_are_refused(tag: int, values: int) -> None:
+    """Each takes memory, and it is not clear which of them counts."""
+    with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
+        tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
+
+
+def test_the_first_of_several_tags_counts() -> None:
+    """The others are not read, however many values they have."""
+    data = write(tags_for(PIXELS, 2), PIXELS.tobytes())
+    (entries,) = struct.unpack_from("<H", data, 8)
+    behind = len(data) + 2 + 12 * (entries + 300) + 4
+    more = b"".join(struct.pack("<HHLL", tag, 3, 20_000, behind) for tag in (256, 257, 273) * 100)
+    directory = struct.pack("<H", entries + 300) + data[10 : 10 + 12 * entries] + more + bytes(4)
+    repeated = data[:4] + struct.pack("<L", len(data)) + data[8:] + directory + bytes(40_000)
+
+    assert tiff.read_header(repeated) == tiff.read_header(data)
+    assert tiff.read_size(repeated) == (32, 16)
+
+
+@pytest.mark.parametrize("compression", [1, 5, 8, 32773])
+def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
+    """None of a compressed strip; or any of one that is not compressed, whose last byte counts."""
+    data = cv2.imencode(".tiff", np.asarray(NOISE), [cv2.IMWRITE_TIFF_COMPRESSION, compression])[1].tobytes()
+    header = tiff.read_header(data)
+    sizes = [size for _, size in header.parts]
+    short = tiff.rewrite(data, header._replace(parts=[(at, size - 1 if compression == 1 else 0) for at, size in header.parts]))
+
+    assert sum(sizes) > 0
+    with pytest.raises(InvalidImage, match=r"too short|truncated or corrupt"):
+        pixels_of(short)
+
+
+def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
+    """A file is written the same way again."""
+    file = BytesIO()
+    Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
+    written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
+
+    assert b"canary" not in written
+    assert tiff.rewrite(written, tiff.read_header(written)) == written
+    assert tiff.read_size(written) == (32, 16)
+
+
+def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    """Libtiff would report oddities there."""
+    data = encode(NOISE, "TIFF")
+    for at in range(8, 60):
+        for value in (0, 255):
+            try:
+                pixels_of(data[:at] + bytes([value]) + data[at + 1 :])
+            except GatewayError:
+                continue
+
+    assert capfd.readouterr().err == ""

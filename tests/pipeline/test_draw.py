@@ -1,0 +1,112 @@
+"""Drawing what was found: in a thread, within the deadline and the memory for images, and with nothing kept afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from io import BytesIO
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.errors import DeadlinePassed, GatewayFull
+from app.imaging.drawing import colour_of
+from app.pipeline import draw as draw_module
+from app.pipeline.call import CallContext, Detections
+from app.pipeline.draw import draw
+from app.pipeline.pipeline import Pipeline
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import DRAW, Timing
+from app.triton.client import TritonClient
+from tests.fakes.triton import SPEC, FakeTriton
+from tests.imaging.samples import encode
+from tests.pipeline.gate import Gate
+from tests.support import AGGREGATION, LIMITS, METRICS, eventually, open_admission, pool_of, transport_to
+
+FOUND = Detections(
+    np.array([[10, 20, 60, 70]], np.float32),
+    np.array([0.5], np.float32),
+    np.array([7], np.int32),
+    200,
+    100,
+    msgspec.structs.replace(SPEC, labels=("person",)),
+    "1",
+)
+IMAGE = encode(Image.new("RGB", (200, 100)), "PNG")
+LARGE = encode(Image.new("RGB", (2000, 1000)), "PNG")
+
+
+def call(seconds: float = 30) -> CallContext:
+    """Make the context of a call with this deadline."""
+    return CallContext(Deadline.after(seconds), Timing(), "abc")
+
+
+@pytest.fixture
+async def pipeline(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Pipeline]:
+    """A pipeline with one thread, whose memory and backlog must be back in the end."""
+    _, client = fake_triton
+    transport = transport_to(client)
+    with open_admission() as admission:
+        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        yield made
+        await made.close()
+        await transport.close()
+        assert (admission.memory.own_bytes, admission.decode_backlog.pixels) == (0, 0)
+
+
+async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
+    """A class without a name has its colour, too."""
+    context = call()
+    picture = await draw(pipeline, IMAGE, FOUND, "image/png", context)
+
+    with Image.open(BytesIO(picture)) as image:
+        assert image.size == (200, 100)
+        assert image.getpixel((10, 60)) == colour_of(7)
+    assert list(context.timing.stages) == ["draw"]
+
+
+async def test_memory_and_backlog_count_while_a_picture_is_drawn(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a decoding thread; also when the caller has left meanwhile."""
+    gate = Gate()
+    threads = gate.block(monkeypatch, draw_module, "draw_picture")
+    task = asyncio.create_task(draw(pipeline, LARGE, FOUND, "image/png", call()))
+    assert await asyncio.to_thread(gate.reached.wait, 10)
+    admission = pipeline.admission
+
+    assert threads[0].startswith("decode")
+    assert admission.decode_backlog.pixels == 8 * 2_000_000
+    assert admission.memory.own_bytes == len(LARGE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert admission.memory.own_bytes == len(LARGE)
+    gate.opened.set()
+    assert await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
+
+
+async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread cannot be stopped, but nobody waits for it."""
+    gate = Gate()
+    gate.block(monkeypatch, draw_module, "draw_picture")
+
+    context = call(0.05)
+    with pytest.raises(DeadlinePassed):
+        await draw(pipeline, IMAGE, FOUND, "image/png", context)
+    assert context.timing.fail() == DRAW
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("nbytes", [len(LARGE) - 1, len(LARGE) + 1000])
+async def test_a_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipeline, nbytes: int) -> None:
+    """Neither for the file nor, later, for its pixels."""
+    memory = pipeline.admission.memory
+    with memory.reserve() as others:
+        others.add(memory.limit_bytes - nbytes)
+        with pytest.raises(GatewayFull, match="memory"):
+            await draw(pipeline, LARGE, FOUND, "image/png", call())
+
+
+async def test_a_picture_that_would_take_too_long_is_rejected(pipeline: Pipeline) -> None:
+    """If large images are before it."""
+    with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60)), pytest.raises(GatewayFull, match="too long"):
+        await draw(pipeline, LARGE, FOUND, "image/jpeg", call(5))

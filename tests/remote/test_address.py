@@ -1,0 +1,213 @@
+"""Addresses of images, as callers write them."""
+
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UrlNotAllowed
+from app.remote.address import AllowedHosts, is_address, is_empty, parse
+
+ANY = AllowedHosts(["*"])
+SECRET = "canary"  # noqa: S105 - in paths and queries
+
+
+@pytest.mark.parametrize("text", ["https://a.org/x", "HTTP://a.org", "file:///etc/passwd", "s3://bucket/key", "gopher://a"])
+def test_urls_are_addresses(text: str) -> None:
+    """Also those that are rejected later, with a reason."""
+    assert is_address(text)
+
+
+@pytest.mark.parametrize("text", ["", "QUJD", "//8A//8A", "data:image/png;base64,QUJD", "https:QUJD", "/9j/4AAQ", "://", "1a://b"])
+def test_base64_and_data_urls_are_none(text: str) -> None:
+    """They are images themselves."""
+    assert not is_address(text)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "host", "expected"),
+    [
+        (["a.org"], ("a.org", 443), True),
+        (["a.org"], ("b.a.org", 443), False),
+        (["a.org"], ("a.org", 8443), False),
+        (["a.org"], ("xa.org", 443), False),
+        (["a.org:443"], ("a.org", 443), True),
+        (["a.org:8443"], ("a.org", 8443), True),
+        (["a.org:8443"], ("a.org", 443), False),
+        (["*.a.org"], ("b.a.org", 443), True),
+        (["*.a.org"], ("c.b.a.org", 443), True),
+        (["*.a.org"], ("a.org", 443), False),
+        (["*.a.org"], ("ba.org", 443), False),
+        (["*.a.org"], ("a.org.evil.net", 443), False),
+        (["*.a.org:8443"], ("b.a.org", 8443), True),
+        (["*"], ("anything.net", 443), True),
+        (["*"], ("anything.net", 22), False),
+        (["*:8443"], ("anything.net", 8443), True),
+        (["b.org", "a.org"], ("a.org", 443), True),
+        ([], ("a.org", 443), False),
+    ],
+)
+def test_hosts_are_allowed_by_name_and_port(patterns: list[str], host: tuple[str, int], expected: bool) -> None:  # noqa: FBT001
+    """A name, all names below one, or all names; the port is 443 unless the pattern has another one."""
+    assert (host in AllowedHosts(patterns)) is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://a.org/x.jpg?size=5", "https://a.org/x.jpg?size=5"),
+        ("HTTPS://A.ORG:443/x.jpg#part", "https://a.org/x.jpg"),
+        ("https://a.org./x", "https://a.org/x"),
+        ("https://bücher.example/ä", "https://xn--bcher-kva.example/%C3%A4"),
+        ("https://xn--a/", "https://xn--a/"),  # cannot be decoded, which nobody needs
+        ("https://a.org/%2e%2e/x%20y", "https://a.org/%2e%2e/x%20y"),
+    ],
+)
+def test_an_allowed_address_is_parsed(url: str, expected: str) -> None:
+    """The host is in lower case and ASCII, without a final dot; path and query stay as they are."""
+    parsed = parse(url, ANY)
+
+    assert str(parsed.url) == expected
+    assert parsed.name.encode() == parsed.url.raw_host
+    assert parsed.port == 443
+
+
+@pytest.mark.parametrize("text", [" https://a.org/x", "https://a.org/x  ", "\n\thttps://a.org/x\r\n"])
+def test_space_around_an_address_does_not_count(text: str) -> None:
+    """It is easily copied with it."""
+    assert is_address(text)
+    assert not is_empty(text)
+    assert str(parse(text, ANY).url) == "https://a.org/x"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\r\n"])
+def test_an_empty_text_is_no_address(text: str) -> None:
+    """A form sends it for a field that nobody has filled in."""
+    assert is_empty(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a.org/x.jpg",
+        "//a.org/x.jpg",
+        "http://a.org/canary",
+        "ftp://a.org/canary",
+        "file:///etc/canary",
+        "gopher://a.org/canary",
+        "https://a.org/ca\nnary",
+        "https://a.org/canary\r\nHost: b.org",
+        "https://a.org:x/canary",
+        "https://\uff11\uff12\uff17.0.0.1/canary",
+        "https://[::1/canary",
+    ],
+)
+def test_anything_but_https_is_rejected(url: str) -> None:
+    """Nor is anything repeated that may be secret."""
+    with pytest.raises(UrlNotAllowed, match="only https is supported") as raised:
+        parse(url, ANY)
+    assert SECRET not in raised.value.detail
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url", ["https://user@a.org/x", "https://user:canary@a.org/", "https://a.org\\@b.org/", "https://:x@a.org/"]
+)
+def test_user_names_and_passwords_are_rejected(url: str) -> None:
+    """They would be sent, or hide the host from a reader."""
+    with pytest.raises(UrlNotAllowed, match="must not contain a user name or password"):
+        parse(url, ANY)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0x7f.0.0.1",
+        "017700000001",
+        "93.184.215.14",
+        "93.184.215.14.",
+        "[::1]",
+        "[::ffff:169.254.169.254]",
+        "[fe80::1%25eth0]",
+        "",
+        ".",
+        "a..org",
+        ".a.org",
+        "a.org..",
+        "ex%61mple.org",
+        "a b.org",
+        "a.-b",
+        "*.a.org",
+        "*",
+        "a" * 64 + ".org",
+        "a." * 130 + "org",
+    ],
+)
+def test_a_host_is_named_by_a_name(host: str) -> None:
+    """No form of an IP address is accepted, nor what is no name."""
+    with pytest.raises(UrlNotAllowed, match=r"must name its host|only https"):
+        parse(f"https://{host}/x", ANY)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://b.org/",
+        "https://a.org.b.org/",
+        "https://a.org:8443/",
+        "https://a.org:0/",
+        "https://a.org:22/",
+        "https://a.org:99999999/",
+    ],
+)
+def test_other_hosts_and_ports_are_rejected(url: str) -> None:
+    """The setting is named."""
+    with pytest.raises(UrlNotAllowed, match="NEREID_URL_HOSTS lists"):
+        parse(url, AllowedHosts(["a.org"]))
+
+
+def test_a_redirect_may_be_relative() -> None:
+    """It is checked as any other address."""
+    base = parse("https://a.org/x/y?z", ANY)
+
+    assert str(parse("w.jpg", ANY, base).url) == "https://a.org/x/w.jpg"
+    assert str(parse("//b.org/w.jpg", ANY, base).url) == "https://b.org/w.jpg"
+    with pytest.raises(UrlNotAllowed):
+        parse("http://a.org/", ANY, base)
+    with pytest.raises(UrlNotAllowed):
+        parse("//b.org/", AllowedHosts(["a.org"]), base)
+
+
+def test_a_long_address_is_rejected() -> None:
+    """Before it is parsed."""
+    with pytest.raises(UrlNotAllowed, match="at most 2048 characters"):
+        parse("https://a.org/" + "x" * 2048, ANY)
+
+
+@pytest.mark.parametrize("character", [" ", '"', "ä", "写", "\n"])
+def test_an_address_of_characters_that_no_url_has_is_rejected(character: str) -> None:
+    """Before it is parsed, which would take milliseconds; a few of them are escaped."""
+    with pytest.raises(UrlNotAllowed, match="percent-encode them"):
+        parse("https://a.org/" + character * 65, ANY)
+    if character != "\n":
+        assert str(parse("https://a.org/x" + character * 64, ANY).url) == "https://a.org/x" + quote(character) * 64
+
+
+@given(st.one_of(st.text(), st.text().map("https://{}".format), st.text(alphabet="ah.:/@[]%?#\\0*1").map("https://{}".format)))
+def test_any_text_is_parsed_or_rejected(url: str) -> None:
+    """What is parsed has an allowed host, and means the same when it is parsed again."""
+    try:
+        parsed = parse(url, ANY)
+    except UrlNotAllowed:
+        return
+    assert parsed.url.scheme == "https"
+    assert parsed.port == 443
+    assert not parsed.url.userinfo
+    assert httpx.URL(str(parsed.url)).raw_host == parsed.name.encode()

@@ -1,0 +1,125 @@
+"""Which addresses are connected to, and how much a host may send before its response, in fetches from a real https host."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from app.errors import ImageNotFetched
+from app.remote.public import is_public
+from tests.fakes.https import HOST, LOOPBACK, Host, response
+from tests.remote.support import IMAGE, failure, fetch
+from tests.support import eventually, free_port
+
+NOT_PUBLIC = "the host of the image has no public address"
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.2"],
+        ["10.0.0.1"],
+        ["169.254.169.254"],
+        ["100.64.0.1"],
+        ["224.0.0.1"],
+        ["0.0.0.0"],  # noqa: S104 - means this host
+        ["::1"],
+        ["::ffff:127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["2002:7f00:1::"],
+        ["fe80::1%lo"],
+        [LOOPBACK, "10.0.0.1"],
+        ["10.0.0.1", LOOPBACK],
+        ["no address"],
+        [],
+    ],
+)
+async def test_a_name_with_an_address_that_is_not_public_is_refused(host: Host, addresses: list[str]) -> None:
+    """Even if it has others; a caller cannot tell this from a name that does not exist."""
+    host.names[HOST] = addresses
+    refused = await failure(host.fetcher(), host.url())
+    unknown = await failure(host.fetcher(), host.url(host="nowhere.example.org"))
+
+    assert isinstance(refused, ImageNotFetched)
+    assert refused.detail == unknown.detail == NOT_PUBLIC
+    assert refused.__cause__ is unknown.__cause__ is None
+    assert not host.requests
+
+
+async def test_loopback_is_not_public_unless_a_test_says_so(host: Host) -> None:
+    """With the check and the resolver that are in use otherwise."""
+    error = await failure(host.fetcher(is_allowed=is_public), host.url())
+    assert error.detail == NOT_PUBLIC
+
+    error = await failure(host.fetcher(resolve=None, is_allowed=is_public), host.url(host="localhost"))
+    assert error.detail == NOT_PUBLIC
+    assert not host.requests
+
+
+async def test_the_system_resolves_names(host: Host) -> None:
+    """In a thread; only the certificate does not fit here."""
+    fetcher = host.fetcher(resolve=None, is_allowed=lambda _: True)
+
+    error = await failure(fetcher, host.url(host="localhost"))
+    assert "no valid certificate" in error.detail
+    assert "localhost" in str(error.__cause__)
+    fetcher.close()
+
+
+async def test_a_name_is_resolved_once(host: Host) -> None:
+    """And the connection goes to the address that was checked, even if the name means another one a moment later."""
+    answers = iter([[LOOPBACK], ["169.254.169.254"]])
+
+    async def rebind(_name: str, _port: int) -> Sequence[str]:
+        return next(answers)
+
+    assert await fetch(host.fetcher(resolve=rebind), host.url()) == IMAGE
+    assert next(answers) == ["169.254.169.254"]
+
+
+async def test_the_next_address_is_tried_if_one_cannot_be_connected_to(host: Host) -> None:
+    """Nobody listens at the first one."""
+    host.names[HOST] = ["127.0.0.2", LOOPBACK]
+    fetcher = host.fetcher(is_allowed=lambda found: found.startswith("127."))
+
+    assert await fetch(fetcher, host.url()) == IMAGE
+    assert len(host.requests) == 1
+
+
+async def test_a_host_that_does_not_listen_is_an_error(host: Host) -> None:
+    """With the same text as a certificate that is not valid: nobody is to scan ports."""
+    port = free_port()
+    error = await failure(host.fetcher(f"*:{port}"), f"https://{HOST}:{port}/")
+
+    assert isinstance(error, ImageNotFetched)
+    assert "no valid certificate" in error.detail
+
+
+async def test_a_head_without_end_is_an_error(host: Host) -> None:
+    """Such as informational responses, of which a client takes any number, and each costs CPU time."""
+
+    async def inform(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+            await writer.drain()
+
+    host.answers["/cat.jpg"] = inform
+    assert "did not answer as an HTTP server does" in (await failure(host.fetcher(), host.url())).detail
+    assert await eventually(lambda: not host.open_connections)
+
+
+async def test_informational_responses_are_skipped(host: Host) -> None:
+    """A few of them are in order."""
+    host.answers["/cat.jpg"] = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3 + response(IMAGE)
+
+    assert await fetch(host.fetcher(), host.url()) == IMAGE
+
+
+async def test_a_resolver_that_hangs_is_not_waited_for(host: Host) -> None:
+    """Its time is part of the fetch's."""
+
+    async def hang(_name: str, _port: int) -> Sequence[str]:
+        await asyncio.sleep(3600)
+        return []
+
+    assert isinstance(await failure(host.fetcher(resolve=hang), host.url(), seconds=0.1), ImageNotFetched)

@@ -1,0 +1,423 @@
+"""The page at `/` in a real browser: an image goes in, and the boxes that a program gets are on the canvas."""
+
+import hashlib
+import subprocess
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import msgspec
+import pytest
+from PIL import ExifTags, Image
+from playwright.async_api import Browser, Page, expect
+
+from app.config import Settings
+from tests.browser import opened, running_browser
+from tests.fakes import models
+from tests.programs import require_program
+from tests.support import json, sample_image
+from tests.system.gateway import RunningGateway, running_gateway
+
+pytestmark = pytest.mark.usefixtures("triton")
+SECRET = "a-secret"  # noqa: S105 - it protects nothing
+ENLARGED = 4
+TURNED = 6
+"""The EXIF orientation of an image whose first row is its right side."""
+TRANSPARENT = 0
+
+
+def enlarged_scene(orientation: int = 1) -> bytes:
+    """Draw the two rectangles large enough for labels; stored turned, if its EXIF orientation says so."""
+    with Image.open(BytesIO(models.scene("PNG"))) as small:
+        scene = small.resize((small.width * ENLARGED, small.height * ENLARGED), Image.Resampling.NEAREST)
+    if orientation == TURNED:
+        scene = scene.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    file = BytesIO()
+    scene.save(file, "JPEG", quality=95, exif=exif)
+    return file.getvalue()
+
+
+SCENE = enlarged_scene()
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as running:
+        yield running
+
+
+def options_of(settings: Settings) -> dict[str, object]:
+    """Return the settings of a gateway to the session's Triton, whose default model finds the two rectangles."""
+    return {
+        "model": "six_columns",
+        "model_repository": settings.model_repository,
+        "triton_control_key_file": settings.control_key_path,
+        "workers": 1,
+    }
+
+
+@pytest.fixture(scope="module")
+async def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(settings.triton_url, tmp_path_factory.mktemp("page"), **options_of(settings)) as running:
+        yield running
+
+
+@pytest.fixture
+async def page(browser: Browser, gateway: RunningGateway) -> AsyncIterator[Page]:
+    """The page on a laptop whose screen has two pixels for each of CSS."""
+    async with opened(browser, gateway.url, device_scale_factor=2, permissions=["clipboard-read", "clipboard-write"]) as made:
+        yield made
+
+
+async def ask(gateway: RunningGateway, image: bytes, **query: object) -> dict[str, Any]:
+    """Ask as a program does."""
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+        answer: dict[str, Any] = json(await client.post("/detect", params={"boxes": "pixel", **query}, content=image))  # type: ignore[dict-item]
+    return answer
+
+
+EDGES = """
+    async ([boxes, size]) => {
+      const canvas = document.getElementById("boxes");
+      const context = canvas.getContext("2d");
+      const pixel = (x, y) => [...context.getImageData(Math.round(x), Math.round(y), 1, 1).data];
+      const [across, down] = [canvas.width / size.width, canvas.height / size.height];
+      const inset = window.devicePixelRatio;  // the middle of a line of two CSS pixels that lies inside the box
+      return boxes.map(({ x1, y1, x2, y2 }) => {
+        const [left, top, right, bottom] = [x1 * across, y1 * down, x2 * across, y2 * down];
+        const [x, y] = [(left + right) / 2, (top + bottom) / 2];
+        return {
+          edges: [pixel(left + inset, y), pixel(right - inset - 1, y), pixel(x, top + inset), pixel(x, bottom - inset - 1)],
+          inside: pixel(x, y),
+        };
+      });
+    }
+"""
+"""Reads the canvas in the middle of each edge of boxes, and inside them."""
+
+SWATCHES = """
+    (elements) => elements.map((element) => {
+      const canvas = new OffscreenCanvas(1, 1);
+      const context = canvas.getContext("2d");
+      context.fillStyle = getComputedStyle(element).backgroundColor;
+      context.fillRect(0, 0, 1, 1);
+      return [...context.getImageData(0, 0, 1, 1).data];
+    })
+"""
+"""Reads the colours of the classes in the list."""
+
+
+async def shown(page: Page) -> list[str]:
+    """Return the names in the list of objects."""
+    return await page.locator("#detections button > span:nth-of-type(2)").all_inner_texts()
+
+
+async def check_canvas(page: Page, answer: dict[str, Any]) -> None:
+    """Check that the canvas has the boxes of an answer, each in the colour that the list has for it, and lies on the image."""
+    found = answer["detections"]
+    await expect(page.locator("#detections li")).to_have_count(len(found))
+    assert await shown(page) == [detection["class_name"] for detection in found]
+    colours = await page.locator("#detections .swatch").evaluate_all(SWATCHES)
+    for seen, colour in zip(await page.evaluate(EDGES, [found, answer["image"]]), colours, strict=True):
+        assert seen["edges"] == [colour] * 4
+        assert seen["inside"][3] == TRANSPARENT
+    canvas, image = await page.locator("#boxes").bounding_box(), await page.locator("#image").bounding_box()
+    assert canvas is not None
+    assert canvas == image
+    assert canvas["width"] / canvas["height"] == pytest.approx(answer["image"]["width"] / answer["image"]["height"], rel=0.01)
+    ratio = await page.evaluate("devicePixelRatio")
+    assert await page.evaluate("document.getElementById('boxes').width") == round(canvas["width"] * ratio)
+
+
+async def choose(page: Page, image: bytes) -> None:
+    async with page.expect_file_chooser() as chooser:
+        await page.get_by_role("button", name="Choose image").click()
+    await (await chooser.value).set_files({"name": "scene.jpg", "mimeType": "image/jpeg", "buffer": image})
+
+
+async def paste(page: Page, image: bytes) -> None:
+    """Put it into the clipboard, which takes nothing but PNG, and press Ctrl-V."""
+    file = BytesIO()
+    with Image.open(BytesIO(image)) as decoded:
+        decoded.save(file, "PNG")
+    put = """(text) => {
+      const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+      return navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
+    }"""
+    await page.evaluate(put, b64encode(file.getvalue()).decode())
+    await page.keyboard.press("Control+V")
+
+
+async def drop(page: Page, image: bytes) -> None:
+    make = """(text) => {
+      const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([bytes], "scene.jpg", { type: "image/jpeg" }));
+      return transfer;
+    }"""
+    transfer = await page.evaluate_handle(make, b64encode(image).decode())
+    for event in ("dragenter", "dragover", "drop"):
+        await page.dispatch_event("#stage", event, {"dataTransfer": transfer})
+
+
+@pytest.mark.parametrize("hand_over", [choose, paste, drop])
+async def test_an_image_gets_its_boxes(
+    page: Page, gateway: RunningGateway, hand_over: Callable[[Page, bytes], Awaitable[None]]
+) -> None:
+    """Those that a program gets, at once, whichever way it comes; with the time of each stage and a summary."""
+    answer = await ask(gateway, SCENE)
+    await hand_over(page, SCENE)
+
+    assert [found["class_name"] for found in answer["detections"]] == ["red", "blue"]
+    await check_canvas(page, answer)
+    await expect(page.get_by_role("status")).to_contain_text("2 objects · ")
+    await expect(page.get_by_role("status")).to_contain_text("800 \u00d7 400 pixels · six_columns")
+    await expect(page.get_by_role("img", name="Objects: red")).to_be_visible()
+    stages = await page.locator("#stages > div").evaluate_all("(rows) => rows.map((row) => row.className)")
+    assert stages == ["read", "model", "queue", "decode", "batch", "infer", "post", "outside", "total"]
+
+
+async def test_the_boxes_of_a_photo_that_is_stored_turned_are_upright(page: Page, gateway: RunningGateway) -> None:
+    """As browser and gateway both turn it by its EXIF orientation."""
+    turned = enlarged_scene(orientation=TURNED)
+    answer = await ask(gateway, turned)
+    await choose(page, turned)
+
+    assert answer["image"] == {"width": 800, "height": 400}
+    await check_canvas(page, answer)
+
+
+async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: Page, gateway: RunningGateway) -> None:
+    """In a place of its size: browsers may know fewer formats than the gateway, or others."""
+    answer = await ask(gateway, SCENE)
+    await page.route("**/detect*", lambda route: route.fulfill(body=msgspec.json.encode(answer), content_type="application/json"))
+    async with page.expect_file_chooser() as chooser:
+        await page.get_by_role("button", name="Choose image").click()
+    await (await chooser.value).set_files({"name": "scene.xyz", "mimeType": "image/xyz", "buffer": b"unknown"})
+
+    await expect(page.get_by_text("This browser cannot show this format.")).to_be_visible()
+    for seen in await page.evaluate(EDGES, [answer["detections"], answer["image"]]):
+        assert [edge[3] for edge in seen["edges"]] == [255] * 4
+
+
+async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
+    """The answer has all that a lower one would find."""
+    asked = requests_of(page)
+    await choose(page, SCENE)
+    await expect(page.locator("#detections li")).to_have_count(2)
+    scores = [float(text.removesuffix(" %")) / 100 for text in await page.locator("#detections .score").all_inner_texts()]
+    between = (scores[0] + scores[1]) / 2
+    await page.locator("#confidence").fill(f"{between:.2f}")
+
+    assert scores[0] - scores[1] > 0.02
+    await expect(page.locator("#detections li")).to_have_count(1)
+    await expect(page.locator("#confidence-value")).to_have_text(f"{between:.2f}")
+    await expect(page.get_by_role("status")).to_contain_text("1 object · ")
+    await expect(page.locator("#curl")).to_contain_text(f"confidence={float(f'{between:.2f}'):g}")
+    assert [query["confidence"] for query in asked] == [["0.05"]]
+
+
+async def test_the_overlap_is_asked_for_once_it_is_chosen(page: Page) -> None:
+    """In one request for many movements; and no more, when the model's own is wanted again."""
+    asked = requests_of(page)
+    await choose(page, SCENE)
+    await expect(page.locator("#detections li")).to_have_count(2)
+    slider = page.get_by_label("Overlap (IoU), at most")
+    await slider.focus()
+    async with page.expect_response("**/detect*"):
+        for _ in range(4):
+            await page.keyboard.press("ArrowLeft")
+    await expect(page.locator("#iou-value")).to_have_text("0.50")
+    async with page.expect_response("**/detect*"):
+        await page.get_by_role("button", name="Use the model's own").click()
+
+    await expect(page.locator("#detections li")).to_have_count(2)
+    assert [query.get("iou") for query in asked] == [None, ["0.5"], None]
+    await expect(slider).to_be_focused()
+
+
+async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> None:
+    """On the canvas, in the list and in the command; and come back."""
+    answer = await ask(gateway, SCENE)
+    await choose(page, SCENE)
+    red = page.get_by_role("group", name="Classes to show").get_by_role("button", name="red")
+    await red.click()
+    await expect(red).to_have_attribute("aria-pressed", "false")
+    seen = await page.evaluate(EDGES, [answer["detections"], answer["image"]])
+
+    assert await shown(page) == ["blue"]
+    assert [edge[3] for edge in seen[0]["edges"]] == [TRANSPARENT] * 4
+    await expect(page.locator("#curl")).to_contain_text("classes=1")
+    await red.click()
+    await check_canvas(page, answer)
+
+
+async def test_the_command_finds_the_same(page: Page, gateway: RunningGateway, tmp_path: Path) -> None:
+    """When it is copied and run where the file is."""
+    require_program("curl", "curl")
+    (tmp_path / "scene.jpg").write_bytes(SCENE)
+    await choose(page, SCENE)
+    await expect(page.locator("#detections li")).to_have_count(2)
+    await page.get_by_role("button", name="Copy").click()
+    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    command = await page.evaluate("navigator.clipboard.readText()")
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, check=True)  # noqa: ASYNC221
+
+    answer = await ask(gateway, SCENE, boxes="normalized")
+    assert msgspec.json.decode(done.stdout)["detections"] == answer["detections"]
+
+
+async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
+    """Among the detectors that are ready; the image is sent again."""
+    await choose(page, SCENE)
+    await expect(page.get_by_role("status")).to_contain_text("six_columns")
+    select = page.get_by_label("Model")
+    names = await select.locator("option").evaluate_all("(options) => options.map((option) => option.value)")
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        listed = json(await client.get("/models"))["models"]
+    await select.select_option("yolo_head")
+
+    await expect(page.get_by_role("status")).to_contain_text("yolo_head")
+    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] == "detection"]
+    assert await shown(page) == ["red", "blue"]
+
+
+@pytest.mark.usefixtures("networks")
+async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: RunningGateway) -> None:
+    """With Tab, Enter and the arrow keys alone: the cat is found, its box stands out, and less is shown."""
+    async with opened(browser, gateway.url) as page:
+        await page.get_by_label("Model").select_option("yolo11n")
+        await page.evaluate("document.activeElement.blur()")
+
+        async def focus(name: str) -> None:
+            for _ in range(20):
+                await page.keyboard.press("Tab")
+                if await page.evaluate("document.activeElement.id || document.activeElement.innerText") == name:
+                    return
+                if name in await page.evaluate("document.activeElement.querySelector?.('img')?.alt ?? ''"):
+                    return
+            pytest.fail(f"Tab does not lead to {name}")
+
+        await focus("Sample: a cat")
+        assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        await page.keyboard.press("Enter")
+        answer = await ask(gateway, sample_image("chelsea.jpg"), model="yolo11n")
+        assert [found["class_name"] for found in answer["detections"]] == ["cat"]
+        await check_canvas(page, answer)
+        await focus("confidence")
+        await page.keyboard.press("End")
+        await expect(page.locator("#detections li")).to_have_count(0)
+        await expect(page.get_by_text("No objects with this confidence.")).to_be_visible()
+        await page.keyboard.press("Home")
+        await expect(page.locator("#detections li")).not_to_have_count(0)
+        row = page.locator("#detections button").first
+        await row.focus()
+        await page.keyboard.press("Enter")
+        await expect(row).to_have_attribute("aria-pressed", "true")
+        await expect(row).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
+    """At 360 pixels, with a finger: all controls are large enough for it, and a picture can be taken."""
+    size = {"width": 360, "height": 740}
+    async with opened(
+        browser, gateway.url, viewport=size, device_scale_factor=3, has_touch=True, is_mobile=True, color_scheme=scheme
+    ) as page:
+        answer = await ask(gateway, SCENE)
+        await choose(page, SCENE)
+        await check_canvas(page, answer)
+
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        async with page.expect_file_chooser() as chooser:
+            await page.get_by_role("button", name="Take picture").tap()
+        assert await (await chooser.value).element.get_attribute("capture") == "environment"
+        for box in [await button.bounding_box() for button in await page.get_by_role("button").all()]:
+            assert box is not None
+            assert min(box["width"], box["height"]) >= 32
+
+
+async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGateway) -> None:
+    """With what a report of it needs; the next image is as good as the first."""
+    async with opened(browser, gateway.url, "415") as page:
+        await choose(page, b"no image")
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("The image format is not supported")
+        await expect(alert).to_contain_text("415 · unsupported_format · request ")
+        await expect(page.get_by_role("button", name="Try again")).to_be_hidden()
+        await choose(page, SCENE)
+        await expect(alert).to_be_hidden()
+        await expect(page.locator("#detections li")).to_have_count(2)
+
+
+async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
+    """The list of models, too; the image need not be given again."""
+    async with opened(browser, "about:blank", "503", "ERR_FAILED") as page:
+        unavailable = {"title": "Triton is not available", "detail": "it restarts", "code": "triton_unavailable"}
+        await page.route("**/models", lambda route: route.fulfill(status=503, json=unavailable))
+        await page.route("**/detect?*", lambda route: route.abort())
+        await page.goto(gateway.url)
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("it restarts")
+        await choose(page, SCENE)
+        await expect(alert).to_contain_text("The gateway cannot be reached")
+        await page.unroute_all()
+        await page.get_by_role("button", name="Try again").click()
+
+        await expect(page.locator("#detections li")).to_have_count(2)
+        await expect(alert).to_be_hidden()
+        await expect(page.get_by_label("Model")).to_have_value("six_columns")
+
+
+async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
+    """Text in the clipboard, for example."""
+    await page.evaluate("navigator.clipboard.writeText('text')")
+    await page.keyboard.press("Control+V")
+
+    await expect(page.get_by_role("alert")).to_contain_text("The clipboard has no image.")
+
+
+async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, settings: Settings, tmp_path: Path) -> None:
+    """It is kept in memory only, and stays out of the command."""
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    (tmp_path / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
+    options = {**options_of(settings), "api_keys_file": tmp_path / "keys.toml"}
+    async with (
+        running_gateway(settings.triton_url, tmp_path, **options) as gateway,
+        opened(browser, gateway.url, "401") as page,
+    ):
+        await choose(page, SCENE)
+        await expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
+        await page.get_by_label("API key").fill(f"camera.{SECRET}")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#detections li")).to_have_count(2)
+
+        await expect(page.get_by_label("API key")).to_be_hidden()
+        await expect(page.locator("#curl")).to_contain_text('"Authorization: Bearer $NEREID_KEY"')
+        kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        assert SECRET not in await page.evaluate(kept)
+        await page.reload()
+        await expect(page.get_by_label("API key")).to_be_visible()
+
+
+async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gateway: RunningGateway) -> None:
+    """A script that somebody got into the document does not run; the browser tells of it."""
+    script = "document.head.append(Object.assign(document.createElement('script'), { text: 'window.ran = true' }))"
+    async with opened(browser, gateway.url, "Content Security Policy") as page:
+        await page.evaluate(script)
+
+        assert await page.evaluate("window.ran") is None
+        assert await page.evaluate("violations.splice(0)") == ["script-src-elem inline"]
+
+
+def requests_of(page: Page) -> list[dict[str, list[str]]]:
+    """Return the queries of the requests for detection from now on."""
+    asked: list[dict[str, list[str]]] = []
+    page.on("request", lambda request: asked.append(parse_qs(urlsplit(request.url).query)) if "/detect?" in request.url else None)
+    return asked

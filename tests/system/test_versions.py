@@ -1,0 +1,101 @@
+"""Versions of a model in a real Triton: each request gets the one it asks for, also among many for others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import cycle
+
+import httpx
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.scrape import scrape
+from tests.support import SCENE, json, sample_image, started
+
+REQUESTS = 24
+SCORES = {"1": [0.9, 0.8], "2": [0.6, 0.5]}
+
+
+@pytest.fixture
+async def one_by_one(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application that makes one call at a time for each version, so that much is aggregated."""
+    assert triton.poll() is None
+    async with started(create_app(msgspec.structs.replace(settings, calls_in_flight=1, decode_threads=4))) as client:
+        yield client
+
+
+def answered(response: httpx.Response) -> str:
+    """Return the version that has answered, by what it says and by what it has found."""
+    document = json(response)
+    version = str(document["model"]["version"])
+    assert document["model"]["name"] == "two_versions"
+    assert [found["confidence"] for found in document["detections"]] == SCORES[version]
+    return version
+
+
+@pytest.mark.parametrize(("query", "version"), [("", "2"), ("?version=1", "1"), ("?version=2", "2")])
+async def test_a_request_gets_the_version_that_it_asks_for(client: httpx.AsyncClient, query: str, version: str) -> None:
+    """Otherwise the newest."""
+    assert answered(await client.post(f"/predict/two_versions{query}", content=SCENE)) == version
+
+
+async def test_the_version_may_be_in_the_body(client: httpx.AsyncClient) -> None:
+    """As any other parameter."""
+    form = {"model": "two_versions", "version": "1"}
+
+    assert answered(await client.post("/detect", files={"image": SCENE}, data=form)) == "1"
+
+
+async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.AsyncClient) -> None:
+    """Whatever waits for a call, in whatever order: each image goes to its own version, many of them together."""
+    queries = [query for _, query in zip(range(REQUESTS), cycle(["", "?version=1", "?version=2"]), strict=False)]
+    responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
+
+    assert [answered(response) for response in responses] == [query.partition("=")[2] or "2" for query in queries]
+    assert any('batch;desc="1"' not in response.headers["server-timing"] for response in responses)
+
+
+async def test_the_newest_version_is_one_model_with_or_without_its_number(one_by_one: httpx.AsyncClient) -> None:
+    """It has one limit, one circuit and common batches, so that both share the instances; an older version has its own."""
+    queries = ["?version=2", ""] * (REQUESTS // 2)
+    responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
+    assert {answered(response) for response in responses} == {"2"}
+    assert (await one_by_one.post("/predict/two_versions?version=1", content=SCENE)).status_code == 200
+    samples = await scrape(one_by_one)
+
+    assert json(await one_by_one.get("/health"))["limits"]["requests"].keys() == {"yolo11n", "two_versions", "two_versions:1"}
+    assert samples['api_inference_batch_size_sum{model="two_versions"}'] == REQUESTS
+    assert samples['api_inference_batch_size_count{model="two_versions"}'] < REQUESTS
+    assert not [name for name in samples if "two_versions:2" in name]
+
+
+async def test_a_version_that_is_not_there_names_those_that_are(client: httpx.AsyncClient) -> None:
+    """Before the image is looked at; a model that is not there has no versions."""
+    for version in ("3", str(2**63 - 1)):
+        problem = json(await client.post(f"/predict/two_versions?version={version}", content=b"no image"), 404)
+        assert problem["code"] == "unknown_version"
+        assert problem["detail"] == f"two_versions has no version {version}; versions that can be used: 1, 2"
+
+    problem = json(await client.post("/predict/six_columns?version=2", content=SCENE), 404)
+    assert problem["detail"].endswith("versions that can be used: 1")
+    assert json(await client.post("/predict/absent?version=1", content=SCENE), 404)["code"] == "unknown_model"
+
+
+async def test_the_list_of_models_has_the_versions(client: httpx.AsyncClient) -> None:
+    """Ascending; `version` is the one that answers unless a request asks for another one."""
+    models = {model["name"]: model for model in json(await client.get("/models"))["models"]}
+
+    assert (models["two_versions"]["version"], models["two_versions"]["versions"]) == ("2", ["1", "2"])
+    assert models["six_columns"]["versions"] == ["1"]
+    assert models["yolo11n"]["versions"] == ["1"]
+
+
+async def test_a_version_of_the_default_model_finds_the_same(client: httpx.AsyncClient) -> None:
+    """The only version is the newest."""
+    image = sample_image("chelsea.jpg")
+    pinned, newest = [json(await client.post(f"/detect{query}", content=image)) for query in ("?version=1", "")]
+
+    assert pinned["model"] == newest["model"]
+    assert pinned["detections"] == newest["detections"] != []

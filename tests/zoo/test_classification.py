@@ -1,0 +1,53 @@
+"""Composed classification models turn what their network returns into probabilities."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from app.zoo.compose import compose_model
+from app.zoo.graph import parse
+from app.zoo.registry import ClassificationRecipe
+
+SQUARE = 128
+LOGITS = ClassificationRecipe(square=SQUARE, channels="RGB", mean=127.0, scale=128.0, head="logits")
+PROBABILITIES = ClassificationRecipe(square=SQUARE, channels="BGR", scale=255.0, head="probabilities")
+
+
+def network(output: str = "float[1, 3] output") -> onnx.ModelProto:
+    """Return a network that answers with the mean of each channel."""
+    return parse(f"""
+means (float[1, 3, {SQUARE}, {SQUARE}] images) => ({output}) {{
+    output = ReduceMean <axes = [2, 3], keepdims = 0> (images)
+}}""")
+
+
+def run(recipe: ClassificationRecipe, *colours: tuple[int, int, int]) -> NDArray[np.float32]:
+    """Compose the model, and show it images of one colour each."""
+    model = compose_model(network(), recipe)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    images = np.stack([np.full((SQUARE, SQUARE, 3), colour, np.uint8) for colour in colours])
+    (answer,) = session.run(["probabilities"], {"image": images})
+    return np.asarray(answer, np.float32)
+
+
+def test_logits_become_probabilities() -> None:
+    """Softmax over the classes, of bytes that the recipe's mean and scale have been applied to."""
+    colours = [(255, 127, 0), (0, 0, 0)]
+    logits = (np.array(colours, float) - 127) / 128
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+
+    assert run(LOGITS, *colours) == pytest.approx(expected, abs=1e-5)
+
+
+def test_probabilities_stay_as_they_are() -> None:
+    """They come in the order of the recipe's channels here, because the network returns their means."""
+    assert run(PROBABILITIES, (51, 102, 255)) == pytest.approx(np.array([[1.0, 0.4, 0.2]]), abs=1e-4)
+
+
+@pytest.mark.parametrize("output", ["float[1, 3, 1, 1] output", "float[3] output", "float[1, 1] output", "float[1, n] output"])
+def test_network_with_another_head_is_rejected(output: str) -> None:
+    """An output that is not a number for each of two classes or more is named."""
+    with pytest.raises(ValueError, match="is not a number for each class"):
+        compose_model(network(output), LOGITS)

@@ -1,0 +1,146 @@
+"""The network built here answers as another implementation does."""
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import numpy as np
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from numpy.typing import NDArray
+from PIL import Image
+from tritonclient.grpc import model_config_pb2
+
+from app.config import Settings
+from app.main import create_app
+from app.model.triton_config import ModelParameters
+from app.zoo.efficientnet import build_lite0
+from app.zoo.torch_weights import read_weights
+from tests.support import IMAGES, REPOSITORY, SHARED, json, started
+from tests.zoo.efficientnet_figures import GRADIENTS, PHOTOS, Figure, gradients
+
+NAME = "efficientnet_lite0"
+SHOWN = {
+    "000000000776.jpg": "teddy bear",
+    "000000001818.jpg": "zebra",
+    "000000003661.jpg": "banana",
+    "000000007108.jpg": "African bush elephant",
+    "000000008762.jpg": "traffic light",
+    "000000009448.jpg": "umbrella",
+    "chelsea.jpg": "a cat having a striped coat",
+    "coffee.jpg": "espresso",
+}
+"""What is in some of the photos, in the words of the labels."""
+
+TOLERANCE = 0.005
+"""Another version of Pillow rounds a few values of a photo differently, by one."""
+
+Bytes = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def model(repository: Path) -> onnxruntime.InferenceSession:
+    """The composed model, as `pull` makes it."""
+    return onnxruntime.InferenceSession(repository / NAME / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def probabilities(model: onnxruntime.InferenceSession, *images: Bytes) -> NDArray[np.float32]:
+    """Run the model; returns (images, classes)."""
+    (answer,) = model.run(["probabilities"], {"image": np.stack(images)})
+    return np.asarray(answer, np.float32)
+
+
+def middle(photo: Path) -> Bytes:
+    """Cut a photo as it was cut for the figures."""
+    image = Image.open(photo).convert("RGB")
+    short = min(image.size)
+    image = image.resize((image.width * 256 // short, image.height * 256 // short), Image.Resampling.BICUBIC)
+    left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
+    return np.asarray(image.crop((left, top, left + 224, top + 224)))
+
+
+def find(figure: Figure) -> Path | None:
+    """Find a photo; None if it is one of the shared ones, and they are not here."""
+    return next((path for path in (IMAGES / figure.image, SHARED / "images" / figure.image) if path.is_file()), None)
+
+
+def path_of(figure: Figure) -> Path:
+    """Find a photo; skip the test where the shared ones are not."""
+    path = find(figure)
+    if path is None:
+        pytest.skip("there are no images in ../shared/images")
+    assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(figure.sha256), "the figures are of another file"
+    return path
+
+
+def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model: onnxruntime.InferenceSession) -> None:
+    """Nothing but the order of sums differs from the reference."""
+    (found,) = probabilities(model, gradients())
+
+    assert np.argsort(-found)[:5].tolist() == list(GRADIENTS)
+    assert found[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
+
+
+@pytest.mark.parametrize("figure", PHOTOS, ids=lambda figure: figure.image)
+def test_photos_have_the_probabilities_of_the_reference(model: onnxruntime.InferenceSession, figure: Figure) -> None:
+    """All five of each photo; no other class is more probable, unless two are as good as equal."""
+    (found,) = probabilities(model, middle(path_of(figure)))
+
+    assert found[list(figure.top)] == pytest.approx(np.array(list(figure.top.values())), abs=TOLERANCE)
+    assert figure.top.get(int(found.argmax()), 0.0) == pytest.approx(max(figure.top.values()), abs=2 * TOLERANCE)
+
+
+@pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
+def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
+    """The labels of the config are in the order of the network's classes."""
+    text = (REPOSITORY / NAME / "config.pbtxt").read_text(encoding="utf-8")
+    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    labels = ModelParameters(labels=config.parameters["labels"].string_value).class_names()
+
+    assert labels[next(iter(figure.top))] == SHOWN[figure.image]
+
+
+def test_images_of_a_batch_do_not_affect_each_other(model: onnxruntime.InferenceSession) -> None:
+    """Each image of a batch has the probabilities that it has alone, and they sum up to one."""
+    noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    images = [gradients(), noise, gradients()[::-1], np.zeros_like(noise)]
+    together = probabilities(model, *images)
+
+    assert together.sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
+    assert together == pytest.approx(np.concatenate([probabilities(model, image) for image in images]), abs=1e-5)
+
+
+@pytest.mark.usefixtures("triton")
+def test_embedded_triton_answers_the_same(settings: Settings) -> None:
+    """Its backend runs the model as it runs detectors, several images at once."""
+    image = {"name": "image", "datatype": "UINT8", "shape": [2, 224, 224, 3], "data": [gradients().ravel().tolist()] * 2}
+    url = f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{NAME}/infer"
+    answer = httpx.post(url, json={"inputs": [image]}, trust_env=False).raise_for_status()
+    (output,) = answer.json()["outputs"]
+    found = np.reshape(output["data"], output["shape"])
+
+    assert (output["name"], found.shape) == ("probabilities", (2, 1000))
+    for row in found:
+        assert row[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
+
+
+@pytest.mark.usefixtures("triton")
+async def test_the_gateway_answers_the_same(settings: Settings) -> None:
+    """It decodes and crops photos as the reference does. Those in ../shared/images are tested where they are."""
+    photos = [(figure, path) for figure in PHOTOS if (path := find(figure)) is not None]
+    async with started(create_app(settings)) as client:
+        for figure, path in photos:
+            response = await client.post("/classify", content=path.read_bytes(), params={"top_k": 1000})
+            found = {one["class_id"]: one["confidence"] for one in json(response)["classifications"]}
+            assert [found[id_] for id_ in figure.top] == pytest.approx(list(figure.top.values()), abs=TOLERANCE), figure.image
+
+
+@pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
+def test_missing_weights_are_named(networks: dict[str, Path], missing: str) -> None:
+    """The file of another network is rejected, instead of composing one that is wrong."""
+    weights = read_weights(networks[NAME])
+    del weights[missing]
+
+    with pytest.raises(ValueError, match=f"'{missing}' is missing"):
+        build_lite0(weights)
