@@ -17,7 +17,7 @@ def _describe(kind: inspect.Type) -> str:
         case inspect.UnionType(types=types):
             return next(_describe(one) for one in types if not isinstance(one, inspect.NoneType))
         case inspect.LiteralType(values=values):
-            return f"one of {', '.join(map(repr, values))}"
+            return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(repr, values))}"
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):

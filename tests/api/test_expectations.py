@@ -11,7 +11,7 @@ from app.api.parameters import BatchParameters, ClassifyParameters, DetectParame
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])
 def test_every_parameter_is_described(kind: type[Parameters]) -> None:
     """Each number has a least and a greatest value."""
-    words = re.compile(r"text|true or false|one of '[a-z_-]+'(, '[a-z_-]+')+|a (whole )?number from \d+ to \d+")
+    words = re.compile(r"text|true or false|one of '[a-z_-]+'(, '[a-z_-]+')+|'[a-z]+'|a (whole )?number from \d+ to \d+")
 
     for name in kind.__struct_fields__:
         assert words.fullmatch(expected_value(kind, name)), name
