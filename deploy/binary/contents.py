@@ -29,10 +29,12 @@ _GLIBC = {f"{name}.so.{version}" for name, version in (("libc", 6), ("libm", 6),
 _GLIBC |= {"ld-linux-x86-64.so.2", "libutil.so.1", "libresolv.so.2"}
 _CODE = {"BINARY", "EXTENSION"}
 _OPENCV_LIBRARIES = "opencv_python_headless.libs/"
+# AVIF; TIFF is a part of OpenCV itself.
+_CODECS = ("libavif-", "libaom-")
 _STUB = """
 #include <stdio.h>
 #include <stdlib.h>
-static void missing(void) { fputs("nereid: OpenCV is without codecs, video and linear algebra here\\n", stderr); abort(); }
+static void missing(void) { fputs("nereid: OpenCV is without video and linear algebra here\\n", stderr); abort(); }
 """
 
 
@@ -68,10 +70,10 @@ Files = list[tuple[str, str, str]]
 """As PyInstaller has them: path in the file, path here or, of a link, what it points to, and kind."""
 
 
-def without_codecs(files: Files, folder: Path) -> Files:
-    """Replace the libraries that OpenCV is linked to by empty ones; the program only resizes with it.
+def without_video(files: Files, folder: Path) -> Files:
+    """Replace most libraries that OpenCV is linked to by empty ones; the program resizes, draws, and decodes AVIF and TIFF with it.
 
-    Its codecs, video and linear algebra are 30 MB of the file, and cannot be left out: the loader would refuse OpenCV.
+    Video and linear algebra are 30 MB of the file, and cannot be left out: the loader would refuse OpenCV.
 
     Args:
         files: What was found.
@@ -82,9 +84,10 @@ def without_codecs(files: Files, folder: Path) -> Files:
     wanted = _symbols(opencv, "*UND*")
     kept: Files = []
     for target, source, kind in files:
-        if not target.startswith(_OPENCV_LIBRARIES):
+        name = Path(target).name
+        if not target.startswith(_OPENCV_LIBRARIES) or name.startswith(_CODECS):
             kept.append((target, source, kind))
-        elif (name := Path(target).name) in needed:
+        elif name in needed:
             kept.append((target, _empty_library(source, wanted, folder / name), kind))
     targets = {target for target, _, _ in kept}
     return [file for file in kept if file[2] != "SYMLINK" or file[1] in targets]
