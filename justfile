@@ -67,7 +67,7 @@ faults *args:
 # Build the one file and the container image, and run them where nothing else is installed; needs root, buildah and debootstrap
 [group('develop')]
 packages *args:
-    @python -m pytest -m packages -o timeout=1800 tests/deploy {{ args }}
+    @python -m pytest -m packages -o timeout=3000 tests/deploy {{ args }}
 
 # Let processes die and clients leave for about 16 minutes, and look for losses, wrong answers and leaks; nginx must be installed
 [group('develop')]
