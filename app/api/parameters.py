@@ -70,8 +70,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it."""
-        return None
+        """Where the image is to be fetched; None if the body has it, or the kind has no `url`."""
+        url: str | None = getattr(self, "url", None)
+        return None if url is None or is_empty(url) else url
 
     @property
     def presentation(self) -> Presentation:
@@ -145,11 +146,6 @@ class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True,
     image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     @property
-    def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it."""
-        return None if self.url is None or is_empty(self.url) else self.url
-
-    @property
     def presentation(self) -> Presentation:
         """How the answer is to be written."""
         return Presentation(self.format, self.boxes, self.image_id)
@@ -164,11 +160,6 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
     ] = 5
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
     format: Annotated[ClassesFormatName | None, Meta(description="For classes: `json`.")] = None
-
-    @property
-    def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it."""
-        return None if self.url is None or is_empty(self.url) else self.url
 
     @property
     def options(self) -> ClassifyOptions:

@@ -13,11 +13,6 @@ class _CommonParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_
 
     url: str | None = None
 
-    @property
-    def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it."""
-        return self.url
-
 
 class PathModel:
     """Knows what the query says whatever the task of its model, and finds out the task."""

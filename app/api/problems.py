@@ -52,10 +52,9 @@ async def send(error: GatewayError, scope: Scope, send: Send) -> None:
 def to_problem(error: Exception, request_id: str) -> Problem:
     """Describe the failure of a part of a request, as it would be described if it were the whole; log it if it is unexpected."""
     if isinstance(error, GatewayError):
-        return Problem(f"urn:nereid:problem:{error.code}", error.title, error.status, error.detail, error.code, request_id)
+        return _problem(error.status, error.code, error.title, error.detail, request_id)
     LOG.error("unexpected exception", request_id=request_id, exc_info=error)
-    code, title, detail = _INTERNAL
-    return Problem(f"urn:nereid:problem:{code}", title, HTTPStatus.INTERNAL_SERVER_ERROR, detail, code, request_id)
+    return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, *_INTERNAL, request_id)
 
 
 def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
@@ -110,7 +109,11 @@ def _write(context: RequestContext, status: int, code: str, title: str, detail: 
     context.error = context.log_fields["code"] = code
     if context.is_detail_logged:
         context.log_fields["detail"] = detail
-    return msgspec.json.encode(Problem(f"urn:nereid:problem:{code}", title, status, detail, code, context.request_id))
+    return msgspec.json.encode(_problem(status, code, title, detail, context.request_id))
+
+
+def _problem(status: int, code: str, title: str, detail: str, request_id: str) -> Problem:
+    return Problem(f"urn:nereid:problem:{code}", title, status, detail, code, request_id)
 
 
 def _respond(status: int, headers: dict[str, str], body: bytes) -> Response[bytes]:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.model.heads import Task
+from app.pipeline.call import Classifications, Detections
 
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
@@ -43,6 +44,11 @@ class ModelUsed(msgspec.Struct, frozen=True):
     version: str
     backend: str
     device: Literal["cpu", "gpu"]
+
+    @classmethod
+    def of(cls, found: Detections | Classifications) -> "ModelUsed":
+        """Describe the model that found this."""
+        return cls(found.spec.name, found.version, "triton", found.spec.device)
 
 
 class DetectResponse(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolatio
     """Resize an image into an area of a canvas.
 
     The interpolation is between the four nearest pixels, or the sixteen nearest, as in the training of most detectors;
-    `resample` averages when it shrinks, which changes scores and boxes.
+    `resample_into` averages when it shrinks, which changes scores and boxes.
 
     Args:
         pixels: UINT8 (height, width, 3) RGB; it may be that area already.

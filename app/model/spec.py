@@ -100,6 +100,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         own = self.head
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
 
+    def class_name(self, class_id: int) -> str:
+        """Return the label of a class; a class without one is named by its id."""
+        return self.labels[class_id] if class_id < len(self.labels) else str(class_id)
+
     @cached_property
     def reference(self) -> str:
         """How the gateway refers to the model."""

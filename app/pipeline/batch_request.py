@@ -33,11 +33,10 @@ class BatchRequest:
     def __init__(  # noqa: PLR0913, PLR0917 - what they have in common, and they themselves
         self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext, images: list[Image], memory: Lease
     ) -> None:
-        self.spec = spec
-        """Spec of their model."""
         self.url_hosts: list[str] = []
         """Names of the hosts from which images were to be fetched."""
         self._pipeline = pipeline
+        self._spec = spec
         self._reader = reader
         self._call = call
         self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
@@ -135,11 +134,11 @@ class BatchRequest:
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         with await self._line.admit(call.deadline) as permit:
             _keep(memory, permit)
-            if self.spec.input_format is not InputFormat.FILE:
+            if self._spec.input_format is not InputFormat.FILE:
                 tensor = self._pipeline.admission.memory.reserve()
-                tensor.add(self.spec.image_bytes)
+                tensor.add(self._spec.image_bytes)
                 permit.on_release(tensor.release)
-            return await self._pipeline.process(image, self.spec, self._reader, call, permit)
+            return await self._pipeline.process(image, self._spec, self._reader, call, permit)
 
 
 def _keep(memory: Lease, permit: Permit) -> None:
@@ -154,7 +153,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
     while True:
         try:
             return await attempt()
-        except GatewayFull as error:
-            if error.reason == "requests" or deadline.remaining < _PAUSE_SECONDS:
+        except GatewayFull:
+            if deadline.remaining < _PAUSE_SECONDS:
                 raise
         await asyncio.sleep(_PAUSE_SECONDS)

@@ -121,8 +121,7 @@ class Transport:
         Raises:
             TritonUnavailable: The mode is `shm`, but there is no such memory.
         """
-        arena = self._arenas.get(slot_bytes)
-        if arena is not None and self._is_mapped(arena):
+        if (arena := self._arenas.get(slot_bytes)) is not None and self._is_mapped(arena):
             return arena.take(nbytes)
         self._require_inline()
         return None

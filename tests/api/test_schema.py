@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api.schema import Detection, DetectResponse, ImageSize, ModelInfo, ModelUsed, Problem
+from app.api.schema import Detection, ModelInfo, Problem
 
 
 def members(value: msgspec.Struct) -> dict[str, Any]:
@@ -24,21 +24,6 @@ def test_a_detection_has_either_corners_or_a_bbox(box: dict[str, Any], names: li
     detection = Detection(**box, confidence=0.5, class_=2, class_id=2, class_name="car")
 
     assert list(members(detection)) == [*names, "confidence", "class", "class_id", "class_name"]
-
-
-def test_a_response_has_the_members_of_the_contract() -> None:
-    """Clients of other gateways read them by these names."""
-    response = DetectResponse([], 0, "success", ImageSize(200, 100), ModelUsed("tiny", "1", "triton", "cpu"), 1.5, "r1")
-
-    assert members(response) == {
-        "detections": [],
-        "num_detections": 0,
-        "status": "success",
-        "image": {"width": 200, "height": 100},
-        "model": {"name": "tiny", "version": "1", "backend": "triton", "device": "cpu"},
-        "total_time_ms": 1.5,
-        "request_id": "r1",
-    }
 
 
 def test_a_problem_has_the_members_of_rfc_9457_and_ours() -> None:

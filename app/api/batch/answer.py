@@ -100,7 +100,7 @@ class BatchAnswer:
     def _count(self, found: Detections, timing: Timing) -> None:
         self._processed += 1
         self._detections += len(found.scores)
-        self._model = ModelUsed(found.spec.name, found.version, "triton", found.spec.device)
+        self._model = ModelUsed.of(found)
         count_image(self._metrics, timing, _OK)
 
     def _count_failure(self, error: Exception, timing: Timing) -> Problem:

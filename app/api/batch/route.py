@@ -52,12 +52,12 @@ async def detect_batch(
     context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
+        media_type = negotiate(context.accept, (JSON, LINES))
         content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
-        media_type = negotiate(context.accept, (JSON, LINES))
         _refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        model = wanted.options.model or pipeline.default_model
+        model = wanted.options.model or pipeline.default_for(wanted.options.task)
         try:
             batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
         finally:

@@ -1,34 +1,26 @@
 """Classifications as the gateway's own JSON."""
 
 import msgspec
-import numpy as np
 
 from app.api.formats.answer import Answer, Format
+from app.api.formats.native import to_scores
 from app.api.json_response import JsonResponse
 from app.api.schema import Classification, ClassifyResponse, ImageSize, ModelUsed
 from app.pipeline.call import Classifications
 
-_SCORE_DIGITS = 4
-
 
 def to_response(found: Classifications, total_time_ms: float, request_id: str) -> ClassifyResponse:
-    """Describe the result of one request. A class id without a label is its own name."""
-    labels = found.spec.labels
+    """Describe the result of one request."""
     classifications = [
-        Classification(
-            class_=id_,
-            class_id=id_,
-            class_name=labels[id_] if id_ < len(labels) else str(id_),
-            confidence=round(score, _SCORE_DIGITS),
-        )
-        for id_, score in zip(found.class_ids.tolist(), found.scores.astype(np.float64).tolist(), strict=True)
+        Classification(class_=id_, class_id=id_, class_name=found.spec.class_name(id_), confidence=score)
+        for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
     ]
     return ClassifyResponse(
         classifications=classifications,
         num_classifications=len(classifications),
         status="success",
         image=ImageSize(found.width, found.height),
-        model=ModelUsed(found.spec.name, found.version, "triton", found.spec.device),
+        model=ModelUsed.of(found),
         total_time_ms=round(total_time_ms, 2),
         request_id=request_id,
     )

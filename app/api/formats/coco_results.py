@@ -14,7 +14,7 @@ async def _respond(answer: Answer[Detections]) -> JsonResponse:
     results = [
         CocoResult(answer.presentation.image_id, class_id, (x, y, width, height), score)
         for class_id, (x, y, width, height), score in zip(
-            found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found), strict=True
+            found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found.scores), strict=True
         )
     ]
     return JsonResponse(msgspec.json.encode(results))

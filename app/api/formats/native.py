@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from app.api.formats.answer import Answer, Format
 from app.api.json_response import JsonResponse
@@ -23,7 +24,7 @@ def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, reques
         num_detections=len(detections),
         status="success",
         image=ImageSize(found.width, found.height),
-        model=ModelUsed(found.spec.name, found.version, "triton", found.spec.device),
+        model=ModelUsed.of(found),
         total_time_ms=round(total_time_ms, 2),
         request_id=request_id,
     )
@@ -33,19 +34,18 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
     """Describe each detection.
 
     Args:
-        found: Boxes in pixels. A class id without a label is its own name.
+        found: Boxes in pixels.
         unit: `normalized` 0 to 1 of the image, or in pixels `pixel`, `coco` x y width height, `cxcywh` centre x y width height.
     """
-    labels = found.spec.labels
     return [
         Detection(
             **({"bbox": tuple(box)} if unit in _BBOXES else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
             confidence=score,
             class_=id_,
             class_id=id_,
-            class_name=labels[id_] if id_ < len(labels) else str(id_),
+            class_name=found.spec.class_name(id_),
         )
-        for box, score, id_ in zip(to_boxes(found, unit), to_scores(found), found.class_ids.tolist(), strict=True)
+        for box, score, id_ in zip(to_boxes(found, unit), to_scores(found.scores), found.class_ids.tolist(), strict=True)
     ]
 
 
@@ -64,9 +64,9 @@ def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
     return numbers
 
 
-def to_scores(found: Detections) -> list[float]:
+def to_scores(scores: NDArray[np.float32]) -> list[float]:
     """Return each score, rounded and at most 1."""
-    return [min(round(score, _SCORE_DIGITS), 1.0) for score in found.scores.astype(np.float64).tolist()]
+    return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
 
 
 async def _respond(answer: Answer[Detections]) -> JsonResponse:
