@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from app.dialect_names import DIALECTS
 from app.server_settings import Port, ServerSettings
 
 PREFIX = "NEREID_"
@@ -152,6 +153,13 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
         Literal["on", "off"],
         Meta(description="Whether browsers get a page at `/` on which detection can be tried: `on` or `off`."),
     ] = "on"
+    dialects: Annotated[
+        str,
+        Meta(description="Interfaces of other detection services that the gateway has, too, separated by commas. Empty: none."),
+    ] = ",".join(DIALECTS)
+    deepstack_max_objects: Annotated[
+        int, Meta(ge=0, le=300, description="Maximum number of objects in an answer of the dialect `deepstack`. 0: 300.")
+    ] = 0
     tracing: Annotated[
         bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
     ] = False
@@ -204,6 +212,11 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     def max_pixels_unscalable(self) -> int:
         """Largest image that cannot be decoded at a reduced size, pixels."""
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
+
+    @property
+    def dialect_names(self) -> tuple[str, ...]:
+        """The dialects in use."""
+        return tuple(filter(None, map(str.strip, self.dialects.split(","))))
 
     @property
     def url_host_patterns(self) -> tuple[str, ...]:

@@ -159,6 +159,8 @@ def describe(settings: Settings) -> Deployment:
         _slow_request_ms(settings),
         settings.trusted_networks,
         settings.page == "on",
+        settings.dialect_names,
+        settings.deepstack_max_objects,
     )
 
 

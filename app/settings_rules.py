@@ -4,6 +4,7 @@ import re
 from itertools import combinations
 
 from app.config import PREFIX, Settings, SettingsError
+from app.dialect_names import DIALECTS
 from app.server_settings import MIN_AGE_SECONDS
 
 _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
@@ -23,6 +24,7 @@ def check(settings: Settings) -> None:
     _check_ports(settings)
     _check_proxies(settings)
     _check_url_hosts(settings)
+    _check_dialects(settings)
     if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
 
@@ -81,3 +83,9 @@ def _check_url_hosts(settings: Settings) -> None:
                 f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
                 "or *, without https:// and path; several with commas"
             )
+
+
+def _check_dialects(settings: Settings) -> None:
+    for name in settings.dialect_names:
+        if name not in DIALECTS:
+            raise SettingsError(f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {', '.join(DIALECTS)}")

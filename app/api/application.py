@@ -15,6 +15,7 @@ from app.api.batch.route import detect_batch
 from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import classify, detect, predict
+from app.api.dialects import routing
 from app.api.guards import (
     Check,
     combine_guards,
@@ -57,7 +58,7 @@ def build(
         keys: The API keys, of which callers must have one; None if they need none.
         tracing: Makes the spans of each request; closed by its owner.
     """
-    resources = WorkerResources(deployment)
+    resources = WorkerResources(deployment, keys)
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -87,6 +88,7 @@ def build(
         livez,
         readyz,
     ]
+    dialects = routing.load(deployment.dialects)
     app = Litestar(
         route_handlers=[
             *routes,
@@ -94,6 +96,7 @@ def build(
             docs.docs_asset,
             root,
             *([page_asset] if deployment.has_page else []),
+            *map(routing.to_router, dialects),
         ],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(),
@@ -101,7 +104,8 @@ def build(
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    return RequestContextMiddleware(HeadMiddleware(CapacityMiddleware(app, resources, keys)), resources, tracing)
+    dispatch = routing.DialectMiddleware(CapacityMiddleware(app, resources, keys), dialects)
+    return RequestContextMiddleware(HeadMiddleware(dispatch), resources, tracing)
 
 
 def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:

@@ -7,6 +7,7 @@ from litestar.di import Provide
 from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
 from app.api.health_schema import LimitsInForce
+from app.api.keys import ApiKeys
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -27,6 +28,10 @@ class Deployment(NamedTuple):
     trusted_proxies: Proxies
     has_page: bool = True
     """Whether browsers get a page at `/`."""
+    dialects: tuple[str, ...] = ()
+    """Names of the dialects in use."""
+    deepstack_max_objects: int = 0
+    """In an answer of the dialect `deepstack`; 0: as many as in any other."""
 
 
 class WorkerResources:
@@ -38,8 +43,10 @@ class WorkerResources:
     is_draining = False
     """Whether the worker is about to be stopped."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
+        self.keys = keys
+        """The API keys, of which callers must have one; None if they need none."""
 
     def drain(self) -> None:
         """Note that the worker is about to be stopped."""

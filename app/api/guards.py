@@ -12,9 +12,9 @@ from litestar.types import Guard, HTTPScope
 from app.api import content_encoding
 from app.api.client_watch import BodyLimits, body_too_large
 from app.api.content_type import JSON, MULTIPART, URLENCODED, is_supported, media_type
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.keys import ApiKeys, Scope
+from app.api.keys import ApiKey, ApiKeys, Scope
 from app.errors import Forbidden, MalformedRequest, UnsupportedMediaType
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -31,14 +31,21 @@ def guard_key(keys: ApiKeys, scope: Scope) -> Check:
     """
 
     def check(connection: Connection) -> None:
-        key = keys.identify(connection.scope["headers"])
-        context = context_of(connection.scope)
-        context.log_fields["key"] = key.id
-        context.share = keys.share_of(key)
-        if scope not in key.scopes:
-            raise Forbidden(f"the API key does not have the scope {scope!r}")
+        admit_key(keys.identify(connection.scope["headers"]), scope, keys, context_of(connection.scope))
 
     return check
+
+
+def admit_key(key: ApiKey, scope: Scope, keys: ApiKeys, context: RequestContext) -> None:
+    """Let a request go on with its key, whose `share` it gets.
+
+    Raises:
+        Forbidden: The key does not have the scope.
+    """
+    context.log_fields["key"] = key.id
+    context.share = keys.share_of(key)
+    if scope not in key.scopes:
+        raise Forbidden(f"the API key does not have the scope {scope!r}")
 
 
 def guard_circuit(resources: WorkerResources) -> Check:

@@ -63,6 +63,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     pairs: Pairs,
     kind: type[P] | LateKind[P],
     parse: Callable[[bytes, str, type[P]], C],
+    check: Callable[[P], None] = lambda _: None,
 ) -> Received[C, P]:
     """Receive a request.
 
@@ -75,6 +76,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
             tell that the client has left.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
             `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
+        check: Gets all parameters, before anything is done with them; raises a GatewayError if the request is to be rejected.
 
     Raises:
         InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
@@ -102,6 +104,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
                 content = parse(data, context.content_type, kind)
         elif data:
             raise MalformedRequest("with `url` in the query, send no body")
+        check(wanted)
         context.timing.lap("read")
         if wanted.address is not None:
             image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,9 @@ _Url = Annotated[
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Those of every request for an inference."""
+
+    ignores_unknown: ClassVar[bool] = False
+    """Whether a request may have parameters of other names."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
     version: Annotated[
@@ -214,6 +217,8 @@ def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
     for given, value in pairs:
         name = _ALIASES.get(given, given)
         if name not in kind.__struct_fields__:
+            if kind.ignores_unknown:
+                continue
             raise unknown_parameter(given, kind)
         if name in values:
             raise InvalidParameter(f"{name} is given more than once")

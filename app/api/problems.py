@@ -1,5 +1,6 @@
 """Convert every exception to a response of type application/problem+json."""
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -28,9 +29,24 @@ MEDIA_TYPE = "application/problem+json"
 LOG = structlog.get_logger()
 
 
-def handlers() -> ExceptionHandlersMap:
-    """Return the handlers of all exceptions."""
-    return {GatewayError: _from_gateway_error, HTTPException: _from_http_exception, Exception: _from_exception}
+Write = Callable[[Problem], tuple[str, bytes]]
+"""Writes a problem as the body of a response; returns its media type, too."""
+
+
+def write(problem: Problem) -> tuple[str, bytes]:
+    """Write a problem as RFC 9457 says."""
+    return MEDIA_TYPE, msgspec.json.encode(problem)
+
+
+def handlers(write: Write = write) -> ExceptionHandlersMap:
+    """Return the handlers of all exceptions, which write them in one way."""
+
+    def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        headers, problem = _describe(request, error)
+        media_type, body = write(problem)
+        return Response(body, status_code=problem.status, media_type=media_type, headers=headers)
+
+    return {GatewayError: handle, HTTPException: handle, Exception: handle}
 
 
 _DETAILS = {
@@ -42,10 +58,11 @@ _INTERNAL = "internal_error", "Internal error", "the failure has been logged wit
 
 async def send(error: GatewayError, scope: Scope, send: Send) -> None:
     """Send the response to an error where Litestar's handlers are not called."""
-    status, headers, body = _describe(context_of(scope), error)
-    headers |= {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
+    headers, problem = _from_gateway_error(context_of(scope), error)
+    media_type, body = write(problem)
+    headers |= {"content-type": media_type, "content-length": str(len(body))}
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.start", "status": problem.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
@@ -57,35 +74,35 @@ def to_problem(error: Exception, request_id: str) -> Problem:
     return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, *_INTERNAL, request_id)
 
 
-def _from_gateway_error(request: Request[Any, Any, Any], error: GatewayError) -> Response[bytes]:
-    return _respond(*_describe(context_of(request.scope), error))
+def _describe(request: Request[Any, Any, Any], error: Exception) -> tuple[dict[str, str], Problem]:
+    """Return headers and body of the response to an exception, and note it for the log."""
+    context = context_of(request.scope)
+    if isinstance(error, GatewayError):
+        return _from_gateway_error(context, error)
+    if isinstance(error, HTTPException) and error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _from_http_exception(request, error)
+    problem = to_problem(error, context.request_id)
+    _note(context, problem)
+    return {}, problem
 
 
-def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> tuple[dict[str, str], Problem]:
+    context = context_of(request.scope)
     if error.status_code == HTTPStatus.BAD_REQUEST:
-        return _from_gateway_error(request, MalformedRequest("the request's headers or body are malformed"))
+        return _from_gateway_error(context, MalformedRequest("the request's headers or body are malformed"))
     status = HTTPStatus(error.status_code)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return _from_exception(request, error)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allow = headers.get("allow", "")
         note_route_of_other_method(request, allow.partition(",")[0])
         headers["allow"] = with_head(allow)
     detail = _DETAILS.get(status, status.description or status.phrase)
-    text = status.name.lower(), status.phrase, detail
-    return _respond(status, headers, _write(context_of(request.scope), status, *text))
+    problem = _problem(status, status.name.lower(), status.phrase, detail, context.request_id)
+    _note(context, problem)
+    return headers, problem
 
 
-def _from_exception(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    context = context_of(request.scope)
-    LOG.error("unexpected exception", request_id=context.request_id, exc_info=error)
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    return _respond(status, {}, _write(context, status, *_INTERNAL))
-
-
-def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body of the response to an error."""
+def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:
     if context.timing.stages or isinstance(error, DeadlinePassed):  # a detection has begun
         context.failed_stage = context.timing.fail()
     if isinstance(error, GatewayFull):
@@ -101,20 +118,17 @@ def _describe(context: RequestContext, error: GatewayError) -> tuple[int, dict[s
     if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
         context.is_client_gone = True
         status = HTTPStatus.BAD_REQUEST
-    return status, headers, _write(context, status, error.code, error.title, error.detail)
+    problem = _problem(status, error.code, error.title, error.detail, context.request_id)
+    _note(context, problem)
+    return headers, problem
 
 
-def _write(context: RequestContext, status: int, code: str, title: str, detail: str) -> bytes:
-    """Write a problem as JSON, and note it for the log."""
-    context.error = context.log_fields["code"] = code
+def _note(context: RequestContext, problem: Problem) -> None:
+    """Note a problem for the log."""
+    context.error = context.log_fields["code"] = problem.code
     if context.is_detail_logged:
-        context.log_fields["detail"] = detail
-    return msgspec.json.encode(_problem(status, code, title, detail, context.request_id))
+        context.log_fields["detail"] = problem.detail
 
 
 def _problem(status: int, code: str, title: str, detail: str, request_id: str) -> Problem:
     return Problem(f"urn:nereid:problem:{code}", title, status, detail, code, request_id)
-
-
-def _respond(status: int, headers: dict[str, str], body: bytes) -> Response[bytes]:
-    return Response(body, status_code=status, media_type=MEDIA_TYPE, headers=headers)

@@ -1,0 +1,213 @@
+"""The dialect of DeepStack, CodeProject.AI and their clients: Home Assistant, Blue Iris, Frigate's detector `deepstack`.
+
+Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs; Frigate's deepstack.py.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from litestar import Request, get, post, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app import __version__
+from app.api.body import ParsedBody, parse_multipart
+from app.api.content_type import MULTIPART, media_type
+from app.api.dependencies import WorkerResources
+from app.api.dialects.detection import detect, detectors
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.formats.answer import Answer
+from app.api.formats.native import to_scores
+from app.api.intake import Pairs
+from app.api.json_response import JsonResponse
+from app.api.parameters import split_classes
+from app.api.schema import Problem
+from app.pipeline.call import Detections, DetectOptions
+
+_MAX_OBJECTS = 300
+_NAMED = 20
+"""Objects that the summary of an answer names."""
+# CodeProject.AI's own names.
+_CASED = {
+    "inference_ms": "inferenceMs",
+    "process_ms": "processMs",
+    "analysis_round_trip_ms": "analysisRoundTripMs",
+    "module_id": "moduleId",
+    "module_name": "moduleName",
+    "execution_provider": "executionProvider",
+    "can_use_gpu": "canUseGPU",
+    "timestamp_utc": "timestampUTC",
+    "status_data": "statusData",
+    "inference_device": "inferenceDevice",
+    "processed_by": "processedBy",
+}
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    has_key_in_body: ClassVar[bool] = True
+
+    min_confidence: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    classes: str | None = None
+    """Names or ids, separated by commas. No part of DeepStack: Frigate ignores all objects after one that it does not know."""
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), _MAX_OBJECTS, version=self.version)
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """One object; corners in whole pixels of the upright image."""
+
+    confidence: float
+    label: str
+    y_min: int
+    x_min: int
+    y_max: int
+    x_max: int
+
+
+class Predictions(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
+    """Objects by falling confidence, as DeepStack describes them, and what CodeProject.AI adds. Times are milliseconds."""
+
+    success: Literal[True] = True
+    predictions: list[Prediction]
+    duration: int
+    message: str
+    count: int
+    inference_ms: int
+    process_ms: int
+    analysis_round_trip_ms: int
+    code: int = 200
+    command: Literal["detect", "custom"]
+    module_id: str = "nereid"
+    module_name: str = "Nereid"
+    execution_provider: str
+    can_use_gpu: bool
+    timestamp_utc: str
+
+
+class ModelNames(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
+    """The detectors that `/v1/vision/custom/{model}` can use."""
+
+    success: Literal[True] = True
+    models: list[str]
+    command: Literal["list"] = "list"
+    module_id: str = "nereid"
+    module_name: str = "Nereid"
+    status_data: None = None
+    inference_device: str
+    analysis_round_trip_ms: int = 0
+    processed_by: str = "localhost"
+    timestamp_utc: str
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A version of the service."""
+
+    major: int
+    minor: int
+    patch: int
+    pre_release: str = ""
+    security_update: bool = False
+    build: int = 0
+    file: str = ""
+    release_notes: str = ""
+
+
+class UpdateStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Whether there is an update: the gateway never looks for one."""
+
+    success: Literal[True] = True
+    message: str = ""
+    version: None = None
+    current: Version
+    latest: Version
+    update_available: Literal[False] = False
+
+
+@post("/v1/vision/detection", status_code=200)
+async def detection(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects with the default model."""
+    return await _detect(request, worker, "detect")
+
+
+@post("/v1/vision/custom/{model:str}", status_code=200)
+async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+    """Detect objects with the model in the path."""
+    return await _detect(request, worker, "custom", [("model", model)])
+
+
+@route("/v1/vision/custom/list", http_method=[HttpMethod.GET, HttpMethod.POST], status_code=200)
+async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelNames:
+    """List the detectors."""
+    specs = await detectors(request, worker)
+    device = "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU"
+    return ModelNames(models=[spec.name for spec in specs], inference_device=device, timestamp_utc=_now())
+
+
+@get("/v1/status/updateavailable")
+async def update_available() -> UpdateStatus:
+    """Say that there is no update, which clients ask before they show the service as working."""
+    major, minor, patch = map(int, __version__.split(".")[:3])
+    version = Version(major=major, minor=minor, patch=patch)
+    return UpdateStatus(current=version, latest=version)
+
+
+async def _detect(
+    request: AnyRequest, worker: WorkerResources, command: Literal["detect", "custom"], in_path: Pairs = ()
+) -> ASGIResponse:
+    async def respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
+        return JsonResponse(msgspec.json.encode(to_predictions(answer, command, worker.deployment.deepstack_max_objects)))
+
+    return await detect(request, worker, _Parameters, _parse, respond, in_path)
+
+
+def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+    """Parse a form; anything else is the image."""
+    return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
+
+
+def to_predictions(answer: Answer[Detections], command: Literal["detect", "custom"], max_objects: int) -> Predictions:
+    """Describe what was found; at most so many objects, unless that is 0."""
+    found, timing = answer.found, answer.context.timing
+    predictions = [
+        Prediction(confidence, found.spec.class_name(id_), y_min, x_min, y_max, x_max)
+        for confidence, id_, (x_min, y_min, x_max, y_max) in zip(
+            to_scores(found.scores), found.class_ids.tolist(), found.boxes.round().astype(int).tolist(), strict=True
+        )
+    ][: max_objects or None]
+    total = round(timing.total)
+    return Predictions(
+        predictions=predictions,
+        duration=total,
+        message=f"Found {', '.join(prediction.label for prediction in predictions[:_NAMED])}"
+        if predictions
+        else "No objects found",
+        count=len(predictions),
+        inference_ms=round(timing.stages.get("infer", 0)),
+        process_ms=total,
+        analysis_round_trip_ms=total,
+        command=command,
+        execution_provider="GPU" if found.spec.device == "gpu" else "CPU",
+        can_use_gpu=found.spec.device == "gpu",
+        timestamp_utc=_now(),
+    )
+
+
+def write_error(problem: Problem) -> dict[str, Any]:
+    """Write an error as DeepStack does, with the `code` of CodeProject.AI."""
+    return {"success": False, "error": problem.detail, "duration": 0, "code": problem.status}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+DIALECT = Dialect("deepstack", [detection, custom, list_custom, update_available], write_error)

@@ -1,0 +1,40 @@
+"""What a dialect is, and the parameters that all of them have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import HTTPScope
+from msgspec import Meta
+
+from app.api.parameters import Parameters
+from app.api.schema import Problem
+from app.pipeline.call import DetectOptions
+
+
+class Dialect(NamedTuple):
+    """The interface of another detection service."""
+
+    name: str
+    """As `dialect_names` has it."""
+    handlers: Sequence[HTTPRouteHandler]
+    """Their paths are those of the other service."""
+    write_error: Callable[[Problem], Any]
+    """Makes of an error what the body of the response has as JSON; its status stays as it is."""
+    callers: Mapping[str, Callable[[HTTPScope], bool]] = {}
+    """By path that the gateway or another dialect has, too: whether a request there is for this dialect."""
+
+
+class DialectParameters(Parameters, frozen=True, kw_only=True):
+    """Those of every dialect. Clients send others, too, which are ignored."""
+
+    ignores_unknown: ClassVar[bool] = True
+    has_key_in_body: ClassVar[bool] = False
+    """Whether a request without a key in headers and query may have one in its body, which is received then."""
+
+    api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        raise NotImplementedError

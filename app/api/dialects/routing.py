@@ -1,0 +1,82 @@
+"""Where the routes of dialects are: each below its dialect's name, and at the path that the other service has for it.
+
+Where several have one path, the request tells whose it is, as the `callers` of a dialect say.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import msgspec
+from litestar import Router
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from app.api import problems
+from app.api.content_type import JSON
+from app.api.dialects.dialect import Dialect
+
+_PARAMETER = re.compile(r"\{\w+:(str|int)\}")
+_PATTERNS = {"str": "[^/]+", "int": "[0-9]+"}
+
+
+class _Claim(NamedTuple):
+    """A path that a dialect has."""
+
+    pattern: re.Pattern[str]
+    dialect: Dialect
+    path: str
+
+    def applies(self, scope: HTTPScope) -> bool:
+        """Return whether a request at this path is for the dialect."""
+        is_caller = self.dialect.callers.get(self.path)
+        return is_caller is None or is_caller(scope)
+
+
+def load(names: Sequence[str]) -> list[Dialect]:
+    """Return the dialects of these names."""
+    return [import_module(f"app.api.dialects.{name.replace('-', '_')}").DIALECT for name in names]
+
+
+def to_router(dialect: Dialect) -> Router:
+    """Make the routes of a dialect, below its name. The OpenAPI document leaves out what other services describe."""
+    return Router(
+        f"/{dialect.name}",
+        route_handlers=dialect.handlers,
+        exception_handlers=problems.handlers(lambda problem: (JSON, msgspec.json.encode(dialect.write_error(problem)))),
+        include_in_schema=False,
+    )
+
+
+class DialectMiddleware:
+    """Passes a request at the path of another service on to the route of the dialect."""
+
+    def __init__(self, app: ASGIApp, dialects: Sequence[Dialect]) -> None:
+        self.app = app
+        self._claims: dict[str, list[_Claim]] = {}
+        """By path, as far as it has no parameters."""
+        self._other_claims: list[_Claim] = []
+        for dialect in dialects:
+            for path in (path for handler in dialect.handlers for path in sorted(handler.paths)):
+                claim = _Claim(_to_pattern(path), dialect, path)
+                (self._other_claims if "{" in path else self._claims.setdefault(path, [])).append(claim)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; change nothing but its path."""
+        if scope["type"] == ScopeType.HTTP and (dialect := self._find(scope)) is not None:
+            scope["path"] = f"/{dialect.name}{scope['path']}"
+        await self.app(scope, receive, send)
+
+    def _find(self, scope: HTTPScope) -> Dialect | None:
+        path = scope["path"] if len(scope["path"]) == 1 else scope["path"].rstrip("/")
+        claims = self._claims.get(path)
+        if claims is None:
+            claims = [claim for claim in self._other_claims if claim.pattern.fullmatch(path)]
+        return next((claim.dialect for claim in claims if claim.applies(scope)), None)
+
+
+def _to_pattern(path: str) -> re.Pattern[str]:
+    """Return what matches the paths of a route: its own, with any values of its parameters."""
+    parts = _PARAMETER.split(path)
+    return re.compile("".join(_PATTERNS[part] if number % 2 else re.escape(part) for number, part in enumerate(parts)))

@@ -1,0 +1,211 @@
+"""What each dialect must hold: the boxes of the gateway's own answer, its own errors, the same keys and limits.
+
+The test file of a dialect has a subclass of `Conformance`, which says how its requests and answers look.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.faults.corpus import bombs, damage
+from tests.support import SCENE, json, sample_image, started
+
+SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
+KEY = f"camera.{SECRET}"
+_KEYS = f'[camera]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\n'
+_ORIENTATION = 0x0112
+_MEANT = {502, 503, 504}
+"""Of statuses above 499: Triton has failed."""
+
+
+class Box(NamedTuple):
+    """An object; corners in pixels of the upright image."""
+
+    name: str
+    score: float
+    corners: tuple[float, float, float, float]
+
+
+class Sent(NamedTuple):
+    """A request to be made."""
+
+    path: str
+    arguments: dict[str, Any]
+    """For httpx."""
+
+
+class Conformance(ABC):
+    """Tests of a dialect, at its own paths and below its name."""
+
+    name: str
+    score_error = 1e-4
+    pixel_error = 0.01
+    """Half of what an answer is rounded to."""
+    paths: Sequence[str]
+    """All that take POST."""
+
+    @abstractmethod
+    def request(self, image: bytes, confidence: float = 0.25) -> Sent:
+        """Ask for the objects in an image."""
+
+    @abstractmethod
+    def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401 - any JSON
+        """Read an answer about an image of that many pixels."""
+
+    @abstractmethod
+    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401 - any JSON
+        """Return whether this is an error as the dialect writes it."""
+
+    @abstractmethod
+    def with_key(self, sent: Sent, key: str) -> Sent:
+        """Add an API key as clients of the dialect send it."""
+
+    @pytest.mark.parametrize("seed", range(24))
+    async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
+        """Within what they are rounded to: for rotated, tiny, huge and grey images."""
+        random = Random(seed)  # noqa: S311 - no secret
+        image, width, height = random_scene(random)
+        confidence = random.choice([0.0, 0.25, 0.5, 0.85, 0.95, 1.0])
+        own = json(await server.post(f"/detect?boxes=pixel&confidence={confidence}", content=image))
+        expected = [Box(d["class_name"], d["confidence"], (d["x1"], d["y1"], d["x2"], d["y2"])) for d in own["detections"]]
+        sent = self.request(image, confidence)
+        prefix = random.choice(["", f"/{self.name}"])
+        found = self.boxes(json(await server.post(prefix + sent.path, **sent.arguments)), width, height)
+
+        assert [box.name for box in found] == [box.name for box in expected]
+        np.testing.assert_allclose([box.score for box in found], [box.score for box in expected], atol=self.score_error)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.corners, other.corners, atol=self.pixel_error + 0.011)
+
+    @pytest.mark.parametrize("what", ["nothing", "text", "truncated", "bomb"])
+    async def test_a_bad_image_gets_an_error_of_the_dialect(self, server: httpx.AsyncClient, what: str) -> None:
+        """With the status of the gateway's own."""
+        bomb = next(iter(bombs().values()))
+        truncated = sample_image("chelsea.jpg")[:5000]
+        image = {"nothing": b"", "text": b"this is not an image", "truncated": truncated, "bomb": bomb}[what]
+        sent = self.request(image)
+        response = await server.post(sent.path, **sent.arguments)
+
+        assert 400 <= response.status_code < 500
+        assert self.is_error(response.json(), response.status_code), response.text
+        if image:
+            assert response.status_code == (await server.post("/detect", content=image)).status_code
+
+    async def test_an_unknown_model_or_a_bad_parameter_is_no_failure_of_the_server(self, server: httpx.AsyncClient) -> None:
+        """Whatever the query says."""
+        sent = self.request(SCENE)
+        for query in ("model=nothing-like-it", "version=99", "timeout_ms=0", "confidence=x", "image=1", "%ff=%fe", "model=%00"):
+            response = await server.post(f"{sent.path}?{query}", **sent.arguments)
+
+            assert response.status_code < 500, query
+            assert response.status_code == 200 or self.is_error(response.json(), response.status_code), response.text
+
+    @pytest.mark.parametrize("seed", range(8))
+    async def test_hostile_requests_get_errors_of_the_dialect(self, server: httpx.AsyncClient, seed: int) -> None:
+        """Bodies that were damaged, or that have nothing to do with the dialect."""
+        random = Random(seed)  # noqa: S311 - no secret
+        for path in self.paths:
+            for body, content_type in _hostile_bodies(self.request(SCENE), server, random):
+                response = await server.post(path, content=body, headers={"Content-Type": content_type})
+
+                assert response.status_code < 500 or response.status_code in _MEANT, (path, content_type, body[:200])
+                if response.status_code != 200:
+                    assert self.is_error(response.json(), response.status_code), (path, response.text)
+
+    async def test_the_same_keys_are_valid(self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
+        """Sent as clients of the dialect do; without one, or with a wrong one, the answer is 401."""
+        assert triton.poll() is None
+        file = tmp_path / "keys.toml"
+        file.write_text(_KEYS)
+        own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=str(file))
+        async with started(create_app(own)) as server:
+            sent = self.request(SCENE)
+            for one, status in (
+                (sent, 401),
+                (self.with_key(sent, "camera.wrong"), 401),
+                (self.with_key(sent, ""), 401),
+                (self.with_key(sent, KEY), 200),
+                (with_header(sent, "X-API-Key", KEY), 200),
+            ):
+                response = await server.post(one.path, **one.arguments)
+
+                assert response.status_code == status, response.text
+                assert status == 200 or self.is_error(response.json(), status)
+
+    async def test_a_body_above_the_limit_is_rejected(self, settings: Settings, triton: EmbeddedTriton) -> None:
+        """By the dialect's error."""
+        assert triton.poll() is None
+        small = msgspec.structs.replace(settings, model="six_columns", max_file_size_mb=0.01, max_batch_size_mb=0.01)
+        async with started(create_app(small)) as server:
+            sent = self.request(SCENE)
+            response = await server.post(sent.path, **sent.arguments)
+
+        assert response.status_code == 413
+        assert self.is_error(response.json(), 413)
+
+
+def with_header(sent: Sent, name: str, value: str) -> Sent:
+    """Add a header to a request."""
+    headers = {**sent.arguments.get("headers", {}), name: value}
+    return sent._replace(arguments={**sent.arguments, "headers": headers})
+
+
+def random_scene(random: Random) -> tuple[bytes, int, int]:
+    """Draw rectangles; return the file, and width and height of the upright image."""
+    width, height = random.choice([(16, 16), (33, 20), (200, 100), (640, 480), (480, 640), (3000, 2000), (64, 640)])
+    image = Image.new("RGB", (width, height), random.choice(["white", "black"]))
+    draw = ImageDraw.Draw(image)
+    for colour in random.sample(["red", "blue"], random.randint(0, 2)):
+        x, y = random.randrange(width // 2), random.randrange(height // 2)
+        draw.rectangle((x, y, x + random.randrange(4, 4 + width // 2), y + random.randrange(4, 4 + height // 2)), fill=colour)
+    if random.random() < 0.1:
+        image = image.convert("L")
+    exif = Image.Exif()
+    exif[_ORIENTATION] = orientation = random.randint(1, 8)
+    file = BytesIO()
+    image.save(file, random.choice(["JPEG", "PNG", "WEBP"]), exif=exif)
+    upright = (height, width) if orientation > 4 else (width, height)  # these turn by a quarter
+    return file.getvalue(), *upright
+
+
+def _hostile_bodies(sent: Sent, client: httpx.AsyncClient, random: Random) -> list[tuple[bytes, str]]:
+    request = client.build_request("POST", sent.path, **sent.arguments)
+    request.read()
+    own, own_type = request.content, request.headers.get("Content-Type", "")
+    documents = [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"image": 1}',
+        b'{"image": {"type": "base64", "value": 7}}',
+        b'{"input": [{"type": "image_url", "url": "data:,"}]}',
+        b'{"tasks": [{"id": "x", "data": {}}]}',
+        b'{"tasks": 1, "label_config": "<View><View>"}',
+        b"[" * 3000,
+        b'{"a":' * 3000,
+        b"\xff\xfe" * 50,
+    ]
+    return [
+        (damage(own, random), own_type),
+        (own[: random.randrange(len(own))], own_type),
+        (own, "multipart/form-data"),
+        (own, "application/json"),
+        (own, "application/x-www-form-urlencoded"),
+        (own, "text/plain"),
+        (random.randbytes(500), own_type),
+        *((document, "application/json") for document in documents),
+    ]

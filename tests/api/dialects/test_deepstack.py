@@ -1,0 +1,109 @@
+"""The dialect of DeepStack and CodeProject.AI, as their clients read it."""
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.api.dialects.conformance import Box, Conformance, Sent
+from tests.support import SCENE, json, started
+
+
+class TestConformance(Conformance):
+    """As `/v1/vision/detection`."""
+
+    name = "deepstack"
+    pixel_error = 0.5
+    paths = ("/v1/vision/detection", "/v1/vision/custom/six_columns")
+
+    def request(self, image: bytes, confidence: float = 0.25) -> Sent:
+        """Send a form, as all clients do."""
+        return Sent("/v1/vision/detection", {"files": {"image": ("a.jpg", image)}, "data": {"min_confidence": str(confidence)}})
+
+    def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401, ARG002
+        """Read whole pixels."""
+        assert answer["success"] is True
+        assert answer["count"] == len(answer["predictions"])
+        return [
+            Box(one["label"], one["confidence"], (one["x_min"], one["y_min"], one["x_max"], one["y_max"]))
+            for one in answer["predictions"]
+        ]
+
+    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401
+        """Recognise what DeepStack's clients show."""
+        return answer["success"] is False and bool(answer["error"]) and (answer["duration"], answer["code"]) == (0, status)
+
+    def with_key(self, sent: Sent, key: str) -> Sent:
+        """Add a form field."""
+        return sent._replace(arguments={**sent.arguments, "data": {**sent.arguments["data"], "api_key": key}})
+
+
+@pytest.fixture
+async def client(settings: Settings, triton: EmbeddedTriton) -> Any:  # noqa: ANN401
+    """A client of an application that finds two rectangles, and tells of one."""
+    assert triton.poll() is None
+    own = msgspec.structs.replace(settings, model="six_columns", deepstack_max_objects=1)
+    async with started(create_app(own)) as made:
+        yield made
+
+
+FORM: dict[str, Any] = {"files": {"image": SCENE}}
+
+
+async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.AsyncClient) -> None:
+    """DeepStack's members, and those that CodeProject.AI adds; and it is never chunked, which Blue Iris could not read."""
+    response = await client.post("/v1/vision/detection", **FORM)
+    answer = json(response)
+
+    assert {"success", "predictions", "duration", "count", "message", "inferenceMs", "processMs", "canUseGPU"} <= set(answer)
+    assert (answer["code"], answer["command"], answer["moduleId"]) == (200, "detect", "nereid")
+    assert int(response.headers["content-length"]) == len(response.content)
+
+
+async def test_at_most_as_many_objects_as_the_setting_says(client: httpx.AsyncClient) -> None:
+    """The best ones: Frigate's detector has room for 20."""
+    limited = json(await client.post("/v1/vision/detection", **FORM))
+    own = json(await client.post("/detect", content=SCENE))
+
+    assert [one["label"] for one in limited["predictions"]] == [own["detections"][0]["class_name"]]
+    assert limited["message"] == f"Found {own['detections'][0]['class_name']}"
+
+
+async def test_the_route_can_leave_out_classes(client: httpx.AsyncClient) -> None:
+    """In the query, which is the only thing that Frigate lets its users set."""
+    answer = json(await client.post("/v1/vision/detection?classes=blue", **FORM))
+
+    assert [one["label"] for one in answer["predictions"]] == ["blue"]
+
+
+async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
+    """Any detector; one that Triton does not have is 404."""
+    answer = json(await client.post("/v1/vision/custom/yolo_head", **FORM))
+    unknown = await client.post("/v1/vision/custom/nothing-like-it", **FORM)
+
+    assert (answer["command"], answer["count"]) == ("custom", 1)
+    assert unknown.status_code == 404
+    assert unknown.json()["success"] is False
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_detectors_are_listed(client: httpx.AsyncClient, method: str) -> None:
+    """And no classifiers."""
+    answer = json(await client.request(method, "/v1/vision/custom/list"))
+
+    assert "six_columns" in answer["models"]
+    assert "efficientnet_lite0" not in answer["models"]
+    assert (answer["success"], answer["command"], answer["statusData"]) == (True, "list", None)
+
+
+async def test_there_is_never_an_update(client: httpx.AsyncClient) -> None:
+    """Clients ask before they show the service as working."""
+    answer = json(await client.get("/v1/status/updateavailable"))
+
+    assert answer["success"] is True
+    assert answer["updateAvailable"] is False
+    assert {"major", "minor", "patch", "preRelease", "securityUpdate", "build", "file", "releaseNotes"} == set(answer["current"])
