@@ -33,7 +33,7 @@ async def answer(  # noqa: PLR0913 - what a request consists of
     kind: type[P] | LateKind[P],
     in_path: Pairs = (),
     *,
-    parse: Callable[[bytes, str, type[P]], ParsedBody] = body.parse_body,
+    parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     check: Callable[[P], None] = lambda _: None,
     choose: Callable[[P, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
@@ -44,7 +44,7 @@ async def answer(  # noqa: PLR0913 - what a request consists of
         pipeline: Answers the question about the image.
         kind: The parameters that it may have.
         in_path: Parameters in the path.
-        parse: As `intake.receive` says.
+        parse: As `intake.receive` says; None for what all of the gateway's own routes accept.
         check: As `intake.receive` says.
         choose: Chooses how to respond, before anything is done with the image.
 
@@ -53,7 +53,7 @@ async def answer(  # noqa: PLR0913 - what a request consists of
     """
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
-        received = await intake.receive(client, request.scope, pipeline, in_path, kind, parse, check)
+        received = await intake.receive(client, request.scope, pipeline, in_path, kind, parse or body.parse_body, check)
         image, wanted, call = received.content.image, received.wanted, received.call
         question = wanted.options
         respond = choose(wanted, context)
