@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -29,22 +29,26 @@ MEDIA_TYPE = "application/problem+json"
 LOG = structlog.get_logger()
 
 
-Write = Callable[[Problem], tuple[str, bytes]]
-"""Writes a problem as the body of a response; returns its media type, too."""
+class WrittenError(NamedTuple):
+    """The response to an error."""
+
+    status: int
+    media_type: str
+    body: bytes
 
 
-def write(problem: Problem) -> tuple[str, bytes]:
+def write(problem: Problem) -> WrittenError:
     """Write a problem as RFC 9457 says."""
-    return MEDIA_TYPE, msgspec.json.encode(problem)
+    return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
 
 
-def handlers(write: Write = write) -> ExceptionHandlersMap:
+def handlers(write: Callable[[Problem], WrittenError] = write) -> ExceptionHandlersMap:
     """Return the handlers of all exceptions, which write them in one way."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         headers, problem = _describe(request, error)
-        media_type, body = write(problem)
-        return Response(body, status_code=problem.status, media_type=media_type, headers=headers)
+        status, media_type, body = write(problem)
+        return Response(body, status_code=status, media_type=media_type, headers=headers)
 
     return {GatewayError: handle, HTTPException: handle, Exception: handle}
 
@@ -59,10 +63,10 @@ _INTERNAL = "internal_error", "Internal error", "the failure has been logged wit
 async def send(error: GatewayError, scope: Scope, send: Send) -> None:
     """Send the response to an error where Litestar's handlers are not called."""
     headers, problem = _from_gateway_error(context_of(scope), error)
-    media_type, body = write(problem)
+    status, media_type, body = write(problem)
     headers |= {"content-type": media_type, "content-length": str(len(body))}
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": encoded})
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -210,4 +210,5 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-DIALECT = Dialect("deepstack", [detection, custom, list_custom, update_available], write_error)
+# DeepStack's own clients take no other status for a bad image.
+DIALECT = Dialect("deepstack", [detection, custom, list_custom, update_available], write_error, statuses={415: 400, 422: 400})

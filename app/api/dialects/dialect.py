@@ -20,7 +20,9 @@ class Dialect(NamedTuple):
     handlers: Sequence[HTTPRouteHandler]
     """Their paths are those of the other service."""
     write_error: Callable[[Problem], Any]
-    """Makes of an error what the body of the response has as JSON; its status stays as it is."""
+    """Makes of an error what the body of the response has as JSON."""
+    statuses: Mapping[int, int] = {}
+    """By the gateway's status of an error: that of the other service, where its clients would not understand the gateway's."""
     callers: Mapping[str, Callable[[HTTPScope], bool]] = {}
     """By path that the gateway or another dialect has, too: whether a request there is for this dialect."""
 

@@ -5,6 +5,7 @@ Where several have one path, the request tells whose it is, as the `callers` of 
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 from app.api import problems
 from app.api.content_type import JSON
 from app.api.dialects.dialect import Dialect
+from app.api.problems import WrittenError
+from app.api.schema import Problem
 
 _PARAMETER = re.compile(r"\{\w+:(str|int)\}")
 _PATTERNS = {"str": "[^/]+", "int": "[0-9]+"}
@@ -44,9 +47,14 @@ def to_router(dialect: Dialect) -> Router:
     return Router(
         f"/{dialect.name}",
         route_handlers=dialect.handlers,
-        exception_handlers=problems.handlers(lambda problem: (JSON, msgspec.json.encode(dialect.write_error(problem)))),
+        exception_handlers=problems.handlers(partial(_write_error, dialect)),
         include_in_schema=False,
     )
+
+
+def _write_error(dialect: Dialect, problem: Problem) -> WrittenError:
+    problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
+    return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
 
 
 class DialectMiddleware:

@@ -1,6 +1,6 @@
 """The dialect of DeepStack and CodeProject.AI, as their clients read it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import msgspec
@@ -18,6 +18,7 @@ class TestConformance(Conformance):
 
     name = "deepstack"
     pixel_error = 0.5
+    statuses: ClassVar[dict[int, int]] = {415: 400, 422: 400}
     paths = ("/v1/vision/detection", "/v1/vision/custom/six_columns")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
