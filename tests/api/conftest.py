@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from litestar import Litestar
@@ -13,7 +14,7 @@ from app.api.application import Application
 from app.config import Settings
 from app.main import create_app
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import REPOSITORY, Reply, call, free_port, started
+from tests.support import REPOSITORY, Reply, call, free_port, lifespan_of, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
@@ -29,6 +30,20 @@ async def gateway() -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
         fake.requests.clear()
         yield fake, client
+
+
+@pytest.fixture
+async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
+    """A fake Triton that does not answer inferences, and an application that allows one request per model."""
+    fake = FakeTriton()
+    async with serving(fake):
+        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+        made = create_app(settings_for(fake.url, max_requests=1))
+        async with lifespan_of(made):
+            fake.query_refusal = None
+            fake.may_answer.clear()
+            yield fake, made
+            fake.may_answer.set()
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from app.api import middleware
@@ -16,20 +14,6 @@ from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
-
-
-@pytest.fixture
-async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
-    """A fake Triton that does not answer inferences, and an application that allows one request per model."""
-    fake = FakeTriton()
-    async with serving(fake):
-        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
-        made = create_app(settings_for(fake.url, max_requests=1))
-        async with lifespan_of(made):
-            fake.query_refusal = None
-            fake.may_answer.clear()
-            yield fake, made
-            fake.may_answer.set()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The dialect of DeepStack and CodeProject.AI, as their clients read it."""
 
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import httpx
@@ -79,6 +80,25 @@ async def test_the_route_can_leave_out_classes(client: httpx.AsyncClient) -> Non
     answer = json(await client.post("/v1/vision/detection?classes=blue", **FORM))
 
     assert [one["label"] for one in answer["predictions"]] == ["blue"]
+
+
+async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:
+    """It stops at the first score below 0.4 and at the first name that it does not know, and is asked for only those it knows."""
+    known = {"blue"}
+    answer = json(await server.post("/v1/vision/detection?classes=blue", **FORM))
+    read = list(takewhile(lambda one: one["confidence"] >= 0.4 and one["label"] in known, answer["predictions"]))
+    own = json(await server.post("/detect?confidence=0.4", content=SCENE))
+
+    assert len(read) == sum(found["class_name"] in known for found in own["detections"]) == 1
+
+
+async def test_scores_fall(server: httpx.AsyncClient) -> None:
+    """Whatever the clients do with the first ones."""
+    answer = json(await server.post("/v1/vision/detection", files={"image": SCENE}, data={"min_confidence": "0"}))
+    scores = [one["confidence"] for one in answer["predictions"]]
+
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
 
 
 async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,126 @@
+"""What a dialect shares with the gateway's own routes: what rejects a request before its body is read, keys, and the log."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from app.api import middleware
+from app.api.application import Application
+from app.main import create_app
+from tests.api.conftest import post_unread, settings_for
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, started, staying
+
+SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
+PATH = "/v1/vision/detection"
+BOTH = pytest.mark.parametrize("path", [PATH, f"/deepstack{PATH}", "/v1/vision/custom/tiny"])
+
+
+@BOTH
+async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[FakeTriton, Application], path: str) -> None:
+    """In the words of the dialect, and with `Retry-After`."""
+    fake, app = filling
+    body = {"type": "http.request", "body": SCENE, "more_body": False}
+    first = asyncio.create_task(call(app, staying(body), "/predict/tiny"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
+    fake.may_answer.set()
+    await first
+
+    assert (reply.status, reply.headers["retry-after"], reply.headers["content-type"]) == (429, "1", "application/json")
+    assert msgspec.json.decode(reply.body)["success"] is False
+
+
+@BOTH
+async def test_a_body_that_is_declared_too_large_is_not_read(path: str) -> None:
+    """Nor one of a type that cannot be an image."""
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, max_file_size_mb=1))
+        async with lifespan_of(app):
+            large = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "1048577"})
+            other = await post_unread(app, path, {"Content-Type": "video/mp4", "Content-Length": "100"})
+
+    assert (large.status, other.status) == (413, 400)  # DeepStack has no 415
+
+
+async def test_the_log_has_what_it_has_of_other_requests(
+    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The route is that below the dialect's name."""
+    log = captured_log(monkeypatch, middleware)
+    await gateway[1].post("/v1/vision/custom/tiny", files={"image": b"this is no image"})
+    line = log[-1].kwargs
+
+    assert (line["route"], line["model"], line["status"]) == ("/deepstack/v1/vision/custom/{model}", "tiny", 400)
+    assert line["code"] == "unsupported_format"
+
+
+async def test_without_a_dialect_its_paths_do_not_exist() -> None:
+    """At neither place."""
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, dialects=""))) as client:
+        for path in (PATH, f"/deepstack{PATH}"):
+            assert json(await client.post(path, content=SCENE), 404)["code"] == "not_found"
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application that needs API keys."""
+    file = tmp_path / "keys.toml"
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    file.write_text("".join(f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["{scope}"]\n' for id_, scope in KEYS))
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, api_keys_file=str(file)))
+        async with lifespan_of(app), calling(app) as client:
+            yield client
+
+
+KEYS = (("camera", "detect"), ("monitor", "health"))
+BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "in_body", "status"),
+    [
+        ({}, "", "", 401),
+        ({"Authorization": f"Bearer camera.{SECRET}"}, "", "", 400),
+        ({"Authorization": BASIC}, "", "", 400),
+        ({"Authorization": "Basic camera"}, "", "", 401),
+        ({"Authorization": "Basic %%%"}, "", "", 401),
+        ({"X-API-Key": f"camera.{SECRET}"}, "", "", 400),
+        ({}, f"?api_key=camera.{SECRET}", "", 400),
+        ({}, "?api_key=camera.wrong", f"camera.{SECRET}", 401),
+        ({}, "", f"camera.{SECRET}", 400),
+        ({}, "", "camera.wrong", 401),
+        ({}, "", "\N{SNOWMAN}", 401),
+        ({}, "", f"monitor.{SECRET}", 403),
+        ({"X-API-Key": "camera.wrong"}, "", f"camera.{SECRET}", 401),
+        ({"Authorization": f"Bearer camera.{SECRET}"}, "", "camera.wrong", 400),
+        ({"Authorization": f"Bearer camera.{SECRET}", "X-API-Key": f"camera.{SECRET}"}, "", "", 401),
+    ],
+)
+async def test_a_key_may_be_in_a_header_the_query_or_the_body(
+    guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str, status: int
+) -> None:
+    """The first of them counts. 400 is for the image, which nobody looks at before the key is known to be valid."""
+    fields = {"api_key": in_body} if in_body else {}
+    response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
+
+    assert response.status_code == status, response.text
+    assert response.json()["success"] is False
+
+
+async def test_a_list_needs_a_key(guarded: httpx.AsyncClient) -> None:
+    """It tells which models there are."""
+    refused = await guarded.get("/v1/vision/custom/list")
+    allowed = await guarded.get(f"/v1/vision/custom/list?api_key=camera.{SECRET}")
+
+    assert (refused.status_code, allowed.status_code) == (401, 200)
