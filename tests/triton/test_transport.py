@@ -329,7 +329,7 @@ async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
     assert transport.is_prepared(NBYTES)
     assert await taken(transport) is None
 
-    assert own_arenas() == before
+    assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
     assert not fake.registrations
     assert transport.active_mode == "inline"
 
@@ -598,7 +598,7 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
     assert len(fake.regions) == 2
     await transport.close()
 
-    assert own_arenas() == before
+    assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
     assert fake.regions == set()
     assert transport.active_mode == "inline"
 
@@ -681,7 +681,7 @@ async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any
         assert await finds(client, "half_four_tensors")
         assert await transport_in_use(client) == in_use
 
-    assert own_arenas() == before
+    assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
 
 
 @NEEDS_BYTES
@@ -714,7 +714,7 @@ async def test_a_triton_on_another_host_gets_the_tensors_inline(settings: Settin
     async with started(create_app(settings)) as client:
         assert await finds(client)
         assert await transport_in_use(client) == "inline"
-        assert own_arenas() == before
+        assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
 
 
 class ArenaElsewhere:
