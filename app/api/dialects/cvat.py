@@ -1,0 +1,165 @@
+"""The dialect of Nuclio's dashboard, as far as CVAT asks it: each detector is a function that annotates images.
+
+Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `LambdaFunction`.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app.api.base64_text import decode_base64
+from app.api.body import JSON_ERRORS, ParsedBody, without_mark
+from app.api.dependencies import WorkerResources
+from app.api.dialects.detection import detect, detectors
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.formats.answer import Answer
+from app.api.formats.native import to_boxes, to_scores
+from app.api.json_response import JsonResponse
+from app.api.schema import Problem
+from app.errors import MalformedRequest, UnknownModel
+from app.model.spec import ModelSpec
+from app.pipeline.call import Detections, DetectOptions
+
+_MAX_OBJECTS = 300
+_FUNCTION = b"x-nuclio-function-name"
+"""The header that names the function."""
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """CVAT sends none unless its user sets one; its own functions take this one then."""
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(self.model, self.threshold, None, _MAX_OBJECTS, version=self.version)
+
+
+class _Invocation(msgspec.Struct, frozen=True):
+    image: str
+    """In base64."""
+    threshold: float | None = None
+
+
+class Label(msgspec.Struct, frozen=True):
+    """A class of a detector."""
+
+    id: int
+    name: str
+    type: Literal["rectangle"] = "rectangle"
+
+
+class Annotations(msgspec.Struct, frozen=True, kw_only=True):
+    """What CVAT knows of a function."""
+
+    name: str
+    """What CVAT shows."""
+    type: Literal["detector"] = "detector"
+    version: Literal["1"] = "1"
+    """Of the function, not of the model. CVAT makes an integer of it."""
+    spec: str
+    """JSON: a list of labels, whose names must differ, or CVAT does not use the function."""
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """A function's name and annotations."""
+
+    name: str
+    annotations: Annotations
+
+
+class FunctionSpec(msgspec.Struct, frozen=True):
+    """What CVAT shows of a function beside its name."""
+
+    description: str
+
+
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether a function can be called. It has no port of its own: CVAT must call it by the dashboard."""
+
+    state: Literal["ready"] = "ready"
+    http_port: int = 0
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A detector as a function of Nuclio."""
+
+    metadata: Metadata
+    spec: FunctionSpec
+    status: Status
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """One object; `points` are x1 y1 x2 y2, pixels of the upright image."""
+
+    confidence: str
+    label: str
+    points: list[float]
+    type: Literal["rectangle"] = "rectangle"
+    attributes: tuple[()] = ()
+
+
+@get("/api/functions")
+async def functions(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Function]:
+    """List the detectors, by name."""
+    return {spec.name: to_function(spec) for spec in await detectors(request, worker)}
+
+
+@get("/api/functions/{name:str}")
+async def function(request: AnyRequest, worker: NamedDependency[WorkerResources], name: FromPath[str]) -> Function:
+    """Describe a detector."""
+    for spec in await detectors(request, worker):
+        if spec.name == name:
+            return to_function(spec)
+    raise UnknownModel("there is no such detector; GET /api/functions lists them")
+
+
+@post("/api/function_invocations", status_code=200)
+async def invoke(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects with the model that a header names."""
+    name = next((value.decode("latin-1") for header, value in request.scope["headers"] if header == _FUNCTION), None)
+    return await detect(request, worker, _Parameters, _parse, _respond, [("model", name)] if name else [])
+
+
+def to_function(spec: ModelSpec) -> Function:
+    """Describe a detector. Of classes with the same name, only the first is a label: they mean the same to CVAT."""
+    labels = {spec.class_name(id_): id_ for id_ in reversed(range(len(spec.labels)))}
+    encoded = msgspec.json.encode([Label(id_, name) for name, id_ in reversed(labels.items())]).decode()
+    annotations = Annotations(name=spec.name, spec=encoded)
+    return Function(Metadata(spec.name, annotations), FunctionSpec(f"{spec.name}, by Nereid"), Status())
+
+
+def _parse(data: bytes, _: str, __: type[_Parameters]) -> ParsedBody:
+    """Parse an invocation, which is JSON whatever its type says."""
+    try:
+        found = msgspec.json.decode(without_mark(data), type=_Invocation)
+    except JSON_ERRORS as error:
+        raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "threshold": 0.5}') from error
+    image = decode_base64(found.image)
+    if not image:
+        raise MalformedRequest("the image is empty")
+    return ParsedBody(image, [] if found.threshold is None else [("threshold", str(found.threshold))])
+
+
+async def _respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
+    found = answer.found
+    shapes = [
+        Shape(confidence=str(score), label=found.spec.class_name(id_), points=points)
+        for points, score, id_ in zip(to_boxes(found, "pixel"), to_scores(found.scores), found.class_ids.tolist(), strict=True)
+    ]
+    return JsonResponse(msgspec.json.encode(shapes))
+
+
+def write_error(problem: Problem) -> dict[str, Any]:
+    """Write an error as Nuclio does; CVAT reads only its status."""
+    return {"error": problem.detail}
+
+
+DIALECT = Dialect("cvat", [functions, function, invoke], write_error)
