@@ -97,8 +97,9 @@ async def detect_each(
                 alone = await pipeline.run(images[0], wanted.options, call)
                 found: list[Detections | Problem] = [alone]
             else:
+                is_alone = len(images) == 1
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
-                found = await _run(batch, worker, context)
+                found = await _run(batch, worker, context, is_alone=is_alone)
         finally:
             model = wanted.options.model or pipeline.default_for(DetectionHead.task)
             if pipeline.is_known(model):
@@ -108,11 +109,17 @@ async def detect_each(
     return found, wanted
 
 
-async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Problem]:
+async def _run(
+    batch: BatchRequest, worker: WorkerResources, context: RequestContext, *, is_alone: bool
+) -> list[Detections | Problem]:
+    """Return what `detect_each` does; raise why an image failed that is alone."""
     found: dict[int, Detections | Problem] = {}
+    failures: list[Exception] = []
 
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
-        if isinstance(result, Exception):
+        if isinstance(result, Exception) and is_alone:
+            failures.append(result)
+        elif isinstance(result, Exception):
             problem = problems.to_problem(result, context.request_id)
             found[index] = problem
             count_image(worker.metrics, timing, problem.status)
@@ -123,6 +130,10 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
     async with batch.run(note) as done:
         for image in done:
             await image
+    if batch.url_hosts:
+        context.log_fields["url_hosts"] = batch.url_hosts
+    if failures:
+        raise failures.pop()
     return [found[index] for index in sorted(found)]
 
 
