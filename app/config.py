@@ -160,6 +160,17 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     deepstack_max_objects: Annotated[
         int, Meta(ge=0, le=300, description="Maximum number of objects in an answer of the dialect `deepstack`. 0: 300.")
     ] = 0
+    label_studio_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https://[^/?#]+[^?#]*)?$",
+            description="Where the dialect `label-studio` finds images that were uploaded to Label Studio, whose host "
+            "`NEREID_URL_HOSTS` must allow, too: `https://label-studio.example.org`. Empty: nowhere.",
+        ),
+    ] = ""
+    label_studio_token_file: Annotated[
+        str, Meta(description="File with the access token (legacy token) that Label Studio wants for these. Empty: none is sent.")
+    ] = ""
     tracing: Annotated[
         bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
     ] = False

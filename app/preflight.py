@@ -9,9 +9,11 @@ from pathlib import Path
 
 from app.api import keys
 from app.config import PREFIX, Settings, SettingsError
+from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
+from app.remote import label_studio
 from app.telemetry.logging import say
 from app.triton import control_key, credentials
 from app.zoo import registry
@@ -36,7 +38,20 @@ def require_usable(settings: Settings) -> None:
     credentials.load(settings.triton_tls_files)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
+    _require_label_studio(settings)
     _require_simd()
+
+
+def _require_label_studio(settings: Settings) -> None:
+    url, file = settings.label_studio_url, settings.label_studio_token_file
+    if file and not url:
+        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
+    try:
+        label_studio.authorization(url, file, settings.url_host_patterns)
+    except UrlNotAllowed as error:
+        raise SettingsError(f"{PREFIX}LABEL_STUDIO_URL: {error.detail}") from error
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file} has no token that can be read") from error
 
 
 def _require_simd() -> None:

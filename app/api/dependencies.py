@@ -32,6 +32,8 @@ class Deployment(NamedTuple):
     """Names of the dialects in use."""
     deepstack_max_objects: int = 0
     """In an answer of the dialect `deepstack`; 0: as many as in any other."""
+    label_studio_url: str = ""
+    """What the addresses of images begin with that are relative to Label Studio; empty if it is not known."""
 
 
 class WorkerResources:

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpcore
 import httpx
@@ -34,10 +34,10 @@ _HEADERS = (
 class Fetcher:
     """Fetches images for one worker.
 
-    Each fetch makes connections of its own. There are no proxies, cookies or credentials.
+    Each fetch makes connections of its own. There are no proxies and no cookies.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it trusts, and what it tells whom
         self,
         hosts: Sequence[str] = (),
         max_bytes: int = 0,
@@ -45,6 +45,7 @@ class Fetcher:
         resolve: Resolve | None = None,
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
+        authorization: Mapping[tuple[str, int], str] | None = None,
     ) -> None:
         """Prepare to fetch.
 
@@ -54,6 +55,7 @@ class Fetcher:
             resolve: None for the system's resolver.
             is_allowed: Whether an IP address may be connected to.
             trust: Checks certificates; None for the usual authorities.
+            authorization: The `Authorization` header for a host, by its name in lower case and port; no other host gets it.
         """
         self._hosts = AllowedHosts(hosts)
         self._max_bytes = max_bytes
@@ -62,6 +64,7 @@ class Fetcher:
         self._is_allowed = is_allowed
         # Without hosts nobody is trusted; the usual authorities take memory, and time to load.
         self._trust = trust or (httpx.create_ssl_context() if hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._authorization = authorization or {}
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
         self.batch_turns = Turns(_MAX_FETCHES // 2)
         """For images of batches, so that single ones need not wait behind all of them."""
@@ -120,6 +123,8 @@ class Fetcher:
             async with httpcore.AsyncHTTPConnection(origin, self._trust, network_backend=network) as connection:
                 url = httpcore.URL(scheme=b"https", host=origin.host, port=image.port, target=image.url.raw_path)
                 headers = [("Host", image.url.netloc.decode("ascii")), *_HEADERS]
+                if authorization := self._authorization.get((image.name, image.port)):
+                    headers.append(("Authorization", authorization))
                 response = await connection.handle_async_request(httpcore.Request("GET", url, headers=headers))
                 network.awaits_head = False
                 if response.status not in _REDIRECTS:

@@ -44,7 +44,7 @@ async def remote(
     assert not admissions
     async with serving() as host:
         host.answers["/scene.bmp"] = response(SCENE)
-        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
         own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
         app = create_app(own)
         async with started(app) as client:

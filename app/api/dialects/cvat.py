@@ -13,8 +13,9 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.base64_text import decode_base64
-from app.api.body import JSON_ERRORS, ParsedBody, without_mark
+from app.api.body import ParsedBody
 from app.api.dependencies import WorkerResources
+from app.api.dialects import json_body
 from app.api.dialects.detection import detect, detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
 from app.api.formats.answer import Answer
@@ -136,12 +137,8 @@ def to_function(spec: ModelSpec) -> Function:
     return Function(Metadata(spec.name, annotations), FunctionSpec(f"{spec.name}, by Nereid"), Status())
 
 
-def _parse(data: bytes, _: str, __: type[_Parameters]) -> ParsedBody:
-    """Parse an invocation, which is JSON whatever its type says."""
-    try:
-        found = msgspec.json.decode(without_mark(data), type=_Invocation)
-    except JSON_ERRORS as error:
-        raise MalformedRequest('expected a JSON object such as {"image": "<base64>", "threshold": 0.5}') from error
+def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+    found = json_body.decode(data, content_type, _Invocation, '{"image": "<base64>", "threshold": 0.5}')
     image = decode_base64(found.image)
     if not image:
         raise MalformedRequest("the image is empty")

@@ -1,0 +1,221 @@
+"""The dialect of Label Studio's ML backends: a project's tasks get rectangles.
+
+Source: label_studio/ml/api_connector.py and models.py of Label Studio, which ask; label_studio_ml/api.py and response.py of
+label-studio-ml-backend, which answer.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import HTTPScope
+from msgspec import Meta
+
+from app.api import intake
+from app.api.batch.body import ParsedBatch
+from app.api.client_watch import ClientWatch
+from app.api.content_type import JSON, media_type
+from app.api.dependencies import WorkerResources
+from app.api.dialects import label_studio_tasks
+from app.api.dialects.detection import detect_each, require_key
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.formats.native import to_scores
+from app.api.guards import guard_payload
+from app.api.json_response import JsonResponse
+from app.api.schema import Problem
+from app.errors import ModelNotReady
+from app.model.heads import DetectionHead
+from app.model.reference import refer_to
+from app.pipeline.call import Detections, DetectOptions
+
+_MAX_OBJECTS = 300
+_USER_AGENT = b"heartex/"
+"""How Label Studio's begins."""
+_PERCENT_DIGITS = 4
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    confidence: Annotated[float, Meta(ge=0, le=1)] = DEFAULT_THRESHOLD
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(self.model, self.confidence, None, _MAX_OBJECTS, version=self.version)
+
+
+class _Model(NamedTuple):
+    """What a set-up contains: the model of the project, as a parameter."""
+
+    parameters: list[tuple[str, str]]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """That tasks can be given to the backend."""
+
+    status: Literal["UP"] = "UP"
+    model_class: str = "Nereid"
+
+
+class ModelVersion(msgspec.Struct, frozen=True):
+    """The model of a project. Label Studio asks for new predictions when it changes."""
+
+    model_version: str
+
+
+class Rectangle(msgspec.Struct, frozen=True):
+    """Top left corner and size in percent of the image, and its label."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rectanglelabels: tuple[str]
+    rotation: Literal[0] = 0
+
+
+class Region(msgspec.Struct, frozen=True, kw_only=True):
+    """One object; sizes of the upright image in pixels."""
+
+    from_name: str
+    to_name: str
+    type: Literal["rectanglelabels"] = "rectanglelabels"
+    original_width: int
+    original_height: int
+    image_rotation: Literal[0] = 0
+    score: float
+    value: Rectangle
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What was found in the image of a task; the score is the mean of all regions."""
+
+    model_version: str
+    score: float
+    result: list[Region]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a task has no prediction. Label Studio logs what has no `result`, and goes on with the next one."""
+
+    error: str
+
+
+class Predictions(msgspec.Struct, frozen=True):
+    """One for each task: never none."""
+
+    results: list[Prediction | Failure]
+
+
+@get("/health")
+async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> Health:
+    """Say whether the default model is ready."""
+    require_key(request, worker)
+    if worker.is_draining or not await worker.tritons.is_ready(worker.pipeline.default_model):
+        raise ModelNotReady("the default model is not ready")
+    return Health()
+
+
+@post("/setup", status_code=200)
+async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelVersion:
+    """Name the model of a project."""
+    require_key(request, worker)
+    limits = worker.deployment.body_limits
+    guard_payload(limits)(request)
+    with ClientWatch(request.receive, limits) as client:
+        _, wanted, call = await intake.receive(client, request.scope, worker.pipeline, [], _Parameters, _parse_setup)
+        model = wanted.options.model or worker.pipeline.default_for(DetectionHead.task)
+        spec = await worker.pipeline.prepare(model, call.deadline)
+    spec.expect_head(DetectionHead)
+    return ModelVersion(refer_to(spec.name, spec.version))
+
+
+@post("/predict", status_code=200)
+async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects in the images of tasks.
+
+    Of too many tasks, only the first gets a prediction: Label Studio then asks for each of them alone.
+    """
+    controls: list[Control] = []
+
+    def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
+        images, found = label_studio_tasks.read_tasks(data, content_type, worker.deployment.label_studio_url)
+        controls.extend(found)
+        threshold = min(control.threshold for control in controls)
+        timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
+        pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
+        return ParsedBatch(images, [None] * len(images), pairs)
+
+    found, _ = await detect_each(request, worker, _Parameters, parse)
+    return JsonResponse(msgspec.json.encode(Predictions([to_prediction(each, controls) for each in found])))
+
+
+@post("/webhook", status_code=201)
+async def webhook() -> dict[str, str]:
+    """Ignore what happens in a project: models are not trained here."""
+    return {"status": "ok"}
+
+
+def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Model:
+    return _Model(_model_of(label_studio_tasks.read_setup(data, content_type)))
+
+
+def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
+    """Return the model that a control names, as a parameter: all of them ask the same."""
+    return [("model", control.model) for control in controls if control.model is not None][:1]
+
+
+def to_prediction(found: Detections | Problem, controls: Sequence[Control]) -> Prediction | Failure:
+    """Describe what was found in an image, as far as the project has labels for it."""
+    if isinstance(found, Problem):
+        return Failure(found.detail)
+    sizes = np.array([found.width, found.height] * 2)
+    percent = found.boxes.astype(np.float64) / sizes * 100
+    percent[:, 2:] -= percent[:, :2]
+    scores = to_scores(found.scores)
+    names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
+    regions = [
+        Region(
+            from_name=control.name,
+            to_name=control.to_name,
+            original_width=found.width,
+            original_height=found.height,
+            score=score,
+            value=Rectangle(x, y, width, height, (labels[name],)),
+        )
+        for control in controls
+        for labels in (control.map_labels([*found.spec.labels, *names]),)
+        for (x, y, width, height), score, name in zip(percent.round(_PERCENT_DIGITS).tolist(), scores, names, strict=True)
+        if name in labels and score >= control.threshold
+    ]
+    mean = sum(region.score for region in regions) / max(len(regions), 1)
+    return Prediction(refer_to(found.spec.name, found.version), round(mean, 4), regions)
+
+
+def write_error(problem: Problem) -> dict[str, Any]:
+    """Write an error. Label Studio reads only its status."""
+    return {"error": problem.detail}
+
+
+def _is_label_studio(scope: HTTPScope) -> bool:
+    """Return whether Label Studio asks: the gateway has a `/health` of its own."""
+    return any(name == b"user-agent" and value.startswith(_USER_AGENT) for name, value in scope["headers"])
+
+
+def _is_json(scope: HTTPScope) -> bool:
+    """Return whether a body is JSON: another service has a `/predict` for forms."""
+    return any(name == b"content-type" and media_type(value.decode("latin-1")) == JSON for name, value in scope["headers"])
+
+
+DIALECT = Dialect(
+    "label-studio",
+    [health, setup, predict, webhook],
+    write_error,
+    callers={"/health": _is_label_studio, "/predict": _is_json},
+)

@@ -1,0 +1,113 @@
+"""Read the tasks that Label Studio wants predictions for: their images, and what the project's labels are.
+
+Source: `MLApi._prep_prediction_req` in label_studio/ml/api_connector.py.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.api.base64_text import decode_base64
+from app.api.batch.body import MAX_IMAGES
+from app.api.body import JSON_ERRORS
+from app.api.dialects import json_body, labeling_config
+from app.api.dialects.labeling_config import Control
+from app.errors import MalformedRequest, UrlNotAllowed
+from app.pipeline.batch_request import Image
+from app.remote.address import is_address
+
+_UNNAMED = "$undefined$"
+"""How Label Studio names data that was imported without a name."""
+_JPEG = "/9j/"
+"""How a JPEG in base64 begins, which is no path."""
+_EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
+# A Struct, so that no more tasks are parsed than are used, however many follow; the last one tells that there are too many.
+_Tasks: Any = msgspec.defstruct(
+    "_Tasks", [(f"task_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
+)
+
+
+class Tasks(NamedTuple):
+    """What is asked about the images of a project."""
+
+    images: list[Image]
+    """At least one."""
+    controls: list[Control]
+    """At least one; all for these images."""
+
+
+class _Prediction(msgspec.Struct, frozen=True):
+    tasks: _Tasks
+    label_config: str
+
+
+class _Setup(msgspec.Struct, frozen=True):
+    label_config: str | None = msgspec.field(default=None, name="schema")
+
+
+def read_tasks(data: bytes, content_type: str, base: str) -> Tasks:
+    """Parse a request for predictions. Of too many tasks, only the first is read.
+
+    Args:
+        data: The body.
+        content_type: Its `Content-Type` header.
+        base: Where addresses that begin with `/` are; empty if nothing is there.
+
+    Raises:
+        UnsupportedMediaType: It is not JSON.
+        MalformedRequest: It is not what Label Studio sends, has no tasks, or is about something else than rectangles on images.
+    """
+    prediction = json_body.decode(data, content_type, _Prediction, _EXAMPLE)
+    tasks = [task for task in msgspec.structs.astuple(prediction.tasks) if len(task)]
+    if not tasks:
+        raise MalformedRequest(f"there are no tasks; expected {_EXAMPLE}")
+    controls = labeling_config.read(prediction.label_config)
+    if not controls:
+        raise MalformedRequest("the labeling configuration has no RectangleLabels for an Image with a value such as $image")
+    kind = _task_type(controls[0].key)
+    return Tasks([_to_image(task, kind, base) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls)
+
+
+def read_setup(data: bytes, content_type: str) -> list[Control]:
+    """Parse a set-up; return the controls of the project, which may have none yet.
+
+    Raises:
+        UnsupportedMediaType: It is not JSON.
+        MalformedRequest: It is not what Label Studio sends.
+    """
+    config = json_body.decode(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
+    return labeling_config.read(config) if config else []
+
+
+@lru_cache(maxsize=64)
+def _task_type(key: str) -> type[Any]:
+    """Make the type of a task that has its image at a key: a Struct, because its data may have any number of others."""
+    names = {"image": key, "unnamed": _UNNAMED}
+    fields = [(field, str | None, None) for field in names if field == "image" or key != _UNNAMED]
+    try:
+        data = msgspec.defstruct("_Data", fields, rename=names)
+    except ValueError as error:  # no JSON name
+        raise MalformedRequest("the Image of the labeling configuration has a value that is not supported") from error
+    return msgspec.defstruct("_Task", [("data", data)])
+
+
+def _to_image(task: msgspec.Raw, kind: type[Any], base: str) -> Image:
+    """Return an image in base64, or its address; or the error if that is not possible."""
+    try:
+        values = msgspec.structs.astuple(msgspec.json.decode(task, type=kind).data)
+    except JSON_ERRORS:
+        values = ()
+    text = next(filter(None, values), "").strip()
+    if not text:
+        return MalformedRequest("the task has no image where the labeling configuration says")
+    if is_address(text):
+        return text
+    if text.startswith("/") and not text.startswith(_JPEG):
+        return (
+            base + text if base else UrlNotAllowed("the image is in Label Studio, and NEREID_LABEL_STUDIO_URL does not say where")
+        )
+    try:
+        return decode_base64(text) or MalformedRequest("the image is empty")
+    except MalformedRequest:
+        return MalformedRequest("the image is neither an address nor base64")

@@ -1,0 +1,121 @@
+"""What a labeling configuration of Label Studio says of rectangles on images.
+
+Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from xml.parsers import expat
+
+from app.errors import MalformedRequest
+
+MAX_CHARACTERS = 1 << 16
+DEFAULT_THRESHOLD = 0.5
+"""Minimum score of an object where the configuration has none: that of the example for YOLO."""
+
+_CONTROL, _IMAGE, _LABEL = "RectangleLabels", "Image", "Label"
+_TRUE = {"1", "true", "yes"}
+_THRESHOLDS = ("model_score_threshold", "score_threshold")
+
+Attributes = dict[str, str]
+
+
+class Label(NamedTuple):
+    """A label of the project, and the classes of a model that it stands for; none: that of its own name."""
+
+    value: str
+    predicted: list[str]
+
+
+class Control(NamedTuple):
+    """A `RectangleLabels` of the project, for an `Image`."""
+
+    name: str
+    to_name: str
+    """Name of the image."""
+    key: str
+    """Of the image in the data of a task."""
+    threshold: float
+    """Minimum score of an object."""
+    model: str | None
+    """Name of the model; None for the default model."""
+    labels: list[Label]
+
+    def map_labels(self, classes: Iterable[str]) -> dict[str, str]:
+        """Return the label of each class of a model that has one."""
+        known = dict.fromkeys(classes)
+        folded = {name.casefold(): name for name in known}
+        labels: dict[str, str] = {}
+        for value, predicted in self.labels:
+            own = value if value in known else folded.get(value.casefold())
+            found = [name for name in predicted if name in known] or ([] if own is None else [own])
+            labels |= dict.fromkeys(found, value)
+        return labels
+
+
+def read(config: str) -> list[Control]:
+    """Return the controls for rectangles on the first image that has any.
+
+    Raises:
+        MalformedRequest: It is not well formed, or too long, or could have entities.
+    """
+    if len(config) > MAX_CHARACTERS:
+        raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
+    if "<!DOCTYPE" in config:  # without one there are no entities but those of XML itself, and nothing that is elsewhere
+        raise MalformedRequest("the labeling configuration has a document type, which is not supported")
+    reader = _Reader()
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    try:
+        parser.Parse(config, True)  # noqa: FBT003 - expat's own
+    except (expat.ExpatError, UnicodeEncodeError) as error:
+        raise MalformedRequest("the labeling configuration is not well formed XML") from error
+    controls = [found for attributes, labels in reader.controls if (found := _to_control(attributes, labels, reader.keys))]
+    return [control for control in controls if control.to_name == controls[0].to_name]
+
+
+class _Reader:
+    """Notes elements as they come: no tree, however many or deep they are."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        """By name of an image: its key in the data of a task."""
+        self.controls: list[tuple[Attributes, list[Label]]] = []
+        self._open: list[list[Label] | None] = []
+        """For each element that is open: the labels of the control that it belongs to."""
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        labels = self._open[-1] if self._open else None
+        if tag == _CONTROL:
+            labels = []
+            self.controls.append((attributes, labels))
+        elif tag == _IMAGE and attributes.get("value", "").startswith("$"):
+            self.keys[attributes.get("name", "")] = attributes["value"][1:]
+        elif tag == _LABEL and labels is not None and (value := attributes.get("alias") or attributes.get("value")):
+            predicted = attributes.get("predicted_values", "").split(",")
+            labels.append(Label(value, [name.strip() for name in predicted if name.strip()]))
+        self._open.append(labels)
+
+    def end(self, _: str) -> None:
+        self._open.pop()
+
+
+def _to_control(attributes: Attributes, labels: list[Label], keys: dict[str, str]) -> Control | None:
+    """Make a control; None for one that is not for an image, or that no model is to fill in."""
+    name, to_name = attributes.get("name"), attributes.get("toName", "").partition(",")[0].strip()
+    if not name or to_name not in keys or attributes.get("model_skip", "").lower() in _TRUE:
+        return None
+    threshold = next(filter(None, map(attributes.get, _THRESHOLDS)), None)
+    model = attributes.get("model_path", "").removesuffix(".pt") or None
+    return Control(name, to_name, keys[to_name], _to_threshold(threshold), model, labels)
+
+
+def _to_threshold(text: str | None) -> float:
+    try:
+        threshold = DEFAULT_THRESHOLD if text is None else float(text)
+    except ValueError:
+        threshold = -1
+    if not 0 <= threshold <= 1:
+        raise MalformedRequest(f"{_THRESHOLDS[0]}: expected a number from 0 to 1")
+    return threshold

@@ -1,0 +1,275 @@
+"""The dialect of Label Studio's ML backends, asked as Label Studio asks."""
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from app import main
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.api.dialects.conformance import Box, Conformance, Sent
+from tests.fakes.https import HOST, Host, response, serving
+from tests.support import SCENE, json, started
+
+HEADERS = {"User-Agent": "heartex/1.20.0", "Accept": "*/*"}
+"""What Label Studio sends with each request."""
+CONFIG = """<View>
+  <Image name="image" value="$image"/>
+  <RectangleLabels name="label" toName="image" model_score_threshold="{threshold}"{others}>
+    <Label value="red"/><Label value="Blue" background="#00f"/>
+  </RectangleLabels>
+</View>"""
+ENCODED = b64encode(SCENE).decode()
+
+
+def config(threshold: float = 0.25, others: str = "") -> str:
+    """Make a labeling configuration."""
+    return CONFIG.format(threshold=threshold, others=f" {others}" if others else "")
+
+
+def request(*images: Any, label_config: str = "", key: str = "image") -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    """Make a request for predictions as Label Studio does."""
+    tasks = [
+        {"id": number, "data": {key: image}, "meta": {}, "project": 12, "annotations": [], "predictions": []}
+        for number, image in enumerate(images)
+    ]
+    params = {"login": None, "password": None, "hostname": "http://localhost:8080", "context": None}
+    label_config = label_config or config()
+    return {"json": {"tasks": tasks, "project": "12.1699", "label_config": label_config, "params": params}, "headers": HEADERS}
+
+
+class TestConformance(Conformance):
+    """As `/predict`."""
+
+    name = "label-studio"
+    paths = ("/label-studio/predict", "/setup")
+
+    def request(self, image: bytes, confidence: float = 0.25) -> Sent:
+        """Send one task, whose image is in it."""
+        return Sent("/predict", request(b64encode(image).decode(), label_config=config(confidence)))
+
+    def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
+        """Read percent."""
+        (prediction,) = answer["results"]
+        assert prediction["model_version"] == "six_columns:1"
+        for region in prediction["result"]:
+            assert (region["from_name"], region["to_name"], region["type"]) == ("label", "image", "rectanglelabels")
+            assert (region["original_width"], region["original_height"], region["image_rotation"]) == (width, height, 0)
+            assert region["value"]["rotation"] == 0
+        return [_to_box(region, width, height) for region in prediction["result"]]
+
+    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002
+        """Recognise what has no results."""
+        return list(answer) == ["error"] and bool(answer["error"])
+
+    def with_key(self, sent: Sent, key: str) -> Sent:
+        """Add user and password, as they are set with the backend's address."""
+        name, _, secret = key.partition(".")
+        return sent._replace(arguments={**sent.arguments, "auth": (name, secret)})
+
+
+def _to_box(region: dict[str, Any], width: int, height: int) -> Box:
+    value = region["value"]
+    x, y = value["x"] * width / 100, value["y"] * height / 100
+    corners = x, y, x + value["width"] * width / 100, y + value["height"] * height / 100
+    return Box(value["rectanglelabels"][0].lower(), region["score"], corners)
+
+
+async def results(server: httpx.AsyncClient, *images: Any, **others: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return the predictions for some images."""
+    found: list[dict[str, Any]] = json(await server.post("/predict", **request(*images, **others)))["results"]
+    return found
+
+
+def labels(prediction: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return which control found what."""
+    return [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
+
+
+async def test_health_and_set_up(server: httpx.AsyncClient) -> None:
+    """The gateway's own `/health` remains to all others; the version is that of predictions."""
+    assert json(await server.get("/health", headers=HEADERS)) == {"status": "UP", "model_class": "Nereid"}
+    assert json(await server.get("/label-studio/health")) == {"status": "UP", "model_class": "Nereid"}
+    assert "triton" in json(await server.get("/health"))
+    hello = {"project": "12.1699", "hostname": "http://localhost:8080", "access_token": "0" * 40, "extra_params": None}
+    for schema in (None, "", "<View></View>", config()):
+        answer = json(await server.post("/setup", json={**hello, "schema": schema}, headers=HEADERS))
+
+        assert answer == {"model_version": "six_columns:1"}
+
+
+async def test_the_model_may_be_that_of_the_project(server: httpx.AsyncClient) -> None:
+    """In `model_path`, as in the example for YOLO; one that does not exist, or is no detector, is an error."""
+    chosen = config(others='model_path="yolo_head.pt"')
+    (prediction,) = await results(server, ENCODED, label_config=chosen)
+    version = json(await server.post("/setup", json={"schema": chosen}, headers=HEADERS))
+
+    assert prediction["model_version"] == version["model_version"] == "yolo_head:1"
+    for name, status in (("yolov8m.pt", 404), ("../../etc", 404), ("probabilities", 400)):
+        wrong = config(others=f'model_path="{name}"')
+        for path, body in (("/predict", request(ENCODED, label_config=wrong)["json"]), ("/setup", {"schema": wrong})):
+            answer = await server.post(path, json=body, headers=HEADERS)
+
+            assert (answer.status_code, bool(answer.json()["error"])) == (status, True)
+
+
+async def test_each_event_of_a_project_is_accepted(server: httpx.AsyncClient) -> None:
+    """And ignored: Label Studio adds the address as a webhook of its own accord."""
+    event = {"action": "ANNOTATION_CREATED", "annotation": {"id": 1}, "project": {"id": 12}, "task": {"id": 1}}
+
+    assert (await server.post("/webhook", json=event)).status_code == 201
+
+
+async def test_labels_are_those_of_the_project(server: httpx.AsyncClient) -> None:
+    """By `predicted_values`, or else by name in any case; a label may have another name in results; others are left out."""
+    one = '<Image name="i" value="$image"/><RectangleLabels name="{}" toName="i">{}</RectangleLabels>'
+    for inside, expected in (
+        ('<Label value="Car" predicted_values="truck, red ,bus"/><Label value="BLUE"/>', [("r", "Car"), ("r", "BLUE")]),
+        ('<Label value="red" predicted_values="truck"/>', [("r", "red")]),
+        ('<Label value="red" alias="rot" predicted_values="red"/>', [("r", "rot")]),
+        ('<View><Header value="x"/><Label value="Blue"/></View>', [("r", "Blue")]),
+        ('<Label value="person"/>', []),
+        ("", []),
+    ):
+        (prediction,) = await results(server, ENCODED, label_config=f"<View>{one.format('r', inside)}</View>")
+
+        assert sorted(labels(prediction)) == sorted(expected)
+        assert (prediction["score"] == 0) == (not expected)
+
+
+async def test_several_controls_have_labels_and_thresholds_of_their_own(server: httpx.AsyncClient) -> None:
+    """As far as they are for the first image; controls of other kinds, and those to be skipped, get nothing."""
+    whole = """<?xml version="1.0" encoding="UTF-8"?><!-- all of them --><View>
+      <Choices name="c" toName="i"><Choice value="red"/></Choices>
+      <RectangleLabels name="no" toName="i" model_skip="true"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="a" toName="i" score_threshold="0.05"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="b" toName="i"><Label value="blue"/></RectangleLabels>
+      <RectangleLabels name="never" toName="i" model_score_threshold="1"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="text" toName="t"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="other" toName="j"><Label value="red"/></RectangleLabels>
+      <Text name="t" value="$text"/><Image name="i" value="$picture"/><Image name="j" value="$second"/></View>"""
+    (prediction,) = await results(server, ENCODED, label_config=whole, key="picture")
+
+    assert sorted(labels(prediction)) == [("a", "red"), ("b", "blue")]
+
+
+async def test_each_task_has_a_result(server: httpx.AsyncClient) -> None:
+    """In order. One that failed has no `result`: Label Studio logs it, and goes on."""
+    data_url = f"data:image/bmp;base64,{ENCODED}"
+    found = await results(server, ENCODED, "", data_url, 7, "/data/upload/1/a.jpg", "s3://bucket/a.jpg", f" {ENCODED}")
+
+    assert ["result" in each for each in found] == [True, False, True, False, False, False, True]
+    assert all(each["error"] for each in found if "result" not in each)
+    assert "NEREID_LABEL_STUDIO_URL" in found[4]["error"]
+    (unnamed,) = await results(server, ENCODED, key="$undefined$")
+    assert unnamed["result"]
+
+
+async def test_of_too_many_tasks_the_first_gets_a_result(server: httpx.AsyncClient) -> None:
+    """Label Studio then asks for each alone; as many as a batch may have are answered at once."""
+    assert len(await results(server, *[ENCODED] * 64)) == 64
+    assert len(await results(server, *[ENCODED] * 65)) == 1
+
+
+@pytest.mark.parametrize(
+    "label_config",
+    [
+        "",
+        "<View>",
+        "<View></View>",
+        '<!DOCTYPE x [<!ENTITY e "x">]><View>&e;</View>',
+        '<View><Image name="image" value="&e;"/></View>',
+        "\x00",
+        "\udc00",
+        "<View>" * 9000,
+        "<View/>" + " " * (1 << 16),
+        config(2),
+        config().replace("$image", "image"),
+        config().replace("$image", "$im\\age"),
+        config().replace("$image", "$im&#34;age"),
+        config().replace('"0.25"', '"nan"'),
+        config().replace('"0.25"', '"high"'),
+        config().replace("RectangleLabels", "PolygonLabels"),
+        config().replace('toName="image"', ""),
+    ],
+)
+async def test_a_bad_configuration_is_400(server: httpx.AsyncClient, label_config: str) -> None:
+    """With an error that says what would be right."""
+    body = {**request(ENCODED)["json"], "label_config": label_config}
+    answer = await server.post("/predict", content=dumps(body), headers={**HEADERS, "Content-Type": "application/json"})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("tasks", [[], [7], [{}], [{"data": 1}], [{"data": {}}], [None], {}, "x", [[]], [{"data": {"image": []}}]])
+async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> None:
+    """A task that is alone is the whole request."""
+    answer = await server.post("/predict", json={**request()["json"], "tasks": tasks}, headers=HEADERS)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+@pytest.fixture
+async def remote(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Host, httpx.AsyncClient]]:
+    """A Label Studio, and an application that may fetch from there and from another host."""
+    assert triton.poll() is None
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    async with serving(HOST, "files.example.org") as host:
+        host.names["files.example.org"] = host.names[HOST]
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
+        own = msgspec.structs.replace(
+            settings,
+            model="six_columns",
+            url_hosts=f"*.example.org:{host.port}",
+            label_studio_url=host.url("/"),
+            label_studio_token_file=str(token),
+        )
+        async with started(create_app(own)) as client:
+            yield host, client
+
+
+async def test_images_are_fetched_from_label_studio(remote: tuple[Host, httpx.AsyncClient]) -> None:
+    """With the token, which no other host gets, not even one that Label Studio redirects to."""
+    host, client = remote
+    elsewhere = host.url("/scene.bmp", "files.example.org")
+    host.answers |= {
+        "/data/upload/1/a%20b.bmp": response(SCENE),
+        "/data/local-files/?d=a.bmp": response(SCENE),
+        "/scene.bmp": response(SCENE),
+        "/tasks/1/resolve/": response(b"", "302 Found", f"Location: {elsewhere}"),
+    }
+    images = [
+        "/data/upload/1/a b.bmp",
+        "/data/local-files/?d=a.bmp",
+        elsewhere,
+        "/tasks/1/resolve/",
+        "//files.example.org/x",
+        ENCODED,
+    ]
+    found = await results(client, *images)
+
+    assert ["result" in each for each in found] == [True, True, True, True, False, True]
+    assert {(headers["host"].partition(":")[0], headers.get("authorization")) for _, headers in host.requests} == {
+        (HOST, "Token 0123456789abcdef"),
+        ("files.example.org", None),
+    }
+
+
+async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remote: tuple[Host, httpx.AsyncClient]) -> None:
+    """If it is alone."""
+    answer = await remote[1].post("/predict", **request("/data/upload/1/missing.jpg"))
+
+    assert answer.status_code == 424
+    assert answer.json() == {"error": "the host of the image answered with status 404"}
