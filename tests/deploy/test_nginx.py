@@ -23,8 +23,10 @@ import pytest
 
 from app import server
 from app.api.client_watch import body_too_large
+from app.api.dialects.routing import load
 from app.api.schema import Problem
 from app.config import Settings
+from app.dialect_names import DIALECTS
 from app.embedded.server import EmbeddedTriton
 from app.errors import BodyTooLarge, MalformedRequest
 from app.host.processes import end_group
@@ -172,6 +174,19 @@ def test_the_gateways_own_errors_have_the_same_names() -> None:
     for error in (BodyTooLarge, MalformedRequest):
         assert f"    {error.status} {error.code};\n" in TEXT
         assert f'    {error.status} "{error.title}";\n' in TEXT
+
+
+def test_each_path_of_a_dialect_is_public() -> None:
+    """But for a report of health, which is public below the dialect's name only."""
+    patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
+    own, dialects = patterns[0], patterns[2]
+    for dialect in load(DIALECTS):
+        for path in {path for handler in dialect.handlers for path in handler.paths}:
+            sample = path.replace("{version:int}", "3")
+            sample = re.sub(r"\{\w+:str\}", "tiny", sample)
+
+            assert re.search(dialects, f"/{dialect.name}{sample}")
+            assert re.search(f"{own}|{dialects}", sample) or sample == "/health", sample
 
 
 def test_instances_are_listed_in_two_ways() -> None:
