@@ -3,8 +3,8 @@
 Source: roboflow/inference, inference/core/entities/responses/inference.py and server_state.py.
 """
 
+import secrets
 from typing import Literal
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -59,7 +59,7 @@ class ModelDescriptions(msgspec.Struct, frozen=True):
 def to_inference(found: Detections, id_: str, milliseconds: float, picture: bytes | UnsetType = UNSET) -> Inference:
     """Describe what was found in an image."""
     predictions = [
-        Prediction(x, y, width, height, score, found.spec.class_name(class_id), class_id, str(uuid4()))
+        Prediction(x, y, width, height, score, found.spec.class_name(class_id), class_id, _random_uuid())
         for (x, y, width, height), score, class_id in zip(
             to_boxes(found, "cxcywh"), to_scores(found.scores), found.class_ids.tolist(), strict=True
         )
@@ -71,3 +71,9 @@ def to_description(spec: ModelSpec, model_id: str | None = None) -> ModelDescrip
     """Describe a detector, under the id by which a client calls it, if there is any."""
     width, height = spec.input_size
     return ModelDescription(model_id or f"{spec.name}/{spec.version}", height, width)
+
+
+def _random_uuid() -> str:
+    """Return a UUID of version 4; `uuid` takes twice as long, for each of many objects."""
+    digits = secrets.token_hex(16)
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
