@@ -161,8 +161,8 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
             ]
             return described if body.is_list else described[0]
 
-        if body.drawn:
-            drawable = list(zip(body.drawn, found, strict=True))
+        if body.is_list or body.drawn:  # much to encode
+            drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
             return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
         return JsonResponse(msgspec.json.encode(describe()))
 

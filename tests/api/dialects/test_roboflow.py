@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from app import main
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from tests.api.dialects.conformance import Box, Conformance, Sent, random_scene
 from tests.fakes import models
+from tests.fakes.https import response, serving
 from tests.support import SCENE, json, started
 
 V1 = "/infer/object_detection"
@@ -319,3 +321,26 @@ async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: 
 
             assert response.status_code < 500, (path, text[:300], response.text)
             assert response.status_code == 200 or set(response.json()) == {"status", "message"}, text[:300]
+
+
+async def test_images_are_fetched_from_hosts_that_are_allowed(
+    settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in a list, and in the query; a picture can be drawn of one that is alone."""
+    assert triton.poll() is None
+    async with serving() as host:
+        host.answers["/scene.bmp"] = response(SCENE)
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
+        own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}")
+        url = host.url("/scene.bmp")
+        image = {"type": "url", "value": url}
+        async with started(create_app(own)) as server:
+            alone = json(await server.post(V1, json={"image": image, "visualize_predictions": True}))
+            one = json(await server.post(V1, json={"image": [image]}))
+            two = json(await server.post(V1, json={"image": [image, IMAGE]}))
+            v0 = json(await server.post(V0, params={"image": url}))
+            gone = json(await server.post(V0, params={"image": f"{url}x"}), status=424)
+
+    assert b64decode(alone["visualization"])[:2] == b"\xff\xd8"
+    assert [len(answer["predictions"]) for answer in (alone, *one, *two, v0)] == [2] * 5
+    assert gone["message"]
