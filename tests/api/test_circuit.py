@@ -102,6 +102,18 @@ async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_r
     assert [(await post(app, path)).status for path in rejected] == [200] * len(rejected)
 
 
+async def test_the_default_model_does_not_matter_to_a_dialect_whose_body_names_another(gateway: Gateway) -> None:
+    """The dialect's own errors have the status of the gateway's."""
+    await break_model(gateway, "tiny")
+    _, app = gateway
+    image = {"type": "base64", "value": base64.b64encode(SCENE).decode()}
+    async with calling(app) as client:
+        for content, status in (({"model_id": "other"}, 200), ({"model_id": "tiny"}, 503), ({}, 503)):
+            answer = json(await client.post("/infer/object_detection", json={**content, "image": image}), status)
+            assert status == 200 or answer["status"] == status
+        assert (await client.post("/tiny/2", content=SCENE)).json()["status"] == 503
+
+
 @pytest.mark.parametrize(("sick", "sound"), [("", "1"), ("1", ""), ("1", "2")])
 async def test_a_version_that_fails_stops_no_other(gateway: Gateway, sick: str, sound: str) -> None:
     """Each has a circuit of its own, so that one can go back to the version before; the newest is one, too."""

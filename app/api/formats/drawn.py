@@ -1,6 +1,6 @@
 """The image with boxes, names and scores drawn on it: alone, or beside the detections in JSON."""
 
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -8,8 +8,10 @@ from app.api.formats.accept import best
 from app.api.formats.answer import Answer, Format
 from app.api.formats.native import to_response
 from app.api.large_response import LargeResponse
-from app.pipeline.call import Detections
+from app.api.schema import DetectResponse
+from app.pipeline.call import CallContext, Detections
 from app.pipeline.draw import PictureType, draw
+from app.pipeline.pipeline import Pipeline
 from app.resilience.lease import Lease
 
 _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
@@ -21,16 +23,44 @@ async def _respond_image(answer: Answer[Detections]) -> LargeResponse:
 
 
 async def _respond_image_and_json(answer: Answer[Detections]) -> LargeResponse:
-    picture = await _draw(answer, _picture_type(answer))
-    context, memory = answer.context, answer.pipeline.admission.memory
-    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
-    encode = partial(msgspec.json.encode, msgspec.structs.replace(response, visualization=picture))
-    lease, encoded = Lease(), memory.reserve()
+    def describe(pictures: list[bytes]) -> DetectResponse:
+        context = answer.context
+        response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+        return msgspec.structs.replace(response, visualization=pictures[0])
+
+    return await respond_with_pictures(
+        answer.pipeline, answer.call, [(answer.image, answer.found)], describe, _picture_type(answer)
+    )
+
+
+async def respond_with_pictures(
+    pipeline: Pipeline,
+    call: CallContext,
+    images: Sequence[tuple[bytes, Detections]],
+    describe: Callable[[list[bytes]], object],
+    picture_type: PictureType = "image/jpeg",
+) -> LargeResponse:
+    """Respond with JSON that has pictures in base64.
+
+    Args:
+        pipeline: What has found the objects.
+        call: What goes with the request.
+        images: Each encoded image, and what was found in it.
+        describe: Gets the encoded pictures, of which each shows what was found in an image; returns what is to be JSON.
+        picture_type: Of the pictures.
+
+    Raises:
+        GatewayError: As `draw` says.
+    """
+    lease, memory = Lease(), pipeline.admission.memory.reserve()
+    pictures: list[bytes] = []
     with lease:
-        lease.on_release(encoded.release)
-        encoded.add(3 * len(picture))  # itself, and in base64
-        body = await answer.pipeline.run_in_thread(encode, answer.call.deadline, lease)
-    return LargeResponse(body, "application/json", memory)
+        lease.on_release(memory.release)
+        for image, found in images:
+            pictures.append(await draw(pipeline, image, found, picture_type, call))
+            memory.add(3 * len(pictures[-1]))  # itself, and in base64
+        body = await pipeline.run_in_thread(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
+    return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
 async def _draw(answer: Answer[Detections], picture_type: PictureType) -> bytes:

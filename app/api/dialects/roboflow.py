@@ -1,0 +1,226 @@
+"""The dialect of Roboflow: of its inference server (v1) and of its hosted API (v0), as `inference-sdk` speaks both.
+
+Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inference/core/entities/, inference_sdk/http/client.py.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import HTTPScope
+from msgspec import UNSET, Meta
+
+from app.api import intake
+from app.api.body import ParsedBody
+from app.api.client_watch import ClientWatch
+from app.api.context import context_of
+from app.api.dependencies import WorkerResources
+from app.api.dialects.detection import answer_each, detect, detectors, require_key
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
+from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
+from app.api.formats import drawn
+from app.api.formats.answer import Answer
+from app.api.guards import guard_payload
+from app.api.json_response import JsonResponse
+from app.api.parameters import check_model_name, split_classes
+from app.api.schema import Problem
+from app.errors import UnknownModel
+from app.model.heads import DetectionHead
+from app.pipeline.call import CallContext, Detections, DetectOptions
+
+_CONFIDENCE = 0.4
+_IOU = 0.3
+_MAX_DETECTIONS = 300
+_MAX_ADD_BYTES = 1 << 16
+_MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
+_V0 = "/{model:str}/{version:int}"
+
+AnyRequest = Request[Any, Any, Any]
+Usual = Literal["best", "default"]
+"""Thresholds that Roboflow has found for a model, for which there is its default here."""
+
+
+class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
+    has_key_in_body: ClassVar[bool] = True
+
+    model_id: str | None = None
+    """Name of a model, or `NAME/VERSION`."""
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell; raises UnknownModel if no model can have this id."""
+        super().__post_init__()
+        if self.model_id is not None:
+            check_model_name(self.reference[0] or "")
+
+    @property
+    def reference(self) -> tuple[str | None, int | None]:
+        """Name and version of the model; None for the default model, and for the newest version."""
+        if self.model_id is None:
+            return self.model, self.version
+        found = _MODEL_ID.fullmatch(self.model_id)
+        if found is None:
+            raise UnknownModel("a model_id is the name of a model, or NAME/VERSION, whose version is a whole number")
+        return found[1], int(found[2]) if found[2] else self.version
+
+
+class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
+    confidence: Annotated[float, Meta(ge=0, le=1)] | Usual = _CONFIDENCE
+    iou_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    class_filter: str | None = None
+    class_agnostic_nms: bool = False
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = _MAX_DETECTIONS
+    url: str | None = None
+    """The address of the image."""
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return _options(
+            self.reference, self.confidence, split_classes(self.class_filter), self.max_detections, self.iou_threshold
+        )._replace(agnostic=self.class_agnostic_nms)
+
+
+class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
+    confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _CONFIDENCE
+    """A fraction, or from 1 a percentage."""
+    overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
+    """A fraction, or from 1 a percentage."""
+    classes: str | None = None
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = _MAX_DETECTIONS
+    format: str = "json"
+    image: str | None = None
+    """The address of the image."""
+
+    @property
+    def address(self) -> str | None:
+        """Where the image is to be fetched; None if the body has it."""
+        return self.image or None
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        confidence = self.confidence if isinstance(self.confidence, str) else _to_fraction(self.confidence)
+        iou = None if self.overlap is None else _to_fraction(self.overlap)
+        return _options((self.model, self.version), confidence, split_classes(self.classes), self.max_detections, iou)
+
+
+@get("/model/registry")
+async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
+    """List the detectors, each in its newest version."""
+    return ModelDescriptions([to_description(spec) for spec in await detectors(request, worker)])
+
+
+@post("/model/add", status_code=200)
+async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
+    """List a detector under the id by which the client calls it, before all others."""
+    guard_payload(worker.deployment.body_limits._replace(max_bytes=_MAX_ADD_BYTES))(request)
+    with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
+        received = await intake.receive(
+            client,
+            request.scope,
+            worker.pipeline,
+            [],
+            _ModelParameters,
+            lambda data, _, __: ParsedBody(b"", parse_members(data)[1]),
+            lambda wanted: require_key(request, worker, wanted.api_key),
+        )
+        wanted = received.wanted
+        name, version = wanted.reference
+        model = worker.pipeline.refer_to(name or worker.pipeline.default_for(DetectionHead.task), version)
+        spec = await worker.pipeline.prepare(model, received.call.deadline)
+        spec.expect_head(DetectionHead)
+        others = await detectors(request, worker, wanted.api_key)
+    return ModelDescriptions([to_description(spec, wanted.model_id), *map(to_description, others)])
+
+
+@post("/infer/object_detection", status_code=200)
+async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects in an image, or in each of a list of images: one that fails is an error of them all."""
+    body = InferenceBody(worker.deployment.body_limits.max_bytes)
+    context = context_of(request.scope)
+
+    async def respond(results: list[Detections | Problem], _: _V1Parameters, call: CallContext) -> ASGIResponse:
+        found = [result for result in results if not isinstance(result, Problem)]
+        for index, problem in enumerate(results):
+            if isinstance(problem, Problem):
+                context.error = context.log_fields["code"] = problem.code
+                message = write_error(msgspec.structs.replace(problem, detail=f"image {index}: {problem.detail}"))
+                return JsonResponse(msgspec.json.encode(message), problem.status)
+
+        def describe(pictures: Sequence[bytes] = ()) -> Inference | list[Inference]:
+            ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
+            described = [
+                to_inference(one, id_, context.timing.total, pictures[index] if pictures else UNSET)
+                for index, (one, id_) in enumerate(zip(found, ids, strict=True))
+            ]
+            return described if body.is_list else described[0]
+
+        if body.is_list or body.drawn:  # much to encode
+            drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
+            return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
+        return JsonResponse(msgspec.json.encode(describe()))
+
+    return await answer_each(request, worker, _V1Parameters, body.parse, respond)
+
+
+@post(_V0, status_code=200)
+async def infer_v0(
+    request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str], version: FromPath[int]
+) -> ASGIResponse:
+    """Detect objects with the model in the path."""
+
+    async def respond(answer: Answer[Detections], wanted: _V0Parameters) -> ASGIResponse:
+        def describe(pictures: Sequence[bytes] = ()) -> Inference:
+            picture = pictures[0] if pictures else UNSET
+            return to_inference(answer.found, answer.context.request_id, answer.context.timing.total, picture)
+
+        match wanted.format:
+            case "image":
+                return await drawn.IMAGE.respond(answer)
+            case "image_and_json":
+                return await drawn.respond_with_pictures(answer.pipeline, answer.call, [(answer.image, answer.found)], describe)
+            case _:
+                return JsonResponse(msgspec.json.encode(describe()))
+
+    return await detect(request, worker, _V0Parameters, parse_v0, respond, [("model", model), ("version", str(version))])
+
+
+def write_error(problem: Problem) -> dict[str, Any]:
+    """Write an error as Roboflow's clients read it."""
+    return {"status": problem.status, "message": problem.detail}
+
+
+def _options(
+    reference: tuple[str | None, int | None], confidence: float | Usual, classes: list[str] | None, most: int, iou: float | None
+) -> DetectOptions:
+    """Ask as Roboflow's server would; it has its own overlap, but not for models that find each object once."""
+    model, version = reference
+    return DetectOptions(
+        model,
+        _CONFIDENCE if isinstance(confidence, str) else confidence,
+        classes,
+        min(most, _MAX_DETECTIONS),
+        iou,
+        version=version,
+        lowers_iou=True,
+        default_iou=_IOU,
+    )
+
+
+def _to_fraction(number: float) -> float:
+    """Return a fraction, given as such or as a percentage: 1 is one percent."""
+    return number / 100 if number >= 1 else number
+
+
+def _is_v0(scope: HTTPScope) -> bool:
+    """Return whether a request is not for the gateway's own `/predict/{model}`."""
+    return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
+
+
+DIALECT = Dialect("roboflow", [list_models, add_model, infer, infer_v0], write_error, {_V0: _is_v0})

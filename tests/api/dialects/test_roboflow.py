@@ -1,0 +1,346 @@
+"""The dialect of Roboflow, as `inference-sdk` and its users' own programs speak it."""
+
+import json as stdlib_json
+from base64 import b64decode, b64encode
+from io import BytesIO
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from app import main
+from app.config import Settings
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from tests.api.dialects.conformance import Box, Conformance, Sent, random_scene
+from tests.fakes import models
+from tests.fakes.https import response, serving
+from tests.support import SCENE, json, started
+
+V1 = "/infer/object_detection"
+V0 = "/six_columns/1"
+TEXT = b64encode(models.scene("PNG")).decode()
+IMAGE = {"type": "base64", "value": TEXT}
+
+
+class _RoboflowConformance(Conformance):
+    name = "roboflow"
+    paths = (V1, V0, "/model/add")
+
+    def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
+        """Read centres and sizes in pixels."""
+        assert answer["image"] == {"width": width, "height": height}
+        assert set(answer) == {"inference_id", "time", "image", "predictions"}
+        return [
+            Box(
+                one["class"],
+                one["confidence"],
+                (
+                    one["x"] - one["width"] / 2,
+                    one["y"] - one["height"] / 2,
+                    one["x"] + one["width"] / 2,
+                    one["y"] + one["height"] / 2,
+                ),
+            )
+            for one in answer["predictions"]
+        ]
+
+    def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401
+        """Recognise what `inference-sdk` shows."""
+        return set(answer) == {"status", "message"} and answer["status"] == status and bool(answer["message"])
+
+
+class TestV1(_RoboflowConformance):
+    """As an inference server of one's own."""
+
+    def request(self, image: bytes, confidence: float = 0.25) -> Sent:
+        """Send JSON."""
+        content = {"model_id": "six_columns/1", "image": {"type": "base64", "value": b64encode(image).decode()}}
+        return Sent(V1, {"json": {**content, "confidence": confidence, "disable_active_learning": False, "source": None}})
+
+    def with_key(self, sent: Sent, key: str) -> Sent:
+        """Add a member."""
+        return sent._replace(arguments={**sent.arguments, "json": {**sent.arguments["json"], "api_key": key}})
+
+
+class TestV0(_RoboflowConformance):
+    """As Roboflow's hosted API."""
+
+    def request(self, image: bytes, confidence: float = 0.25) -> Sent:
+        """Send base64, declared to be a form, and percentages."""
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return Sent(V0, {"content": b64encode(image), "headers": headers, "params": {"confidence": confidence * 100}})
+
+    def with_key(self, sent: Sent, key: str) -> Sent:
+        """Add a parameter to the query."""
+        return sent._replace(arguments={**sent.arguments, "params": {**sent.arguments["params"], "api_key": key}})
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.AsyncClient, seed: int) -> None:
+    """Each is passed on; without one, Roboflow's default."""
+    random = Random(seed)  # noqa: S311 - no secret
+    image, _, _ = random_scene(random)
+    model = random.choice(["six_columns", "yolo_head", "yolox_head", "half_four_tensors"])
+    own: dict[str, Any] = {"confidence": 0.4, "iou": 0.3, "boxes": "cxcywh", "max_detections": 300}
+    v1: dict[str, Any] = {}
+    v0: dict[str, Any] = {}
+    if model == "six_columns":
+        del own["iou"]
+    if random.random() < 0.6:
+        own["confidence"] = v1["confidence"] = random.choice([0.05, 0.3, 0.85])
+        v0["confidence"] = own["confidence"] * random.choice([1, 100])
+    if random.random() < 0.6:
+        own["iou"] = v1["iou_threshold"] = v0["overlap"] = random.choice([0.0, 0.2, 0.45, 0.7])
+    if random.random() < 0.5:
+        names = random.sample(["red", "blue"], random.randint(1, 2))
+        own["classes"] = v0["classes"] = ",".join(names)
+        v1["class_filter"] = names
+    if random.random() < 0.5:
+        own["max_detections"] = v1["max_detections"] = v0["max_detections"] = random.randint(1, 3)
+    expected = json(await server.post(f"/predict/{model}", params=own, content=image))["detections"]
+    first = json(
+        await server.post(V1, json={"model_id": model, "image": {"type": "base64", "value": b64encode(image).decode()}, **v1})
+    )
+    second = json(await server.post(f"/{model}/1", params=v0, files={"file": ("a.jpg", image)}))
+
+    for answer in (first, second):
+        boxes = [[one[name] for name in ("x", "y", "width", "height", "confidence", "class_id")] for one in answer["predictions"]]
+        wanted = [[*one["bbox"], one["confidence"], one["class_id"]] for one in expected]
+        np.testing.assert_allclose(boxes, wanted, atol=1e-6)
+
+
+async def test_an_overlap_above_the_models_own_is_lowered(server: httpx.AsyncClient) -> None:
+    """Clients send one whatever the model; the gateway's own interface says what is wrong with it."""
+    content = {"model_id": "half_four_tensors/1", "image": IMAGE, "iou_threshold": 0.99, "class_agnostic_nms": True}
+
+    assert (await server.post("/predict/half_four_tensors?iou=0.99", content=SCENE)).status_code == 400
+    assert len(json(await server.post(V1, json=content))["predictions"]) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient, number: int) -> None:
+    """In its order, even of one; each object and each answer has an id of its own."""
+    answer = json(await server.post(V1, json={"image": [IMAGE] * number, "confidence": "best"}))
+
+    assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * number
+    assert len({each["inference_id"] for each in answer}) == number
+    assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 2 * number
+    assert all(0 < each["time"] < 60 for each in answer)
+
+
+async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.AsyncClient) -> None:
+    """It says which: a client could not read an answer with a gap."""
+    answer = json(await server.post(V1, json={"image": [IMAGE, {"type": "base64", "value": "R0lGODlh"}]}), status=422)
+
+    assert answer["message"].startswith("image 1: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": [IMAGE] * 65}, "exceeds the maximum of 64"),
+        ({"image": []}, "the list of images is empty"),
+        ({"image": [[IMAGE]]}, '"type": "base64"'),
+        ({"image": None}, '"type": "base64"'),
+        ({"image": {"type": "base64", "value": ""}}, "empty"),
+        ({"image": {"type": "base64", "value": "é"}}, "not base64"),
+        ({"image": {"type": "numpy", "value": "gASV"}}, "'numpy' are not supported"),
+        ({"image": {"type": "url", "value": "https://example.org/a.jpg"}}, "NEREID_URL_HOSTS"),
+        ({"image": [IMAGE, {"type": "url", "value": "file:///etc/passwd"}]}, "NEREID_URL_HOSTS"),
+        ({"image": [IMAGE, {"type": "url", "value": "x"}], "visualize_predictions": True}, "visualize_predictions"),
+        ({"confidence": 40}, "confidence: expected a number from 0 to 1"),
+        ({"iou_threshold": "x"}, "iou_threshold: expected a number from 0 to 1"),
+        ({"max_detections": 10**30}, "max_detections: expected a whole number"),
+        ({"class_filter": ["dragon"]}, "'dragon' is not a class"),
+        ({"class_filter": "red"}, "class_filter: expected a list of names"),
+        ({"class_filter": ["x" * 2**16]}, "class_filter: longer than 64 KiB"),
+        ({"confidence": [0.4]}, "confidence"),
+    ],
+)
+async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
+    """Names are those of the dialect."""
+    answer = json(await server.post(V1, json={"image": IMAGE, **changes}), status=400)
+
+    assert message in answer["message"]
+
+
+@pytest.mark.parametrize("model_id", ["nothing-like-it/1", "six_columns/9", "a/b/c", "", "/1", "six_columns/0", "six_columns/-1"])
+async def test_a_model_that_does_not_exist(server: httpx.AsyncClient, model_id: str) -> None:
+    """404, for the request and when the client asks for it to be loaded."""
+    for path in (V1, "/model/add"):
+        answer = json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), status=404)
+
+        assert answer["message"]
+
+
+async def test_a_body_may_be_declared_as_curl_does(server: httpx.AsyncClient) -> None:
+    """JSON that `curl -d` sends; anything else is not supported."""
+    content = msgspec.json.encode({"image": IMAGE})
+    form = await server.post(V1, content=content, headers={"Content-Type": "application/x-www-form-urlencoded"})
+    text = await server.post(V1, content=content, headers={"Content-Type": "image/png"})
+
+    assert len(json(form)["predictions"]) == 2
+    assert "application/json" in json(text, status=415)["message"]
+
+
+async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
+    """Under the ids that clients look for: with the newest version, or as the client calls it."""
+    listed = json(await server.get("/model/registry"))["models"]
+    added = json(await server.post("/model/add", json={"model_id": "six_columns", "api_key": "any"}))["models"]
+
+    assert {
+        "model_id": "six_columns/1",
+        "task_type": "object-detection",
+        "batch_size": None,
+        "input_height": 128,
+        "input_width": 128,
+    } in listed
+    assert not any(model["model_id"].startswith("efficientnet") for model in listed)
+    assert added[0] == {**added[0], "model_id": "six_columns"}
+    assert added[1:] == listed
+    assert "classifier" in json(await server.post("/model/add", json={"model_id": "efficientnet_lite0"}), status=400)["message"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> None:
+    """Of each image, as JPEG in base64."""
+    content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": True}
+    answer = json(await server.post(V1, json=content))
+
+    for each in answer if number else [answer]:
+        with Image.open(BytesIO(b64decode(each["visualization"]))) as picture:
+            assert (picture.format, picture.size) == ("JPEG", (200, 100))
+        assert len(each["predictions"]) == 2
+
+
+async def test_v0_formats(server: httpx.AsyncClient) -> None:
+    """JSON, a picture, or both."""
+    both = json(await server.post(f"{V0}?format=image_and_json&labels=true&stroke=3", files={"file": ("a.jpg", SCENE)}))
+    picture = await server.post(f"{V0}?format=image", files={"file": ("a.jpg", SCENE)})
+
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert b64decode(both["visualization"])[:2] == picture.content[:2] == b"\xff\xd8"
+    assert len(both["predictions"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [
+        (TEXT.encode(), "application/x-www-form-urlencoded"),
+        (TEXT.encode(), "application/json"),
+        (f"data:image/png;base64,{TEXT}".encode(), "application/x-www-form-urlencoded"),
+        (SCENE, "application/x-www-form-urlencoded"),
+        (SCENE, "image/bmp"),
+    ],
+)
+async def test_v0_bodies(server: httpx.AsyncClient, content: bytes, content_type: str) -> None:
+    """Base64, which `inference-sdk` declares to be JSON, and files as they are."""
+    answer = json(await server.post(V0, content=content, headers={"Content-Type": content_type}))
+
+    assert len(answer["predictions"]) == 2
+
+
+async def test_v0_takes_the_address_of_an_image(server: httpx.AsyncClient) -> None:
+    """Which is fetched only if the gateway is set up for that."""
+    answer = json(await server.post(V0, params={"image": "https://example.org/a.jpg"}), status=400)
+
+    assert "NEREID_URL_HOSTS" in answer["message"]
+
+
+@pytest.mark.parametrize("confidence", ["101", "-1", "x", "nan"])
+async def test_v0_thresholds_are_fractions_or_percentages(server: httpx.AsyncClient, confidence: str) -> None:
+    """Nothing else."""
+    for name in ("confidence", "overlap"):
+        answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), status=400)
+
+        assert answer["message"] == f"{name}: expected a number from 0 to 100"
+
+
+async def test_the_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) -> None:
+    """A model whose name is a number; below the dialect's name, `predict` is one like any other."""
+    own = await server.post("/predict/7", content=SCENE)
+    other = await server.post("/roboflow/predict/7", content=SCENE)
+
+    assert own.json()["code"] == "unknown_model"
+    assert own.headers["content-type"] == "application/problem+json"
+    assert json(other, status=404) == {"status": 404, "message": own.json()["detail"]}
+    assert (await server.get(V0)).json()["code"] == "not_found"
+
+
+@pytest.mark.parametrize(("version", "status"), [("0", 400), ("7", 404), ("9" * 19, 400), ("9" * 5000, 404)])
+async def test_versions_that_no_model_has(server: httpx.AsyncClient, version: str, status: int) -> None:
+    """Are errors, whatever their length."""
+    assert (await server.post(f"/six_columns/{version}", content=SCENE)).status_code == status
+
+
+async def test_keys_travel_as_the_client_is_set_up(settings: Settings, triton: EmbeddedTriton, tmp_path: Any) -> None:  # noqa: ANN401
+    """The list of models needs one, too."""
+    assert triton.poll() is None
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[camera]\nsha256 = ["{SECRET_SHA256}"]\nscopes = ["detect"]\n')
+    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=str(file)))) as server:
+        bearer = {"Authorization": "Bearer camera.secret"}
+        for response, status in (
+            (await server.get("/model/registry"), 401),
+            (await server.get("/model/registry?api_key=camera.secret"), 200),
+            (await server.get("/model/registry", headers=bearer), 200),
+            (await server.post("/model/add", json={"model_id": "six_columns/1"}), 401),
+            (await server.post("/model/add", json={"model_id": "six_columns/1", "api_key": "camera.secret"}), 200),
+            (await server.post("/model/add", json={"model_id": "six_columns/1"}, headers=bearer), 200),
+        ):
+            assert response.status_code == status, response.text
+            assert status == 200 or response.json()["status"] == status
+
+
+SECRET_SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # noqa: S105 - of a word that is none
+
+
+VALUES: list[Any] = [
+    None, True, -1, 0, 10**400, 1e308, "", "x", "NaN", "\ud83d\ude00", "\u0000", [], {}, [[]], [None] * 2000, {"a": {"b": [1]}},
+    {"type": 1}, {"type": "base64", "value": 7}, {"type": "url", "value": "\u2028"}, [IMAGE, 1], [IMAGE] * 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: int) -> None:
+    """Never by a failure of the server."""
+    random = Random(seed)  # noqa: S311 - no secret
+    names = ["image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
+             "visualize_predictions", "model", "version", "url", "unknown", "id"]  # fmt: skip
+    for _ in range(60):
+        content = {"image": IMAGE} | {name: random.choice(VALUES) for name in random.sample(names, random.randint(1, 4))}
+        text = stdlib_json.dumps(content).replace('"NaN"', random.choice(["NaN", "1e999", '"\\ud800"', "1"]))
+        for path in (V1, "/model/add", V0):
+            response = await server.post(path, content=text.encode(), headers={"Content-Type": "application/json"})
+
+            assert response.status_code < 500, (path, text[:300], response.text)
+            assert response.status_code == 200 or set(response.json()) == {"status", "message"}, text[:300]
+
+
+async def test_images_are_fetched_from_hosts_that_are_allowed(
+    settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, in a list, and in the query; a picture can be drawn of one that is alone."""
+    assert triton.poll() is None
+    async with serving() as host:
+        host.answers["/scene.bmp"] = response(SCENE)
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
+        own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}")
+        url = host.url("/scene.bmp")
+        image = {"type": "url", "value": url}
+        async with started(create_app(own)) as server:
+            alone = json(await server.post(V1, json={"image": image, "visualize_predictions": True}))
+            one = json(await server.post(V1, json={"image": [image]}))
+            two = json(await server.post(V1, json={"image": [image, IMAGE]}))
+            v0 = json(await server.post(V0, params={"image": url}))
+            gone = json(await server.post(V0, params={"image": f"{url}x"}), status=424)
+
+    assert b64decode(alone["visualization"])[:2] == b"\xff\xd8"
+    assert [len(answer["predictions"]) for answer in (alone, *one, *two, v0)] == [2] * 5
+    assert gone["message"]
