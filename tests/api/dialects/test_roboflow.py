@@ -330,7 +330,7 @@ async def test_images_are_fetched_from_hosts_that_are_allowed(
     assert triton.poll() is None
     async with serving() as host:
         host.answers["/scene.bmp"] = response(SCENE)
-        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
         own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}")
         url = host.url("/scene.bmp")
         image = {"type": "url", "value": url}
