@@ -62,6 +62,11 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     """The highest that callers may ask for: above it, the model itself has suppressed boxes; 1 if it suppresses none."""
 
     @property
+    def finds_once(self) -> bool:
+        """Whether the model finds each object once: nothing has suppressed its boxes, and nothing needs to."""
+        return self.output_format not in RAW_HEADS and self.max_iou == 1
+
+    @property
     def description(self) -> str:
         """What the output tensors are."""
         return self.output_format.description

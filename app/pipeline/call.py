@@ -75,6 +75,10 @@ class DetectOptions(NamedTuple):
     """Whether boxes of different classes can be one object."""
     version: int | None = None
     """Version of the model; None for the newest that Triton has loaded."""
+    lowers_iou: bool = False
+    """Whether an `iou` that the model does not leave is lowered to its maximum; else it is rejected."""
+    default_iou: float | None = None
+    """What `iou` is where it is None, except for a model that finds each object once; None for what the model's config says."""
 
     @property
     def task(self) -> Task:
@@ -90,7 +94,9 @@ class DetectOptions(NamedTuple):
         """
         head = spec.expect_head(DetectionHead)
         class_ids = to_class_ids(self.classes, spec.labels)
-        suppression = to_suppression(self.iou, head, is_agnostic=self.agnostic)
+        iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
+        iou = min(iou, head.max_iou) if self.lowers_iou and iou is not None else iou
+        suppression = to_suppression(iou, head, is_agnostic=self.agnostic)
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
         return Reader(partial(_read_detections, spec, wanted, self.max_detections), head.is_heavy or suppression is not None)
 
