@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 
 from app.api import intake, problems, single_image
 from app.api.batch.body import ParsedBatch
-from app.api.body import ParsedBody
+from app.api.body import ParsedBody, needs_parsing
 from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
@@ -25,10 +25,11 @@ from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import Detections
+from app.pipeline.call import CallContext, Detections
 from app.telemetry.timing import Timing
 
 P = TypeVar("P", bound=DialectParameters)
+T = TypeVar("T")
 
 _KEY_HEADERS = {b"authorization", b"x-api-key"}
 _OK = 200
@@ -72,16 +73,36 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
 async def detect_each(
     request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], ParsedBatch]
 ) -> tuple[list[Detections | Problem], P]:
-    """Detect objects in each image of a request, as `/detect/batch` does. A single one is treated as by `/detect`.
+    """Detect objects in each image of a request; arguments and errors as `answer_each`.
+
+    Returns:
+        What was found in each image, or why it failed; and the parameters.
+    """
+
+    async def pass_on(found: list[Detections | Problem], wanted: P, _: CallContext) -> tuple[list[Detections | Problem], P]:
+        return found, wanted
+
+    return await answer_each(request, worker, kind, parse, pass_on)
+
+
+async def answer_each(
+    request: AnyRequest,
+    worker: WorkerResources,
+    kind: type[P],
+    parse: Callable[[bytes, str, type[P]], ParsedBatch],
+    respond: Callable[[list[Detections | Problem], P, CallContext], Awaitable[T]],
+) -> T:
+    """Answer a request with several images, as `/detect/batch` does. A single one is treated as by `/detect`.
 
     Args:
         request: Of a dialect.
         worker: Has the pipeline and the keys.
         kind: The parameters that query and body may have.
         parse: Takes images and parameters from a body; as `intake.receive` says.
+        respond: Gets what was found in each image, or why it failed.
 
     Returns:
-        What was found in each image, or why it failed; and the parameters.
+        What `respond` returns.
 
     Raises:
         GatewayError: As for a request to `/detect/batch`; with a single image, also why it failed.
@@ -104,9 +125,9 @@ async def detect_each(
             model = wanted.options.model or pipeline.default_for(DetectionHead.task)
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
-    failed = sum(isinstance(each, Problem) for each in found)
-    context.log_fields |= {"images": len(found), "failed": failed}
-    return found, wanted
+        failed = sum(isinstance(each, Problem) for each in found)
+        context.log_fields |= {"images": len(found), "failed": failed}
+        return await respond(found, wanted, call)
 
 
 async def _run(
@@ -137,13 +158,13 @@ async def _run(
     return [found[index] for index in sorted(found)]
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
-    """Return the detectors that can be used, by name, to a caller who may use them.
+async def detectors(request: AnyRequest, worker: WorkerResources, key: str | None = None) -> list[ModelSpec]:
+    """Return the detectors that can be used, by name, to a caller who may use them; `key` is that in the body, if any.
 
     Raises:
         GatewayError: The API key is missing or wrong; Triton does not answer.
     """
-    require_key(request, worker)
+    require_key(request, worker, key)
     states = await worker.tritons.list_models()
     specs = [await _spec(worker, name) for name in sorted(states) if states[name].is_ready]
     return [spec for spec in specs if spec is not None and spec.head.task == DetectionHead.task]
@@ -209,8 +230,11 @@ async def _admit(  # noqa: PLR0913 - what is known before the body
     pipeline = worker.pipeline
     known = dict([*intake.query_of(request.scope), *in_path])
     model = pipeline.refer_to(known.get("model") or pipeline.default_for(DetectionHead.task), known.get("version"))
-    pipeline.check_circuit(model)
-    await pipeline.admission.check(model, context_of(request.scope).share, is_batch=is_batch)
+    context = context_of(request.scope)
+    if "model" in known or not needs_parsing(context.content_type):  # else the body may name another one
+        pipeline.check_circuit(model)
+    if pipeline.is_usable(model):
+        await pipeline.admission.check(model, context.share, is_batch=is_batch)
     guard_timing(request)
 
 
