@@ -65,8 +65,12 @@ def parsing_bytes(size: int, content_type: str) -> int:
     return size * _COPIES.get(media_type(content_type), 0) + _MAX_MEMBER_BYTES
 
 
-def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectParameters) -> ParsedBody:
+def parse_body(
+    data: bytes, content_type: str, kind: type[Parameters] = DetectParameters, fields: Sequence[str] = FILE_FIELDS
+) -> ParsedBody:
     """Parse a body with parameters of a kind: a form, JSON or the image itself, as its `Content-Type` header says.
+
+    One of the `fields` of a form, `FILE_FIELDS` and maybe others, has the image or its address.
 
     Raises:
         MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
@@ -74,11 +78,11 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
     """
     declared = body_type(content_type, data)
     if declared == MULTIPART:
-        parsed = parse_multipart(data, content_type)
+        parsed = parse_multipart(data, content_type, fields)
     elif declared == JSON:
         parsed = parse_json(data, kind)
     elif declared == URLENCODED and urlencoded.is_form(data):
-        parsed = parse_urlencoded(data)
+        parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
     if parsed.has_url and parsed.image:
@@ -89,14 +93,14 @@ def parse_body(data: bytes, content_type: str, kind: type[Parameters] = DetectPa
     return parsed
 
 
-def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
+def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
     images: list[form_parts.Part] = []
     pairs = []
     for part in form_parts.read_parts(data, content_type, MAX_PARTS):
-        if part.name in FILE_FIELDS and is_address(part.text):
+        if part.name in fields and is_address(part.text):
             pairs.append(("url", part.text))
-        elif part.name in FILE_FIELDS:
+        elif part.name in fields:
             images.append(part)
         else:
             hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
@@ -108,11 +112,11 @@ def parse_multipart(data: bytes, content_type: str) -> ParsedBody:
     return ParsedBody(decode_base64(text) if text else images[0].content, pairs)
 
 
-def parse_urlencoded(data: bytes) -> ParsedBody:
+def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a form of names and values, whose image is base64 or an address. Raises as `parse_body`."""
-    fields = urlencoded.split(data, FILE_FIELDS, MAX_PARTS)
-    _check_number(len(fields.images), [name for name, _ in fields.others])
-    return ParsedBody(decode_base64(fields.images[0]) if fields.images else b"", fields.others)
+    form = urlencoded.split(data, fields, MAX_PARTS)
+    _check_number(len(form.images), [name for name, _ in form.others])
+    return ParsedBody(decode_base64(form.images[0]) if form.images else b"", form.others)
 
 
 @cache
@@ -230,18 +234,7 @@ def _check_number(images: int, others: Sequence[str]) -> None:
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
     if not images and "url" not in others:
-        raise MalformedRequest(f"{expected}; fields found: {_quote(others) or 'none'}", repeats_request=True)
-
-
-def _quote(names: Sequence[str]) -> str:
-    """Quote names, up to 64 characters of all together."""
-    quoted, left = [], 64
-    for name in names:
-        quoted.append(repr(name[:left]))
-        left -= len(name)
-        if left <= 0:
-            break
-    return ", ".join(quoted)
+        raise MalformedRequest(f"{expected}; fields found: {form_parts.quote_names(others) or 'none'}", repeats_request=True)
 
 
 def _to_parameter(value: _Member) -> str:

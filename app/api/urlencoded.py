@@ -3,6 +3,7 @@
 curl gives this type to whatever it sends with `--data-binary`, so that a body of it may be the image itself as well.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -42,7 +43,7 @@ def is_form(data: bytes) -> bool:
     return False
 
 
-def split(data: bytes, image_names: tuple[str, ...], max_fields: int) -> Fields:
+def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
     """Split a form.
 
     Raises:

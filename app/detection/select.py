@@ -63,7 +63,7 @@ def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool)
     """
     if iou is not None and iou > head.max_iou:
         raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
-    if iou is None and not is_agnostic and head.output_format not in RAW_HEADS:
+    if not is_agnostic and head.output_format not in RAW_HEADS and iou in {None, head.max_iou}:
         return None
     return Suppression(head.iou if iou is None else iou, is_agnostic)
 

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 from app.detection.outputs import Candidates
 from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
-from app.model.heads import DetectionHead, OutputFormat
+from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
 
 LABELS = ("person", "car", "traffic light")
 
@@ -230,9 +230,19 @@ def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
     """Any overlap up to the maximum, and any classes; without one of the two, the model's config says it."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
-    for iou in (0.0, 0.3, 0.5):
+    for iou in (0.0, 0.3, 0.49):
         assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False)
     assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True)
+
+
+@pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
+@pytest.mark.parametrize("max_iou", [0.5, 1.0])
+def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
+    """Its boxes overlap by no more, unless those of different classes are to be compared."""
+    head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
+
+    assert to_suppression(max_iou, head, is_agnostic=False) is None
+    assert to_suppression(max_iou, head, is_agnostic=True) == Suppression(max_iou, is_agnostic=True)
 
 
 def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:

@@ -7,6 +7,7 @@ import msgspec
 from app.api import form_parts
 from app.api.base64_text import decode_base64
 from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
+from app.api.client_watch import body_too_large
 from app.api.content_type import MULTIPART, media_type
 from app.api.parameters import BatchParameters, Parameters
 from app.errors import MalformedRequest
@@ -65,7 +66,7 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
             raise _too_many()
         else:
             text = part.text
-            batch.images.append(_decode_text(text) if text else part.content or _EMPTY)
+            batch.images.append(decode_text(text) if text else part.content or _EMPTY)
             batch.names.append(part.file_name and part.file_name[:255])
     return batch
 
@@ -103,16 +104,24 @@ def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
 def _decode(content: msgspec.Raw) -> Image:
     """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
-        return _decode_text(msgspec.json.decode(content, type=str))
+        return decode_text(msgspec.json.decode(content, type=str))
     except msgspec.DecodeError:
         return MalformedRequest("the image is not a string in base64")
 
 
-def _decode_text(text: str) -> Image:
+def decode_text(text: str) -> Image:
+    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
         return text if is_address(text) else decode_base64(text) or _EMPTY
     except MalformedRequest:
         return MalformedRequest("the image is not base64")
+
+
+def refuse_large(images: list[Image], max_bytes: int) -> None:
+    """Put the error that a larger image would get alone in its place."""
+    for index, image in enumerate(images):
+        if isinstance(image, bytes) and len(image) > max_bytes:
+            images[index] = body_too_large(max_bytes)
 
 
 def _too_many() -> MalformedRequest:
