@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import middleware
+from app.api import middleware, problems
+from app.imaging.letterbox import Letterbox
 from tests.api.batch.test_route import LINES, NOTHING, SCENES, TRUNCATED, Files, as_json, form
 from tests.fakes import models
 from tests.support import captured_log, json
@@ -107,6 +108,16 @@ async def test_what_may_be_tried_again_is_told_so(client: httpx.AsyncClient) -> 
     problem = json(await client.post(f"{PATH}&timeout_ms=1", files=form(*SCENES)), 504)
 
     assert problem["code"] == "deadline_passed"
+
+
+async def test_an_unexpected_failure_tells_nothing(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged with its cause where the image failed."""
+    calls = captured_log(monkeypatch, problems)
+    monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
+    problem = json(await client.post(PATH, files=form(SCENES[0])), 500)
+
+    assert problem["code"] == "internal_error"
+    assert isinstance(calls[0].kwargs["exc_info"], ZeroDivisionError)
 
 
 async def test_format_counts_more_than_accept(client: httpx.AsyncClient, alone: list[dict[str, Any]]) -> None:
