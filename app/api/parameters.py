@@ -4,10 +4,10 @@ Each kind of request has a class of parameters, which says all that is known of 
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,9 @@ _ALIASES = {"model_name": "model"}
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter that names the model."""
 _MAX_LENGTH = 4096
+_MAX_ID = 2**53
+"""Up to which JavaScript's numbers are exact."""
+_ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
 # Parameters have similar names, which are not what is meant.
 _IMAGE_NAMES = {"image", "images", "file"}
 _OR_ITS_ADDRESS = ", or its address into 'url'"
@@ -83,8 +86,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return Presentation()
 
 
-class BatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of a request for detections in several images."""
+class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of every request for detections."""
 
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
     iou: Annotated[
@@ -128,13 +131,8 @@ class BatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_on
             self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
         )
 
-    @property
-    def presentation(self) -> Presentation:
-        """How the answer is to be written."""
-        return Presentation(boxes=self.boxes)
 
-
-class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Those of a request for detections in one image."""
 
     url: _Url = None
@@ -146,12 +144,55 @@ class DetectParameters(BatchParameters, frozen=True, forbid_unknown_fields=True,
             "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
         ),
     ] = None
-    image_id: Annotated[int, Meta(ge=0, le=2**53, description="With `coco-results`, the `image_id` of each result.")] = 0
+    image_id: Annotated[int, Meta(ge=0, le=_MAX_ID, description="With `coco-results`, the `image_id` of each result.")] = 0
 
     @property
     def presentation(self) -> Presentation:
         """How the answer is to be written."""
         return Presentation(self.format, self.boxes, self.image_id)
+
+
+class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections in several images."""
+
+    format: Annotated[
+        Literal["json", "coco-results"] | None,
+        Meta(
+            description="`json`; `coco-results`: one list of COCO results for all images, or an error if any of them fails. "
+            "It counts more than `Accept`, which must allow JSON or lines. Default: what `Accept` prefers."
+        ),
+    ] = None
+    image_ids: Annotated[
+        str | None,
+        Meta(
+            description="With `coco-results`, the `image_id` of each image: different whole numbers, separated by commas. "
+            "Default: 0, 1, 2 and so on."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+            InvalidParameter: A list is empty, or has something else than numbers, or the same number twice.
+        """
+        super().__post_init__()
+        if self.image_ids is not None:
+            _split_ids(self.image_ids)
+
+    def ids_of(self, images: int) -> Sequence[int]:
+        """Return the `image_id` of each of so many images.
+
+        Raises:
+            InvalidParameter: There are more or fewer of them.
+        """
+        if self.image_ids is None:
+            return range(images)
+        ids = _split_ids(self.image_ids)
+        if len(ids) != images:
+            raise InvalidParameter(f"image_ids: expected {images}, one for each image, found {len(ids)}")
+        return ids
 
 
 class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -197,6 +238,17 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
 def split_classes(classes: str | None) -> list[str] | None:
     """Split comma-separated names or ids; None, for all classes, stays None."""
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+
+
+def _split_ids(text: str) -> list[int]:
+    """Split comma-separated numbers of images, all of which differ: results of two images could not be told apart."""
+    try:
+        ids = msgspec.convert([number.strip() for number in text.split(",")], list[_ImageId], strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidParameter(f"image_ids: expected whole numbers from 0 to {_MAX_ID}, separated by commas") from error
+    if len(set(ids)) < len(ids):
+        raise InvalidParameter("image_ids: expected a different number for each image")
+    return ids
 
 
 def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:

@@ -25,14 +25,28 @@ class _Named(msgspec.Struct):
     class_name: str
 
 
+class _Labelled(msgspec.Struct):
+    label: str
+
+
 class _Answer(msgspec.Struct):
     detections: list[_Named] | None = None
     classifications: list[_Named] | None = None
     """Instead of detections, from a classifier."""
+    predictions: list[_Labelled] | None = None
+    """Instead of detections, in DeepStack's interface."""
     results: list["_Answer"] | None = None
     """Of a batch, instead of detections."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of what was found; None if the answer does not tell."""
+        if self.predictions is not None:
+            return [prediction.label for prediction in self.predictions]
+        named = self.detections if self.classifications is None else self.classifications
+        return None if named is None else [one.class_name for one in named]
 
     @property
     def model_name(self) -> str:
@@ -145,8 +159,8 @@ class Tally:
             return False
         self._model = self._model or answer.model_name
         results = [answer] if answer.results is None else answer.results
-        found = [result.detections if result.classifications is None else result.classifications for result in results]
-        return None not in found and expected <= {named.class_name for one in found for named in one or ()}
+        found = [result.names for result in results]
+        return None not in found and expected <= {name for names in found for name in names or ()}
 
     def _add_timing(self, timing: bytes, elapsed: float) -> None:
         self._timed += 1

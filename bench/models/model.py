@@ -1,4 +1,4 @@
-"""The implementation of all fixtures: waits as its config says, then finds nothing.
+"""The implementation of all fixtures: waits as its config says, then finds nothing, or as many objects as its config says.
 
 Runs inside the embedded Triton; a copy of it lies beside each config while a measurement runs.
 """
@@ -30,16 +30,20 @@ class TritonPythonModel:
     """One instance of one fixture, as Triton's Python backend expects it."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read how long to wait."""
+        """Read how long to wait, and what to find."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._per_batch = float(parameters["wait_milliseconds"]["string_value"]) / 1e3
         self._per_image = float(parameters["wait_milliseconds_per_image"]["string_value"]) / 1e3
-        self._nothing = {
-            "num_dets": np.zeros((1, 1), np.int32),
+        objects = int(parameters.get("objects", {"string_value": "0"})["string_value"])
+        self._found = {
+            "num_dets": np.full((1, 1), objects, np.int32),
             "det_boxes": np.zeros((1, _ROWS, 4), np.float32),
             "det_scores": np.zeros((1, _ROWS), np.float32),
             "det_classes": np.zeros((1, _ROWS), np.int32),
         }
+        # Side by side, near the middle, where every image lies, whatever its shape.
+        self._found["det_boxes"][0, :objects] = [(220 + 20 * row, 300, 236 + 20 * row, 340) for row in range(objects)] or 0
+        self._found["det_scores"][0, :objects] = np.linspace(0.9, 0.5, objects)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a batch of requests, each of one image or more, without looking at the images."""
@@ -49,7 +53,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(self._answer(images)) for images in sizes]
 
     def _answer(self, images: int) -> "list[pb_utils.Tensor]":
-        return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._nothing.items()]
+        return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._found.items()]
 
 
 # Triton 2.51's own conversion returns empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton adds

@@ -57,8 +57,16 @@ async def test_the_document_describes_batches(document: Any) -> None:  # noqa: A
         images = kind["schema"]["properties"]["images"]
         assert (images["type"], images["minItems"], images["maxItems"]) == ("array", 1, 64)
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
+    result = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [kind.get("type", "object") for kind in result["oneOf"]] == ["object", "array"]
     of_detect = document["paths"]["/detect"]["post"]["parameters"]
-    assert operation["parameters"] == [given for given in of_detect if given["name"] not in {"url", "format", "image_id"}]
+    given = {parameter["name"]: parameter for parameter in operation["parameters"]}
+    assert {"url", "image_id"} == {parameter["name"] for parameter in of_detect} - set(given)
+    assert all(
+        given[parameter["name"]] == parameter for parameter in of_detect if parameter["name"] not in {"url", "image_id", "format"}
+    )
+    assert given["format"]["schema"]["enum"] == ["coco-results", "json"]
+    assert "image_id" in given["image_ids"]["schema"]["description"]
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401

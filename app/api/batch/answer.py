@@ -39,10 +39,10 @@ class BatchAnswer:
         """Describe an image for the document. Encoded at once: for all of them together the event loop would have to wait."""
         name = self._names[index]
         if isinstance(found, Exception):
-            problem = self._count_failure(found, timing)
+            problem = self.count_failure(found, timing)
             self._failures[index] = _encode(BatchFailure(name, index, problem.detail, problem))
         else:
-            self._count(found, timing)
+            self.count(found, timing)
             detections, size = to_detections(found, self._unit), ImageSize(found.width, found.height)
             self._results[index] = _encode(BatchResult(name, index, detections, len(detections), "success", None, size))
 
@@ -50,10 +50,10 @@ class BatchAnswer:
         """Describe an image in a line of its own."""
         name = self._names[index]
         if isinstance(found, Exception):
-            problem = self._count_failure(found, timing)
+            problem = self.count_failure(found, timing)
             line = ImageLine(index, name, problem.status, problem=problem)
         else:
-            self._count(found, timing)
+            self.count(found, timing)
             detections, size = to_detections(found, self._unit), ImageSize(found.width, found.height)
             line = ImageLine(index, name, _OK, detections, len(detections), size)
         return msgspec.json.encode(line) + b"\n"
@@ -97,13 +97,15 @@ class BatchAnswer:
     def _status(self) -> Literal["success", "all_failed"]:
         return "success" if self._processed else "all_failed"
 
-    def _count(self, found: Detections, timing: Timing) -> None:
+    def count(self, found: Detections, timing: Timing) -> None:
+        """Count an image that was done."""
         self._processed += 1
         self._detections += len(found.scores)
         self._model = ModelUsed.of(found)
         count_image(self._metrics, timing, _OK)
 
-    def _count_failure(self, error: Exception, timing: Timing) -> Problem:
+    def count_failure(self, error: Exception, timing: Timing) -> Problem:
+        """Count an image that failed, and describe why."""
         problem = problems.to_problem(error, self._context.request_id)
         self._codes[problem.code] += 1
         count_image(self._metrics, timing, problem.status)

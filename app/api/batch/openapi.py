@@ -9,11 +9,12 @@ from app.api.batch.body import FIELDS, MAX_IMAGES
 from app.api.batch.schema import BatchResponse
 from app.api.openapi import PROBLEMS, DetectOperation
 from app.api.parameters import BatchParameters
+from app.api.schema import CocoResult
 
 LINES = "application/x-ndjson"
 """The media type of an answer in lines."""
 RESPONSES = {
-    200: ResponseSpec(BatchResponse, description="What became of each image", generate_examples=False),
+    200: ResponseSpec(BatchResponse | list[CocoResult], description="What became of each image", generate_examples=False),
     **PROBLEMS,
 }
 

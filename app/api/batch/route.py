@@ -14,6 +14,7 @@ from litestar.types import Receive, Scope, Send
 from app.api import intake
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import parse_batch, refuse_large
+from app.api.batch.coco_results import CocoAnswer
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
 from app.api.client_watch import ClientWatch
 from app.api.content_type import JSON
@@ -47,14 +48,22 @@ async def detect_batch(
 ) -> ASGIResponse:
     """Detect objects in up to 64 images, each of which succeeds or fails alone.
 
-    With `Accept: application/x-ndjson` there is a line for each image as soon as it is done, and then one that sums up.
+    With `Accept: application/x-ndjson` there is a line for each image as soon as it is done, and then one that sums up. With
+    `format=coco-results` there is one list of COCO results for all images; if any of them fails, so does the request.
     """
     context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
         media_type = negotiate(context.accept, (JSON, LINES))
         content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
-        answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
+        if wanted.format is not None:
+            media_type = JSON
+        image_ids = wanted.ids_of(len(content.images))
+        answer = (
+            CocoAnswer(content.names, image_ids, context, worker.metrics)
+            if wanted.format == "coco-results"
+            else BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
+        )
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)

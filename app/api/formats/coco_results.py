@@ -9,15 +9,18 @@ from app.api.schema import CocoResult
 from app.pipeline.call import Detections
 
 
-async def _respond(answer: Answer[Detections]) -> JsonResponse:
-    found = answer.found
-    results = [
-        CocoResult(answer.presentation.image_id, class_id, (x, y, width, height), score)
+def to_results(found: Detections, image_id: int) -> list[CocoResult]:
+    """Describe each detection in the image of this number."""
+    return [
+        CocoResult(image_id, class_id, (x, y, width, height), score)
         for class_id, (x, y, width, height), score in zip(
             found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found.scores), strict=True
         )
     ]
-    return JsonResponse(msgspec.json.encode(results))
+
+
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
+    return JsonResponse(msgspec.json.encode(to_results(answer.found, answer.presentation.image_id)))
 
 
 COCO_RESULTS = Format("coco-results", (), _respond)

@@ -4,12 +4,23 @@ import os
 import socket
 import subprocess
 import sys
+from time import process_time
 
 import psutil
 import pytest
 
 from bench.harness.counters import Counters
-from bench.harness.meters import MIB, Meters, busiest, children, cpu_seconds, family, listeners, worker_memory
+from bench.harness.meters import (
+    MIB,
+    Meters,
+    busiest,
+    children,
+    cpu_seconds,
+    family,
+    listeners,
+    precise_cpu_seconds,
+    worker_memory,
+)
 from bench.report.measurements import TritonUse
 from tests.bench.support import make_outcome
 
@@ -39,6 +50,17 @@ def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Proc
 
     assert family(process) == []
     assert cpu_seconds(process) == 0
+
+
+def test_cpu_time_is_read_to_less_than_a_tick() -> None:
+    """Of any process; one that does not exist is an error."""
+    before, spent = precise_cpu_seconds(os.getpid()), process_time()
+    sum(range(20_000))
+    after = precise_cpu_seconds(os.getpid())
+
+    assert 0 < after - before < 0.01 + process_time() - spent
+    with pytest.raises(OSError, match="No such"):
+        precise_cpu_seconds(2**22 + 1)  # Linux gives no process this id
 
 
 def test_the_listener_of_a_port_is_found(parent: psutil.Process) -> None:

@@ -21,6 +21,16 @@ async def test_wrong_answers_are_not_correct(body: bytes) -> None:
     assert outcome.failed == 1
 
 
+@pytest.mark.parametrize(("label", "status"), [("cat", "200"), ("dog", "wrong")])
+async def test_predictions_of_deepstack_are_read(label: str, status: str) -> None:
+    """They have labels."""
+    body = b'{"success":true,"predictions":[{"label":"%b","confidence":0.9}]}' % label.encode()
+    async with serving(always(answer(body))) as server:
+        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
+
+    assert outcome.statuses == {status: 1}
+
+
 async def test_every_sixteenth_of_the_later_answers_is_checked() -> None:
     """All answers of the first pass over the samples are checked, however many there are."""
     async with serving(always(answer(DOG))) as server:

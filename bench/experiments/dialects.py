@@ -1,0 +1,162 @@
+"""What a dialect costs beside the gateway's own interface, and whether answers come in time for Frigate."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from app import environment
+from app.embedded.launch import loadable_models
+from bench.experiments import frigate
+from bench.experiments.options import Commands, add_images, add_rounds, add_seconds
+from bench.experiments.progress import say
+from bench.harness.errors import ContestantError
+from bench.harness.lineup import Lineup
+from bench.harness.meters import busiest, precise_cpu_seconds
+from bench.harness.triton import fixture_triton
+from bench.load.dialects import PAIRS, Pair, Request
+from bench.load.images import unlabelled_samples
+from bench.models.repository import YOLO
+from bench.report.text import table
+
+_MODEL = "objects"
+"""Takes the file, and finds ten objects at once: what remains is HTTP, checks, and the writing of the answer."""
+_NOTHING_ELSE = "(none)"
+"""The gateway's own request beside itself: what the differences are worth."""
+_PAUSE_SECONDS = 0.001
+"""After an answer, for what the worker does once it has sent it."""
+_WARM_UP_REQUESTS = 50
+_PATIENCE_SECONDS = 30
+_OK, _NOT_FOUND = 200, 404
+
+
+class Spent(NamedTuple):
+    """What one request has taken, microseconds."""
+
+    latency: float
+    """As the client sees it."""
+    cpu: float
+    """Of the gateway's worker."""
+
+
+class Round(NamedTuple):
+    """Both requests of a pair, one after the other, so that whatever else the machine does slows both down."""
+
+    own: Spent
+    other: Spent
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what each dialect costs, then the share of answers that come in time for Frigate."""
+    jpeg = unlabelled_samples(options.images)[0].body
+    has_yolo = YOLO in loadable_models(Path(environment.load().model_repository))
+    with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(with_yolo=has_yolo) as triton:
+        lineup = Lineup(triton, 1, Path(logs))
+        with lineup.start(lineup.contestant("nereid_file", _MODEL)) as server, _connected(server.url) as connection:
+            pairs, left_out = _find(connection, jpeg)
+            rounds = _measure(connection, busiest(server.process), pairs, options.rounds)
+        print(describe(rounds))
+        print(f"us; a JPEG of {len(jpeg) / 1e3:.0f} kB, a model that finds ten objects at once, one worker, one client; medians of")
+        print(f"{options.rounds} pairs of requests, in brackets the middle half of the differences")
+        for line in left_out:
+            print(line)
+        models = ["sim_gpu", YOLO] if has_yolo else ["sim_gpu"]
+        rows = [row for model in models for row in frigate.measure(lineup, model, jpeg, options.seconds)]
+    print()
+    print(table([frigate.HEAD, *rows]))
+    print(f"as Frigate's detector deepstack: {frigate.SIDE} x {frigate.SIDE} pixels, one worker, {options.seconds:g} s each")
+    if not has_yolo:
+        print(f"{YOLO} is left out: it has not been pulled; run: ./just pull {YOLO}")
+    return 0
+
+
+def add_to(commands: Commands) -> None:
+    """Add this experiment to the command line."""
+    command = commands.add_parser("dialects", help="what each dialect costs beside /detect; answers in time for Frigate")
+    add_rounds(command, 1000)
+    add_seconds(command, 5.0)
+    add_images(command)
+    command.set_defaults(run=run)
+
+
+def describe(rounds: dict[str, list[Round]]) -> str:
+    """Put dialects side by side: medians of both latencies, and of the differences."""
+    rows = [("dialect", "own", "dialect's", "more latency", "more CPU")]
+    for name, measured in rounds.items():
+        own, other = (median(spent.latency for spent in side) for side in zip(*measured, strict=True))
+        latency = _spread([one.other.latency - one.own.latency for one in measured])
+        cpu = _spread([one.other.cpu - one.own.cpu for one in measured])
+        rows.append((name, f"{own:.0f}", f"{other:.0f}", latency, cpu))
+    return table(rows)
+
+
+def _spread(differences: Sequence[float]) -> str:
+    lower, middle, upper = quantiles(differences) if len(differences) > 1 else [*differences] * 3
+    return f"{middle:.0f} ({lower:.0f}..{upper:.0f})"
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[HTTPConnection]:
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=_PATIENCE_SECONDS)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _find(connection: HTTPConnection, jpeg: bytes) -> tuple[dict[str, Pair], list[str]]:
+    """Return the pairs of the dialects that the server has, warmed up, and why the others are left out."""
+    pairs: dict[str, Pair] = {}
+    left_out = []
+    for name, make in PAIRS.items():
+        pair = make(jpeg, f"{_MODEL}_file")
+        try:
+            for request in pair:
+                for _ in range(_WARM_UP_REQUESTS):
+                    _send(connection, request)
+        except ContestantError as error:
+            left_out.append(f"{name} is left out: {error}")
+        else:
+            pairs.setdefault(_NOTHING_ELSE, Pair(pair.own, pair.own))
+            pairs[name] = pair
+    return pairs, left_out
+
+
+def _measure(connection: HTTPConnection, worker: int, pairs: dict[str, Pair], rounds: int) -> dict[str, list[Round]]:
+    measured: dict[str, list[Round]] = {name: [] for name in pairs}
+    for turn in range(rounds):
+        say(f"{turn} of {rounds} rounds")
+        for name, (own, other) in pairs.items():
+            first, second = (_spend(connection, worker, request) for request in ((own, other) if turn % 2 else (other, own)))
+            measured[name].append(Round(first, second) if turn % 2 else Round(second, first))
+    say()
+    return measured
+
+
+def _spend(connection: HTTPConnection, worker: int, request: Request) -> Spent:
+    cpu, start = precise_cpu_seconds(worker), perf_counter()
+    _send(connection, request)
+    latency = perf_counter() - start
+    sleep(_PAUSE_SECONDS)
+    return Spent(latency * 1e6, (precise_cpu_seconds(worker) - cpu) * 1e6)
+
+
+def _send(connection: HTTPConnection, request: Request) -> None:
+    """Send a request and read the answer.
+
+    Raises:
+        ContestantError: The server does not have this route, or rejects the request.
+    """
+    connection.request("POST", request.path, request.body, request.headers)
+    response = connection.getresponse()
+    answer = response.read()
+    if response.status == _NOT_FOUND:
+        raise ContestantError(f"the server does not have {request.path}, or not for this request")
+    if response.status != _OK:
+        raise ContestantError(f"{request.path} is answered with {response.status}: {answer[:200].decode('utf-8', 'replace')}")
