@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, UnsetType
 from app.api import content_encoding, form_parts, parameters, urlencoded
 from app.api.base64_text import decode_base64
 from app.api.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.api.parameters import DetectParameters, Parameters
+from app.api.parameters import Parameters
+from app.api.task_parameters import DetectParameters
 from app.errors import InvalidParameter, MalformedRequest
 from app.remote.address import is_address, is_empty
 

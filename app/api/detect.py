@@ -12,10 +12,10 @@ from litestar.response.base import ASGIResponse
 from app.api import intake
 from app.api.guards import GuardedRoute
 from app.api.openapi import PROBLEMS, ClassifyOperation, DetectOperation, PredictOperation
-from app.api.parameters import ClassifyParameters, DetectParameters
 from app.api.path_model import PathModel
 from app.api.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.single_image import answer
+from app.api.task_parameters import ClassifyParameters, DetectParameters
 from app.pipeline.pipeline import Pipeline
 
 

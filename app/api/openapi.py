@@ -20,9 +20,10 @@ from litestar.openapi.spec import (
 
 from app.api.content_type import JSON
 from app.api.formats.choice import DETECTIONS
-from app.api.parameters import ClassifyParameters, DetectParameters, Parameters
+from app.api.parameters import Parameters
 from app.api.problems import MEDIA_TYPE
 from app.api.schema import Problem
+from app.api.task_parameters import ClassifyParameters, DetectParameters
 
 _ERRORS = {
     400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from app.api.formats.choice import CLASSIFICATIONS, DETECTIONS, Formats
-from app.api.parameters import ClassifyParameters, DetectParameters, Parameters
+from app.api.parameters import Parameters
+from app.api.task_parameters import ClassifyParameters, DetectParameters
 from app.model.heads import ClassificationHead, DetectionHead, Task
 
 

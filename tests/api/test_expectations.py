@@ -5,7 +5,8 @@ import re
 import pytest
 
 from app.api.expectations import expected_value
-from app.api.parameters import BatchParameters, ClassifyParameters, DetectParameters, Parameters
+from app.api.parameters import Parameters
+from app.api.task_parameters import BatchParameters, ClassifyParameters, DetectParameters
 
 
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app import __version__
-from app.api.parameters import DetectParameters
+from app.api.task_parameters import DetectParameters
 from app.main import create_app
 from tests.api.conftest import settings_for
 from tests.support import json, started

@@ -4,16 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters import (
-    BatchParameters,
-    ClassifyParameters,
-    DetectParameters,
-    Parameters,
-    names,
-    parse,
-    split_classes,
-    unknown_parameter,
-)
+from app.api.parameters import Parameters, names, parse, split_classes, unknown_parameter
+from app.api.task_parameters import BatchParameters, ClassifyParameters, DetectParameters
 from app.errors import GatewayError, InvalidParameter, UnknownModel
 from app.pipeline.call import ClassifyOptions, DetectOptions
 

@@ -9,7 +9,8 @@ from app.api.base64_text import decode_base64
 from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
 from app.api.client_watch import body_too_large
 from app.api.content_type import MULTIPART, media_type
-from app.api.parameters import BatchParameters, Parameters
+from app.api.parameters import Parameters
+from app.api.task_parameters import BatchParameters
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address

@@ -8,8 +8,8 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, RequestBody, Sc
 from app.api.batch.body import FIELDS, MAX_IMAGES
 from app.api.batch.schema import BatchResponse
 from app.api.openapi import PROBLEMS, DetectOperation
-from app.api.parameters import BatchParameters
 from app.api.schema import CocoResult
+from app.api.task_parameters import BatchParameters
 
 LINES = "application/x-ndjson"
 """The media type of an answer in lines."""

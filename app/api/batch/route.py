@@ -23,7 +23,7 @@ from app.api.dependencies import WorkerResources
 from app.api.formats.accept import negotiate
 from app.api.guards import GuardedRoute
 from app.api.json_response import VARY, JsonResponse
-from app.api.parameters import BatchParameters
+from app.api.task_parameters import BatchParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.pipeline import Pipeline

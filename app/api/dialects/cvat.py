@@ -16,7 +16,8 @@ from app.api.base64_text import decode_base64
 from app.api.body import ParsedBody
 from app.api.dependencies import WorkerResources
 from app.api.dialects import json_body
-from app.api.dialects.detection import detect, detectors
+from app.api.dialects.detection import detect
+from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_boxes, to_scores

@@ -18,7 +18,8 @@ from app import __version__
 from app.api.body import ParsedBody, parse_multipart
 from app.api.content_type import MULTIPART, media_type
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, detectors
+from app.api.dialects.detection import detect
+from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores

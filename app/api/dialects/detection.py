@@ -1,7 +1,5 @@
 """Answer the requests of a dialect, with the checks and the limits of the gateway's own routes."""
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -16,14 +14,13 @@ from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import DialectParameters
+from app.api.dialects.key import has_key, require_key
 from app.api.formats.answer import Answer
-from app.api.guards import admit_key, guard_payload, guard_timing
+from app.api.guards import guard_payload, guard_timing
 from app.api.intake import Pairs
 from app.api.metrics import count_image
 from app.api.schema import Problem
-from app.errors import GatewayError
 from app.model.heads import DetectionHead
-from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
 from app.telemetry.timing import Timing
@@ -31,7 +28,6 @@ from app.telemetry.timing import Timing
 P = TypeVar("P", bound=DialectParameters)
 T = TypeVar("T")
 
-_KEY_HEADERS = {b"authorization", b"x-api-key"}
 _OK = 200
 
 AnyRequest = Request[Any, Any, Any]
@@ -159,62 +155,6 @@ async def _run(
     return [found[index] for index in sorted(found)]
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources, key: str | None = None) -> list[ModelSpec]:
-    """Return the detectors that can be used, by name, to a caller who may use them; `key` is that in the body, if any.
-
-    Raises:
-        GatewayError: The API key is missing or wrong; Triton does not answer.
-    """
-    require_key(request, worker, key)
-    states = await worker.tritons.list_models()
-    specs = [await _spec(worker, name) for name in sorted(states) if states[name].is_ready]
-    return [spec for spec in specs if spec is not None and spec.head.task == DetectionHead.task]
-
-
-async def _spec(worker: WorkerResources, name: str) -> ModelSpec | None:
-    """Return the spec of a model; None if it cannot be used, as `/models` explains."""
-    try:
-        return await worker.pipeline.spec(name)
-    except GatewayError:
-        return None
-
-
-def require_key(request: AnyRequest, worker: WorkerResources, in_body: str | None = None) -> None:
-    """Reject a request without a valid key, if there are keys.
-
-    Args:
-        request: Its key is in a header, as `Bearer` or as user and password, or in the query as `api_key`.
-        worker: Has the keys.
-        in_body: The key in the body, which counts only if there is none elsewhere.
-
-    Raises:
-        Unauthorized: There is no key, or a wrong one.
-        Forbidden: The key does not have the scope `detect`.
-    """
-    if worker.keys is None:
-        return
-    headers = [(name, _to_bearer(value)) for name, value in request.scope["headers"] if name in _KEY_HEADERS]
-    given = _key_in_query(request) or in_body
-    if not headers and given:
-        headers = [(b"x-api-key", given.encode())]
-    admit_key(worker.keys.identify(headers), "detect", worker.keys, context_of(request.scope))
-
-
-def _key_in_query(request: AnyRequest) -> str:
-    return dict(intake.query_of(request.scope)).get("api_key", "")
-
-
-def _to_bearer(authorization: bytes) -> bytes:
-    """Make `Bearer ID.SECRET` of a header with the user ID and the password SECRET; leave any other as it is."""
-    scheme, _, encoded = authorization.partition(b" ")
-    if scheme.lower() != b"basic":
-        return authorization
-    try:
-        return b"Bearer " + base64.b64decode(encoded.strip(), validate=True).replace(b":", b".", 1)
-    except binascii.Error:
-        return authorization
-
-
 async def _admit(  # noqa: PLR0913 - what is known before the body
     request: AnyRequest,
     worker: WorkerResources,
@@ -225,7 +165,7 @@ async def _admit(  # noqa: PLR0913 - what is known before the body
     is_batch: bool = False,
 ) -> None:
     """Reject a request before its body is received, if what is known by then is a reason."""
-    if not kind.has_key_in_body or _key_in_query(request) or any(name in _KEY_HEADERS for name, _ in request.scope["headers"]):
+    if not kind.has_key_in_body or has_key(request):
         require_key(request, worker)
     guard_payload(limits)(request)
     pipeline = worker.pipeline

@@ -21,8 +21,9 @@ from app.api.client_watch import ClientWatch
 from app.api.content_type import JSON, media_type
 from app.api.dependencies import WorkerResources
 from app.api.dialects import label_studio_tasks
-from app.api.dialects.detection import detect_each, require_key
+from app.api.dialects.detection import detect_each
 from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.key import require_key
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.formats.native import to_scores
 from app.api.guards import guard_payload

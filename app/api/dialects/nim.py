@@ -18,8 +18,10 @@ from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.body import JSON_ERRORS, kind_of, without_mark
 from app.api.content_type import JSON, body_type
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect_each, detectors, require_key
+from app.api.dialects.detection import detect_each
+from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.key import require_key
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
 from app.api.models import list_models

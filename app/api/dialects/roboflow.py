@@ -20,8 +20,10 @@ from app.api.body import ParsedBody
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import answer_each, detect, detectors, require_key
+from app.api.dialects.detection import answer_each, detect
+from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.key import require_key
 from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
 from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
 from app.api.formats import drawn

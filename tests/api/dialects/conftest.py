@@ -30,7 +30,7 @@ async def remote(
     assert triton.poll() is None
     async with serving() as host:
         host.answers["/scene.bmp"] = response(SCENE)
-        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes: host.fetcher(*hosts, max_bytes=max_bytes))
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
         own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}")
         async with started(create_app(own)) as client:
             yield host, client
