@@ -49,7 +49,7 @@ class TestConformance(Conformance):
     """As `/predict`."""
 
     name = "label-studio"
-    paths = ("/label-studio/predict", "/setup")
+    paths = ("/predict", "/setup")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
         """Send one task, whose image is in it."""

@@ -1,0 +1,163 @@
+"""The dialect of the Ultralytics Platform: its dedicated endpoints, and the one that its models share.
+
+Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/api/index.md of ultralytics/ultralytics.
+"""
+
+import platform
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from litestar.types import HTTPScope
+from msgspec import Meta
+
+from app import __version__
+from app.api.body import FILE_FIELDS, parse_body
+from app.api.content_type import JSON, media_type
+from app.api.context import context_of
+from app.api.dependencies import WorkerResources
+from app.api.dialects.detection import detect
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.formats.answer import Answer
+from app.api.formats.native import to_scores
+from app.api.intake import Pairs
+from app.api.json_response import JsonResponse
+from app.api.schema import Problem
+from app.pipeline.call import Detections, DetectOptions
+from app.telemetry.timing import Timing
+
+_MAX_OBJECTS = 300
+_IOU = 0.7
+_FIELDS = (*FILE_FIELDS, "source")
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    """Those of the platform, whose ranges are a little smaller: `conf` from 0.01, `iou` up to 0.95."""
+
+    url: str | None = None
+    """The address of the image, as `source` may have it."""
+    conf: Annotated[float, Meta(ge=0, le=1)] = 0.25
+    iou: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """Default: 0.7."""
+    imgsz: Annotated[int, Meta(ge=32, le=1280)] | None = None
+    """Without effect: models have one input size."""
+    normalize: bool = False
+    decimals: Annotated[int, Meta(ge=0, le=10)] = 5
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(
+            self.model, self.conf, None, _MAX_OBJECTS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
+        )
+
+
+class Box(msgspec.Struct, frozen=True):
+    """Corners, in pixels of the upright image or as fractions of it."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One object."""
+
+    class_: int = msgspec.field(name="class")
+    name: str
+    confidence: float
+    box: Box
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How long the steps took, in milliseconds."""
+
+    preprocess: float
+    inference: float
+    postprocess: float
+
+
+class ImageResults(msgspec.Struct, frozen=True):
+    """The objects of one image by falling confidence."""
+
+    shape: tuple[int, int]
+    """Height and width of the upright image, in pixels."""
+    results: list[Result]
+    speed: Speed
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """What answered."""
+
+    image_count: int
+    function_time_call: float
+    """Seconds since the request came."""
+    model: str
+    version: dict[str, str]
+    """Of the programs that answered, and of the model."""
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    images: list[ImageResults]
+    metadata: Metadata
+
+
+@post("/predict", status_code=200)
+async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects with the default model, as a dedicated endpoint does with its own."""
+    return await _detect(request, worker)
+
+
+@post("/api/models/{model:str}/predict", status_code=200)
+async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+    """Detect objects with the model in the path."""
+    return await _detect(request, worker, [("model", model)])
+
+
+async def _detect(request: AnyRequest, worker: WorkerResources, in_path: Pairs = ()) -> ASGIResponse:
+    return await detect(request, worker, _Parameters, partial(parse_body, fields=_FIELDS), _respond, in_path)
+
+
+async def _respond(answer: Answer[Detections], wanted: _Parameters) -> JsonResponse:
+    return JsonResponse(msgspec.json.encode(to_prediction(answer.found, answer.context.timing, wanted)))
+
+
+def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Prediction:
+    """Describe what was found."""
+    boxes = found.boxes.astype(float)
+    if wanted.normalize:
+        boxes /= (found.width, found.height) * 2
+    results = [
+        Result(id_, found.spec.class_name(id_), score, Box(*box))
+        for id_, score, box in zip(
+            found.class_ids.tolist(), to_scores(found.scores), boxes.round(wanted.decimals).tolist(), strict=True
+        )
+    ]
+    speed = Speed(*(round(timing.stages.get(stage, 0), 2) for stage in ("decode", "infer", "post")))
+    version = {"nereid": __version__, "python": platform.python_version(), "model": found.version}
+    metadata = Metadata(1, round(timing.total / 1e3, 5), found.spec.name, version)
+    return Prediction([ImageResults((found.height, found.width), results, speed)], metadata)
+
+
+def write_error(problem: Problem) -> dict[str, str]:
+    """Write an error as the platform does."""
+    return {"error": problem.detail}
+
+
+def _is_not_json(scope: HTTPScope) -> bool:
+    """Return whether a request is for this dialect: other services want JSON at its path."""
+    return media_type(context_of(scope).content_type) != JSON
+
+
+DIALECT = Dialect(
+    "ultralytics", [predict, predict_with], write_error, statuses={415: 400, 422: 400}, callers={"/predict": _is_not_json}
+)
