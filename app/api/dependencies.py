@@ -50,6 +50,10 @@ class WorkerResources:
         self.keys = keys
         """The API keys, of which callers must have one; None if they need none."""
 
+    async def is_ready(self) -> bool:
+        """Return whether the default model can be used, and the worker is not about to be stopped."""
+        return not self.is_draining and await self.tritons.is_ready(self.pipeline.default_model)
+
     def drain(self) -> None:
         """Note that the worker is about to be stopped."""
         self.is_draining = True

@@ -44,7 +44,7 @@ async def live() -> Liveness:
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
 async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
     """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
-    if not worker.is_draining and await worker.tritons.is_ready(worker.pipeline.default_model):
+    if await worker.is_ready():
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
 

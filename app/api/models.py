@@ -14,6 +14,15 @@ from app.triton.server_info import ModelState
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
 async def models(tritons: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can get."""
+    return await list_models(tritons, pipeline)
+
+
+async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
+    """Describe the models in the repositories of all Tritons, and those that `pull` can get.
+
+    Raises:
+        GatewayError: No Triton answers.
+    """
     states: dict[str, ModelState | None] = dict.fromkeys(pipeline.pullable) | await tritons.list_models()
     described = [await _describe(pipeline, name, states[name]) for name in sorted(states)]
     return ModelList(pipeline.default_model, described, len(described))

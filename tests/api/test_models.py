@@ -69,7 +69,8 @@ async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
     document = json(await client.get("/models/"))
     models = by_name(document)
 
-    assert document == json(await client.get("/models")) == json(await client.get("/v1/models"))
+    assert document == json(await client.get("/models"))
+    assert document.items() <= json(await client.get("/v1/models")).items()  # where a dialect may add to it
     assert (document["total"], document["triton_status"]) == (len(models), "READY")
     told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
     assert {name: models["a"][name] for name in told} == told
