@@ -65,7 +65,7 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
             raise _too_many()
         else:
             text = part.text
-            batch.images.append(_decode_text(text) if text else part.content or _EMPTY)
+            batch.images.append(decode_text(text) if text else part.content or _EMPTY)
             batch.names.append(part.file_name and part.file_name[:255])
     return batch
 
@@ -78,24 +78,38 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
         if (given := kind_of(content)) not in {"", "a list"}:
             raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
         pairs = parse_members(document, "images", content, typed) if len(content) else []
-        encoded = msgspec.json.decode(content, type=_Images) if len(content) else _Images()
+        images = [_decode(image) for image in split_images(content)] if len(content) else []
     except JSON_ERRORS as error:
+        raise describe_member(str(error), "images", kind) or MalformedRequest(_EXAMPLE) from error
+    return ParsedBatch(images, [None] * len(images), pairs)
+
+
+def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
+    """Split a JSON list of images.
+
+    Raises:
+        MalformedRequest: There are too many.
+        msgspec.DecodeError, ValueError, RecursionError: It is not a list, or not JSON.
+    """
+    try:
+        images = msgspec.json.decode(content, type=_Images)
+    except msgspec.ValidationError as error:
         if f"length {MAX_IMAGES}" in str(error):
             raise _too_many() from error
-        raise describe_member(str(error), "images", kind) or MalformedRequest(_EXAMPLE) from error
-    images = [_decode(content) for content in msgspec.structs.astuple(encoded) if len(content)]
-    return ParsedBatch(images, [None] * len(images), pairs)
+        raise
+    return [image for image in msgspec.structs.astuple(images) if len(image)]
 
 
 def _decode(content: msgspec.Raw) -> Image:
     """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
-        return _decode_text(msgspec.json.decode(content, type=str))
+        return decode_text(msgspec.json.decode(content, type=str))
     except msgspec.DecodeError:
         return MalformedRequest("the image is not a string in base64")
 
 
-def _decode_text(text: str) -> Image:
+def decode_text(text: str) -> Image:
+    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
         return text if is_address(text) else decode_base64(text) or _EMPTY
     except MalformedRequest:
