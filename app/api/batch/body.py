@@ -7,6 +7,7 @@ import msgspec
 from app.api import form_parts
 from app.api.base64_text import decode_base64
 from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
+from app.api.client_watch import body_too_large
 from app.api.content_type import MULTIPART, media_type
 from app.api.parameters import BatchParameters, Parameters
 from app.errors import MalformedRequest
@@ -114,6 +115,13 @@ def decode_text(text: str) -> Image:
         return text if is_address(text) else decode_base64(text) or _EMPTY
     except MalformedRequest:
         return MalformedRequest("the image is not base64")
+
+
+def refuse_large(images: list[Image], max_bytes: int) -> None:
+    """Put the error that a larger image would get alone in its place."""
+    for index, image in enumerate(images):
+        if isinstance(image, bytes) and len(image) > max_bytes:
+            images[index] = body_too_large(max_bytes)
 
 
 def _too_many() -> MalformedRequest:

@@ -13,9 +13,9 @@ from litestar.types import Receive, Scope, Send
 
 from app.api import intake
 from app.api.batch.answer import BatchAnswer
-from app.api.batch.body import parse_batch
+from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
-from app.api.client_watch import ClientWatch, body_too_large
+from app.api.client_watch import ClientWatch
 from app.api.content_type import JSON
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
@@ -24,7 +24,7 @@ from app.api.guards import GuardedRoute
 from app.api.json_response import VARY, JsonResponse
 from app.api.parameters import BatchParameters
 from app.errors import ClientGone
-from app.pipeline.batch_request import BatchRequest, Image
+from app.pipeline.batch_request import BatchRequest
 from app.pipeline.pipeline import Pipeline
 
 _HEADERS = [
@@ -56,7 +56,7 @@ async def detect_batch(
         content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
         answer = BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
         stack.callback(answer.log)
-        _refuse_large(content.images, worker.deployment.body_limits.max_bytes)
+        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
         try:
             batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
@@ -72,13 +72,6 @@ async def detect_batch(
             for image in done:
                 await image
     return JsonResponse(answer.document())
-
-
-def _refuse_large(images: list[Image], max_bytes: int) -> None:
-    """Put the error that a larger image would get alone in its place."""
-    for index, image in enumerate(images):
-        if isinstance(image, bytes) and len(image) > max_bytes:
-            images[index] = body_too_large(max_bytes)
 
 
 class _Lines(ASGIResponse):

@@ -10,7 +10,7 @@ from litestar import Request
 from litestar.response.base import ASGIResponse
 
 from app.api import intake, problems, single_image
-from app.api.batch.body import ParsedBatch
+from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.body import ParsedBody, needs_parsing
 from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext, context_of
@@ -113,6 +113,7 @@ async def answer_each(
         check = partial(_check_key, request, worker)
         content, wanted, call = await intake.receive(client, request.scope, pipeline, [], kind, parse, check)
         images = content.images
+        refuse_large(images, worker.deployment.body_limits.max_bytes)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
                 alone = await pipeline.run(images[0], wanted.options, call)
