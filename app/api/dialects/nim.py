@@ -1,0 +1,234 @@
+"""The dialect of NVIDIA NIM for Object Detection 1.x, which `aiperf` measures as `image_retrieval`.
+
+Source: NVIDIA's API reference of NIM for Object Detection; nim_image_retrieval.py of ai-dynamo/aiperf; model_interface/yolox.py and
+helpers.py of NVIDIA/nv-ingest.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, get, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app import __version__
+from app.api.batch.body import ParsedBatch, decode_text, split_images
+from app.api.body import JSON_ERRORS, kind_of, without_mark
+from app.api.content_type import JSON, body_type
+from app.api.dependencies import WorkerResources
+from app.api.dialects.detection import answer_each, detectors, require_key
+from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.formats.native import to_boxes, to_scores
+from app.api.json_response import JsonResponse
+from app.api.models import list_models
+from app.api.schema import ModelList, Problem
+from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.resilience.lease import Lease
+
+_MAX_OBJECTS = 300
+_EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.25
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(self.model, self.threshold, None, _MAX_OBJECTS, version=self.version)
+
+
+class _Document(msgspec.Struct):
+    """The JSON object of a request; what else it has is of no use here."""
+
+    input: msgspec.Raw = msgspec.Raw()
+    threshold: float | None = None
+    model: str | None = None
+
+
+class _Image(msgspec.Struct):
+    type: Literal["image_url"]
+    url: str
+
+
+class Box(msgspec.Struct, frozen=True):
+    """One object: corners as fractions of the upright image."""
+
+    x_min: float
+    y_min: float
+    x_max: float
+    y_max: float
+    confidence: float
+
+
+class ImageBoxes(msgspec.Struct, frozen=True):
+    """The objects of one image by label, each by falling confidence."""
+
+    index: int
+    bounding_boxes: dict[str, list[Box]]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the request has used."""
+
+    images_size_mb: float
+    """Of the encoded images that came with it, in megabytes."""
+
+
+class Inference(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    data: list[ImageBoxes]
+    usage: Usage
+
+
+class HealthMessage(msgspec.Struct, frozen=True):
+    """The answer of a probe."""
+
+    message: str
+    object: Literal["health.response"] = "health.response"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model as OpenAI's clients read it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "nereid"
+
+
+class NimModels(ModelList, frozen=True, kw_only=True):
+    """The gateway's own list of models, with what other clients read at the same path."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    """The detectors that can be used; the default model is the first, if it is one of them."""
+
+
+class NimModelInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """A model and its version."""
+
+    short_name: str
+    model_url: str
+
+
+class NimMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """What the service is, and its models."""
+
+    version: str
+    model_info: list[NimModelInfo]
+    asset_info: list[str] = []
+
+
+@post("/v1/infer", status_code=200)
+async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+    """Detect objects in up to 64 images. Where one of them fails, the request does."""
+    nbytes = 0
+
+    def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
+        nonlocal nbytes
+        parsed = parse_inputs(data, content_type)
+        nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
+        return parsed
+
+    async def respond(found: list[Detections | Problem], _: _Parameters, call: CallContext) -> JsonResponse:
+        for index, each in enumerate(found):
+            if isinstance(each, Problem):
+                problem = msgspec.structs.replace(each, detail=f"input {index}: {each.detail}")
+                return JsonResponse(msgspec.json.encode(write_error(problem)), problem.status)
+        describe = partial(_describe, found, nbytes)
+        if len(found) == 1:
+            return JsonResponse(describe())
+        with Lease() as lease:  # in a thread: thousands of objects take a tenth of a second
+            return JsonResponse(await worker.pipeline.run_in_thread(describe, call.deadline, lease))
+
+    return await answer_each(request, worker, _Parameters, parse, respond)
+
+
+@get("/v1/health/live")
+async def live() -> HealthMessage:
+    """Liveness probe, as `/livez`."""
+    return HealthMessage("Service is live.")
+
+
+@get("/v1/health/ready")
+async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
+    """Readiness probe, as `/readyz`.
+
+    Raises:
+        ModelNotReady: The default model cannot be used, or the worker is about to be stopped.
+    """
+    if not await worker.is_ready():
+        raise ModelNotReady("the service is not ready")
+    return HealthMessage("Service is ready.")
+
+
+@get("/v1/models")
+async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> NimModels:
+    """List the models."""
+    require_key(request, worker)
+    own = await list_models(worker.tritons, worker.pipeline)
+    names = [model.name for model in own.models if model.state == "ready" and model.task == "detection"]
+    names.sort(key=lambda name: name != own.default)
+    return NimModels(**msgspec.structs.asdict(own), data=[ModelCard(name) for name in names])
+
+
+@get("/v1/metadata")
+async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> NimMetadata:
+    """Describe the service; clients take the first model for the only one."""
+    specs = await detectors(request, worker)
+    specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
+    return NimMetadata(__version__, [NimModelInfo(f"{spec.name}:{spec.version}", spec.source) for spec in specs])
+
+
+def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
+    """Parse the JSON object of a request, whose images are base64 in data URLs, or addresses.
+
+    Raises:
+        UnsupportedMediaType: It is not declared to be JSON.
+        MalformedRequest: It is not well formed, or contains no image or too many.
+    """
+    if body_type(content_type, data) != JSON:
+        raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
+    try:
+        document = msgspec.json.decode(without_mark(data), type=_Document)
+        if kind_of(document.input) != "a list":
+            raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
+        inputs = split_images(document.input)
+        images = [decode_text(msgspec.json.decode(each, type=_Image).url) for each in inputs]
+    except JSON_ERRORS as error:
+        raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
+    if not images:
+        raise MalformedRequest(f"the list of inputs is empty; expected an object such as {_EXAMPLE}")
+    given = {"threshold": document.threshold, "model": document.model}
+    return ParsedBatch(images, [None] * len(images), [(name, str(value)) for name, value in given.items() if value is not None])
+
+
+def _describe(found: Iterable[Detections | Problem], nbytes: int) -> bytes:
+    data = [ImageBoxes(index, to_boxes_by_label(each)) for index, each in enumerate(found) if isinstance(each, Detections)]
+    return msgspec.json.encode(Inference(data, Usage(round(nbytes / 1e6, 6))))
+
+
+def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
+    """Describe what was found in an image."""
+    boxes = defaultdict(list)
+    corners, scores = to_boxes(found, "normalized"), to_scores(found.scores)
+    for id_, (x_min, y_min, x_max, y_max), score in zip(found.class_ids.tolist(), corners, scores, strict=True):
+        boxes[found.spec.class_name(id_)].append(Box(x_min, y_min, x_max, y_max, score))
+    return boxes
+
+
+def write_error(problem: Problem) -> dict[str, Any]:
+    """Write an error as NVIDIA's service does, beside the members that the gateway's own clients read, who list its models."""
+    return {"error": problem.detail, **msgspec.structs.asdict(problem)}
+
+
+DIALECT = Dialect("nim", [infer, live, ready, models, metadata], write_error)
