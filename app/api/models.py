@@ -4,7 +4,7 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from app.api.openapi import UNAVAILABLE
-from app.api.schema import ModelInfo, ModelList
+from app.api.schema import ModelCard, ModelInfo, ModelList
 from app.errors import GatewayError
 from app.pipeline.pipeline import Pipeline
 from app.triton.pool import TritonPool
@@ -25,7 +25,8 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     """
     states: dict[str, ModelState | None] = dict.fromkeys(pipeline.pullable) | await tritons.list_models()
     described = [await _describe(pipeline, name, states[name]) for name in sorted(states)]
-    return ModelList(pipeline.default_model, described, len(described))
+    ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != pipeline.default_model)
+    return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
 
 
 def _version_number(version: str) -> int:

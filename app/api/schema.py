@@ -136,11 +136,23 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Of one image, without the batch dimension."""
 
 
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model as OpenAI's API lists it, which many clients read."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "nereid"
+
+
 class ModelList(msgspec.Struct, frozen=True):
     """All models, by name."""
 
     default: str
     models: list[ModelInfo]
     total: int
+    data: list[ModelCard]
+    """Those that are ready; the default model is the first, if it is one of them."""
+    object: Literal["list"] = "list"
     triton_status: Literal["READY"] = "READY"
     """Without Triton there is no list; the answer is 503."""

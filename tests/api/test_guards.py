@@ -15,7 +15,10 @@ from app.api import keys, middleware, problems
 from app.api.application import Application
 from app.api.client_watch import BodyLimits
 from app.api.context import RequestContext, attach, context_of
+from app.api.dialects import routing
+from app.api.dialects.dialect import Dialect
 from app.api.guards import combine_guards, guard_payload, guard_timing
+from app.dialect_names import DIALECTS
 from app.errors import BodyTooLarge, UnsupportedMediaType
 from app.main import create_app
 from app.telemetry import timing
@@ -275,11 +278,31 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later is not open by mistake."""
-    assert {route.path for route in routes_of(locked) if not route.path.startswith(("/docs", "/page-assets"))} == {
-        path.replace("tiny", "{model:str}")
-        for path in NEED_DETECT + NEED_HEALTH + NEED_NONE
-        if not path.startswith(("/docs", "/page-assets"))
+    others = ("/docs", "/page-assets", *(f"/{name}/" for name in DIALECTS))
+    assert {route.path for route in routes_of(locked) if not route.path.startswith(others)} == {
+        path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if not path.startswith(others)
     }
+
+
+OPEN = {
+    "/deepstack/v1/status/updateavailable",
+    "/label-studio/webhook",  # Label Studio sends none there
+    "/nim/v1/health/live",
+    "/nim/v1/health/ready",
+}
+
+
+@pytest.mark.parametrize("dialect", routing.load(DIALECTS), ids=DIALECTS)
+async def test_every_route_of_a_dialect_needs_a_key(locked: Application, dialect: Dialect) -> None:
+    """But for probes, and for what tells nothing. A body that may have the key has to be well formed to be searched."""
+    async with calling(locked) as client:
+        for handler in dialect.handlers:
+            for path in handler.paths:
+                sample = f"/{dialect.name}{path}".replace("{version:int}", "1").replace("{model:str}", "tiny")
+                for method in handler.http_methods - {"OPTIONS"}:
+                    response = await client.request(method, sample.replace("{name:str}", "tiny"), json={"image": "AAAA"})
+
+                    assert (response.status_code in {400, 401}) == (sample not in OPEN), (method, sample, response.text)
 
 
 @pytest.mark.parametrize("headers", [("Authorization", "Bearer {}"), ("authorization", "bearer  {}"), ("X-API-Key", "{}")])

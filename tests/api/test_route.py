@@ -53,7 +53,7 @@ async def client() -> AsyncIterator[tuple[httpx.AsyncClient, list[str]]]:
         ("GET", "/", 200, "/"),
         ("GET", "/page-assets/nothing", 404, "/page-assets/{name}"),
         ("GET", "/nowhere", 404, UNMATCHED),
-        ("POST", "/predict", 404, UNMATCHED),
+        ("POST", "/predict/", 502, "/ultralytics/predict"),
         ("POST", "/predict/a/b", 404, UNMATCHED),
         ("GET", "/v1/docs", 404, UNMATCHED),
         ("POST", "/livez", 405, "/livez"),

@@ -5,6 +5,8 @@ helpers.py of NVIDIA/nv-ingest.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,7 +20,7 @@ from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.body import JSON_ERRORS, kind_of, without_mark
 from app.api.content_type import JSON, body_type
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect_each
+from app.api.dialects.detection import answer_each
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import Dialect, DialectParameters
 from app.api.dialects.key import require_key
@@ -27,7 +29,8 @@ from app.api.json_response import JsonResponse
 from app.api.models import list_models
 from app.api.schema import ModelList, Problem
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
-from app.pipeline.call import Detections, DetectOptions
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.resilience.lease import Lease
 
 _MAX_OBJECTS = 300
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
@@ -95,23 +98,6 @@ class HealthMessage(msgspec.Struct, frozen=True):
     object: Literal["health.response"] = "health.response"
 
 
-class ModelCard(msgspec.Struct, frozen=True):
-    """A model as OpenAI's clients read it."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "nereid"
-
-
-class NimModels(ModelList, frozen=True, kw_only=True):
-    """The gateway's own list of models, with what other clients read at the same path."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-    """The detectors that can be used; the default model is the first, if it is one of them."""
-
-
 class NimModelInfo(msgspec.Struct, frozen=True, rename="camel"):
     """A model and its version."""
 
@@ -138,14 +124,18 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
         nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
         return parsed
 
-    found, _ = await detect_each(request, worker, _Parameters, parse)
-    data = []
-    for index, each in enumerate(found):
-        if isinstance(each, Problem):
-            problem = msgspec.structs.replace(each, detail=f"input {index}: {each.detail}")
-            return JsonResponse(msgspec.json.encode(write_error(problem)), problem.status)
-        data.append(ImageBoxes(index, to_boxes_by_label(each)))
-    return JsonResponse(msgspec.json.encode(Inference(data, Usage(round(nbytes / 1e6, 6)))))
+    async def respond(found: list[Detections | Problem], _: _Parameters, call: CallContext) -> JsonResponse:
+        for index, each in enumerate(found):
+            if isinstance(each, Problem):
+                problem = msgspec.structs.replace(each, detail=f"input {index}: {each.detail}")
+                return JsonResponse(msgspec.json.encode(write_error(problem)), problem.status)
+        describe = partial(_describe, found, nbytes)
+        if len(found) == 1:
+            return JsonResponse(describe())
+        with Lease() as lease:  # in a thread: thousands of objects take a tenth of a second
+            return JsonResponse(await worker.pipeline.run_in_thread(describe, call.deadline, lease))
+
+    return await answer_each(request, worker, _Parameters, parse, respond)
 
 
 @get("/v1/health/live")
@@ -167,13 +157,10 @@ async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
 
 
 @get("/v1/models")
-async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> NimModels:
-    """List the models."""
+async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelList:
+    """List the models: the gateway's own list has what clients of this service read."""
     require_key(request, worker)
-    own = await list_models(worker.tritons, worker.pipeline)
-    names = [model.name for model in own.models if model.state == "ready" and model.task == "detection"]
-    names.sort(key=lambda name: name != own.default)
-    return NimModels(**msgspec.structs.asdict(own), data=[ModelCard(name) for name in names])
+    return await list_models(worker.tritons, worker.pipeline)
 
 
 @get("/v1/metadata")
@@ -207,6 +194,11 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     return ParsedBatch(images, [None] * len(images), [(name, str(value)) for name, value in given.items() if value is not None])
 
 
+def _describe(found: Iterable[Detections | Problem], nbytes: int) -> bytes:
+    data = [ImageBoxes(index, to_boxes_by_label(each)) for index, each in enumerate(found) if isinstance(each, Detections)]
+    return msgspec.json.encode(Inference(data, Usage(round(nbytes / 1e6, 6))))
+
+
 def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
     """Describe what was found in an image."""
     boxes = defaultdict(list)
@@ -216,9 +208,14 @@ def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
     return boxes
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Write an error as NVIDIA's service does, beside the members that the gateway's own clients read, who list its models."""
-    return {"error": problem.detail, **msgspec.structs.asdict(problem)}
+def write_error(problem: Problem) -> dict[str, str]:
+    """Write an error as NVIDIA's service does."""
+    return {"error": problem.detail}
 
 
-DIALECT = Dialect("nim", [infer, live, ready, models, metadata], write_error)
+DIALECT = Dialect(
+    "nim",
+    [infer, live, ready, models, metadata],
+    write_error,
+    callers={"/v1/models": lambda _: False},  # the gateway's own route answers the same
+)
