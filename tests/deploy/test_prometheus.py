@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.dialect_names import DIALECTS
 from app.model.heads import HEADS
 from bench.experiments.dashboard import DASHBOARD
 from bench.harness.prometheus import CONFIG
@@ -66,8 +67,16 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
     """In each expression that is about them; no others are."""
     patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
     routes = {head.route for head in HEADS} | {"/detect/batch", "/predict/{model}"}
+    dialects = {
+        *("/deepstack/v1/vision/detection", "/deepstack/v1/vision/custom/{model}", "/ultralytics/api/models/{model}/predict"),
+        *("/roboflow/infer/object_detection", "/roboflow/{model}/{version}", "/cvat/api/function_invocations"),
+        *("/label-studio/predict", "/nim/v1/infer"),
+    }
 
     assert len(patterns) == 1
     for pattern in patterns:
         assert all(re.fullmatch(pattern, version + route) for version in ("", "/v1") for route in routes)
-        assert not any(re.fullmatch(pattern, route) for route in ("/metrics", "/models", "/v1/models", "/readyz", "/"))
+        assert all(re.fullmatch(pattern, route) for route in dialects)
+        assert {route.split("/")[1] for route in dialects} == set(DIALECTS)
+        others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/label-studio/webhook")
+        assert not any(re.fullmatch(pattern, route) for route in others)
