@@ -1,14 +1,13 @@
 """Describe what was found in the images of a batch in one list of COCO results."""
 
 from collections.abc import Sequence
-from copy import copy
 
 import msgspec
 
+from app.api.batch import failures
 from app.api.batch.answer import BatchAnswer
 from app.api.context import RequestContext
 from app.api.formats.coco_results import to_results
-from app.errors import GatewayError
 from app.pipeline.call import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
@@ -28,8 +27,7 @@ class CocoAnswer(BatchAnswer):
         """Describe the objects in an image."""
         if isinstance(found, Exception):
             self.count_failure(found, timing)
-            # A copy has no traceback, which would refer to the image. What is not an error of the gateway has been logged.
-            self._errors[index] = copy(found) if isinstance(found, GatewayError) else RuntimeError("an image of a batch failed")
+            self._errors[index] = failures.keep(found)
         else:
             self.count(found, timing)
             self._lists[index] = msgspec.json.encode(to_results(found, self._image_ids[index]))
@@ -42,9 +40,6 @@ class CocoAnswer(BatchAnswer):
             RuntimeError: Its failure was unexpected.
         """
         if self._errors:
-            index, error = min(self._errors.items())
-            if isinstance(error, GatewayError):
-                error.detail = f"{len(self._errors)} of {len(self._image_ids)} images failed; at index {index}: {error.detail}"
-            raise error
+            raise failures.first_of(self._errors, len(self._image_ids))
         without_brackets = (self._lists[index][1:-1] for index in sorted(self._lists))
         return b"[%b]" % b",".join(filter(None, without_brackets))

@@ -6,7 +6,7 @@ Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `L
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -18,7 +18,7 @@ from app.api.dependencies import WorkerResources
 from app.api.dialects import json_body
 from app.api.dialects.detection import detect
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
@@ -27,11 +27,8 @@ from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections, DetectOptions
 
-_MAX_OBJECTS = 300
 _FUNCTION = b"x-nuclio-function-name"
 """The header that names the function."""
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -41,7 +38,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """What they ask of the model."""
-        return DetectOptions(self.model, self.threshold, None, _MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
 
 
 class _Invocation(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from litestar import Request, get, post, route
+from litestar import get, post, route
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod
 from litestar.params import FromPath
@@ -20,7 +20,7 @@ from app.api.content_type import MULTIPART, media_type
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
@@ -29,7 +29,6 @@ from app.api.parameters import split_classes
 from app.api.schema import Problem
 from app.pipeline.call import Detections, DetectOptions
 
-_MAX_OBJECTS = 300
 _NAMED = 20
 """Objects that the summary of an answer names."""
 # CodeProject.AI's own names.
@@ -47,8 +46,6 @@ _CASED = {
     "processed_by": "processedBy",
 }
 
-AnyRequest = Request[Any, Any, Any]
-
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     has_key_in_body: ClassVar[bool] = True
@@ -60,7 +57,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """What they ask of the model."""
-        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), _MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), MAX_OBJECTS, version=self.version)
 
 
 class Prediction(msgspec.Struct, frozen=True):

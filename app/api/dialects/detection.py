@@ -1,36 +1,32 @@
 """Answer the requests of a dialect, with the checks and the limits of the gateway's own routes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from litestar import Request
 from litestar.response.base import ASGIResponse
 
 from app.api import intake, problems, single_image
+from app.api.batch import failures
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.body import ParsedBody, needs_parsing
 from app.api.client_watch import BodyLimits, ClientWatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.dialect import DialectParameters
+from app.api.dialects.dialect import AnyRequest, DialectParameters
 from app.api.dialects.key import has_key, require_key
 from app.api.formats.answer import Answer
 from app.api.guards import guard_payload, guard_timing
 from app.api.intake import Pairs
 from app.api.metrics import count_image
-from app.api.schema import Problem
 from app.model.heads import DetectionHead
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
 from app.telemetry.timing import Timing
 
 P = TypeVar("P", bound=DialectParameters)
-T = TypeVar("T")
 
 _OK = 200
-
-AnyRequest = Request[Any, Any, Any]
 
 
 async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
@@ -67,27 +63,12 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
 
 
 async def detect_each(
-    request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], ParsedBatch]
-) -> tuple[list[Detections | Problem], P]:
-    """Detect objects in each image of a request; arguments and errors as `answer_each`.
-
-    Returns:
-        What was found in each image, or why it failed; and the parameters.
-    """
-
-    async def pass_on(found: list[Detections | Problem], wanted: P, _: CallContext) -> tuple[list[Detections | Problem], P]:
-        return found, wanted
-
-    return await answer_each(request, worker, kind, parse, pass_on)
-
-
-async def answer_each(
     request: AnyRequest,
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[list[Detections | Problem], P, CallContext], Awaitable[T]],
-) -> T:
+    respond: Callable[[list[Detections | Exception], P, CallContext], Awaitable[ASGIResponse]],
+) -> ASGIResponse:
     """Answer a request with several images, as `/detect/batch` does. A single one is treated as by `/detect`.
 
     Args:
@@ -95,10 +76,7 @@ async def answer_each(
         worker: Has the pipeline and the keys.
         kind: The parameters that query and body may have.
         parse: Takes images and parameters from a body; as `intake.receive` says.
-        respond: Gets what was found in each image, or why it failed.
-
-    Returns:
-        What `respond` returns.
+        respond: Describes what was found in each image, or why it failed.
 
     Raises:
         GatewayError: As for a request to `/detect/batch`; with a single image, also why it failed.
@@ -112,35 +90,41 @@ async def answer_each(
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                alone = await pipeline.run(images[0], wanted.options, call)
-                found: list[Detections | Problem] = [alone]
+                found: list[Detections | Exception] = [await pipeline.run(images[0], wanted.options, call)]
             else:
-                is_alone = len(images) == 1
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
-                found = await _run(batch, worker, context, is_alone=is_alone)
+                found = await _run(batch, worker, context)
+                if len(found) == 1:
+                    require_all(found)
         finally:
             model = wanted.options.model or pipeline.default_for(DetectionHead.task)
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
-        failed = sum(isinstance(each, Problem) for each in found)
+        failed = sum(isinstance(each, Exception) for each in found)
         context.log_fields |= {"images": len(found), "failed": failed}
         return await respond(found, wanted, call)
 
 
-async def _run(
-    batch: BatchRequest, worker: WorkerResources, context: RequestContext, *, is_alone: bool
-) -> list[Detections | Problem]:
-    """Return what `detect_each` does; raise why an image failed that is alone."""
-    found: dict[int, Detections | Problem] = {}
-    failures: list[Exception] = []
+def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
+    """Return what was found in all images.
+
+    Raises:
+        GatewayError: An image failed: the first one's error, which says which image it is.
+    """
+    errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
+    if errors:
+        raise failures.first_of(errors, len(found))
+    return [each for each in found if not isinstance(each, Exception)]
+
+
+async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Exception]:
+    """Return what was found in each image, or why it failed."""
+    found: dict[int, Detections | Exception] = {}
 
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
-        if isinstance(result, Exception) and is_alone:
-            failures.append(result)
-        elif isinstance(result, Exception):
-            problem = problems.to_problem(result, context.request_id)
-            found[index] = problem
-            count_image(worker.metrics, timing, problem.status)
+        if isinstance(result, Exception):
+            found[index] = failures.keep(result)
+            count_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
         else:
             found[index] = result
             count_image(worker.metrics, timing, _OK)
@@ -150,8 +134,6 @@ async def _run(
             await image
     if batch.url_hosts:
         context.log_fields["url_hosts"] = batch.url_hosts
-    if failures:
-        raise failures.pop()
     return [found[index] for index in sorted(found)]
 
 

@@ -1,17 +1,14 @@
 """List the detectors to clients of a dialect."""
 
-from typing import Any
-
-from litestar import Request
-
 from app.api.dependencies import WorkerResources
+from app.api.dialects.dialect import AnyRequest
 from app.api.dialects.key import require_key
 from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec
 
 
-async def detectors(request: Request[Any, Any, Any], worker: WorkerResources, key: str | None = None) -> list[ModelSpec]:
+async def detectors(request: AnyRequest, worker: WorkerResources, key: str | None = None) -> list[ModelSpec]:
     """Return the detectors that can be used, by name, to a caller who may use them; `key` is that in the body, if any.
 
     Raises:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import HTTPScope
 from msgspec import Meta
@@ -10,6 +11,11 @@ from msgspec import Meta
 from app.api.parameters import Parameters
 from app.api.schema import Problem
 from app.pipeline.call import DetectOptions
+
+AnyRequest = Request[Any, Any, Any]
+
+MAX_OBJECTS = 300
+"""In an answer about an image, unless a request asks for fewer."""
 
 
 class Dialect(NamedTuple):

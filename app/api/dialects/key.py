@@ -2,18 +2,14 @@
 
 import base64
 import binascii
-from typing import Any
-
-from litestar import Request
 
 from app.api import intake
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
+from app.api.dialects.dialect import AnyRequest
 from app.api.guards import admit_key
 
 _HEADERS = {b"authorization", b"x-api-key"}
-
-AnyRequest = Request[Any, Any, Any]
 
 
 def has_key(request: AnyRequest) -> bool:

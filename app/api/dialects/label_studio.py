@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -22,24 +22,21 @@ from app.api.content_type import JSON, media_type
 from app.api.dependencies import WorkerResources
 from app.api.dialects import label_studio_tasks
 from app.api.dialects.detection import detect_each
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.key import require_key
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.formats.native import to_scores
 from app.api.guards import guard_payload
 from app.api.json_response import JsonResponse
 from app.api.schema import Problem
-from app.errors import ModelNotReady
+from app.errors import GatewayError, ModelNotReady
 from app.model.heads import DetectionHead
 from app.model.reference import refer_to
-from app.pipeline.call import Detections, DetectOptions
+from app.pipeline.call import CallContext, Detections, DetectOptions
 
-_MAX_OBJECTS = 300
 _USER_AGENT = b"heartex/"
 """How Label Studio's begins."""
 _PERCENT_DIGITS = 4
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -48,7 +45,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """What they ask of the model."""
-        return DetectOptions(self.model, self.confidence, None, _MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.confidence, None, MAX_OBJECTS, version=self.version)
 
 
 class _Model(NamedTuple):
@@ -153,8 +150,10 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
         pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    found, _ = await detect_each(request, worker, _Parameters, parse)
-    return JsonResponse(msgspec.json.encode(Predictions([to_prediction(each, controls) for each in found])))
+    async def respond(found: list[Detections | Exception], _: _Parameters, __: CallContext) -> JsonResponse:
+        return JsonResponse(msgspec.json.encode(Predictions([to_prediction(each, controls) for each in found])))
+
+    return await detect_each(request, worker, _Parameters, parse, respond)
 
 
 @post("/webhook", status_code=201)
@@ -172,10 +171,10 @@ def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
     return [("model", control.model) for control in controls if control.model is not None][:1]
 
 
-def to_prediction(found: Detections | Problem, controls: Sequence[Control]) -> Prediction | Failure:
+def to_prediction(found: Detections | Exception, controls: Sequence[Control]) -> Prediction | Failure:
     """Describe what was found in an image, as far as the project has labels for it."""
-    if isinstance(found, Problem):
-        return Failure(found.detail)
+    if isinstance(found, Exception):
+        return Failure(found.detail if isinstance(found, GatewayError) else "the failure has been logged")
     sizes = np.array([found.width, found.height] * 2)
     percent = found.boxes.astype(np.float64) / sizes * 100
     percent[:, 2:] -= percent[:, :2]

@@ -7,10 +7,10 @@ helpers.py of NVIDIA/nv-ingest.
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
@@ -20,9 +20,9 @@ from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.body import JSON_ERRORS, kind_of, without_mark
 from app.api.content_type import JSON, body_type
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import answer_each
+from app.api.dialects.detection import detect_each, require_all
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.key import require_key
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
@@ -32,10 +32,7 @@ from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease
 
-_MAX_OBJECTS = 300
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -44,7 +41,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """What they ask of the model."""
-        return DetectOptions(self.model, self.threshold, None, _MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
 
 
 class _Document(msgspec.Struct):
@@ -124,18 +121,14 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
         nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
         return parsed
 
-    async def respond(found: list[Detections | Problem], _: _Parameters, call: CallContext) -> JsonResponse:
-        for index, each in enumerate(found):
-            if isinstance(each, Problem):
-                problem = msgspec.structs.replace(each, detail=f"input {index}: {each.detail}")
-                return JsonResponse(msgspec.json.encode(write_error(problem)), problem.status)
-        describe = partial(_describe, found, nbytes)
+    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> JsonResponse:
+        describe = partial(_describe, require_all(found), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
         with Lease() as lease:  # in a thread: thousands of objects take a tenth of a second
             return JsonResponse(await worker.pipeline.run_in_thread(describe, call.deadline, lease))
 
-    return await answer_each(request, worker, _Parameters, parse, respond)
+    return await detect_each(request, worker, _Parameters, parse, respond)
 
 
 @get("/v1/health/live")
@@ -194,8 +187,8 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     return ParsedBatch(images, [None] * len(images), [(name, str(value)) for name, value in given.items() if value is not None])
 
 
-def _describe(found: Iterable[Detections | Problem], nbytes: int) -> bytes:
-    data = [ImageBoxes(index, to_boxes_by_label(each)) for index, each in enumerate(found) if isinstance(each, Detections)]
+def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
+    data = [ImageBoxes(index, to_boxes_by_label(each)) for index, each in enumerate(found)]
     return msgspec.json.encode(Inference(data, Usage(round(nbytes / 1e6, 6))))
 
 

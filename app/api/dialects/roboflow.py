@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -20,9 +20,9 @@ from app.api.body import ParsedBody
 from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import answer_each, detect
+from app.api.dialects.detection import detect, detect_each, require_all
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.key import require_key
 from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
 from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
@@ -38,12 +38,10 @@ from app.pipeline.call import CallContext, Detections, DetectOptions
 
 _CONFIDENCE = 0.4
 _IOU = 0.3
-_MAX_DETECTIONS = 300
 _MAX_ADD_BYTES = 1 << 16
 _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
-AnyRequest = Request[Any, Any, Any]
 Usual = Literal["best", "default"]
 """Thresholds that Roboflow has found for a model, for which there is its default here."""
 
@@ -76,7 +74,7 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     iou_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     class_filter: str | None = None
     class_agnostic_nms: bool = False
-    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = _MAX_DETECTIONS
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
     url: str | None = None
     """The address of the image."""
 
@@ -94,7 +92,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
     """A fraction, or from 1 a percentage."""
     classes: str | None = None
-    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = _MAX_DETECTIONS
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
     format: str = "json"
     image: str | None = None
     """The address of the image."""
@@ -147,13 +145,8 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
     body = InferenceBody(worker.deployment.body_limits.max_bytes)
     context = context_of(request.scope)
 
-    async def respond(results: list[Detections | Problem], _: _V1Parameters, call: CallContext) -> ASGIResponse:
-        found = [result for result in results if not isinstance(result, Problem)]
-        for index, problem in enumerate(results):
-            if isinstance(problem, Problem):
-                context.error = context.log_fields["code"] = problem.code
-                message = write_error(msgspec.structs.replace(problem, detail=f"image {index}: {problem.detail}"))
-                return JsonResponse(msgspec.json.encode(message), problem.status)
+    async def respond(results: list[Detections | Exception], _: _V1Parameters, call: CallContext) -> ASGIResponse:
+        found = require_all(results)
 
         def describe(pictures: Sequence[bytes] = ()) -> Inference | list[Inference]:
             ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
@@ -168,7 +161,7 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
             return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
         return JsonResponse(msgspec.json.encode(describe()))
 
-    return await answer_each(request, worker, _V1Parameters, body.parse, respond)
+    return await detect_each(request, worker, _V1Parameters, body.parse, respond)
 
 
 @post(_V0, status_code=200)
@@ -207,7 +200,7 @@ def _options(
         model,
         _CONFIDENCE if isinstance(confidence, str) else confidence,
         classes,
-        min(most, _MAX_DETECTIONS),
+        min(most, MAX_OBJECTS),
         iou,
         version=version,
         lowers_iou=True,

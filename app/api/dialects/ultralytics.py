@@ -5,10 +5,10 @@ Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/
 
 import platform
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -21,7 +21,7 @@ from app.api.content_type import JSON, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect
-from app.api.dialects.dialect import Dialect, DialectParameters
+from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
@@ -30,11 +30,8 @@ from app.api.schema import Problem
 from app.pipeline.call import Detections, DetectOptions
 from app.telemetry.timing import Timing
 
-_MAX_OBJECTS = 300
 _IOU = 0.7
 _FIELDS = (*FILE_FIELDS, "source")
-
-AnyRequest = Request[Any, Any, Any]
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -54,7 +51,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     def options(self) -> DetectOptions:
         """What they ask of the model."""
         return DetectOptions(
-            self.model, self.conf, None, _MAX_OBJECTS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
+            self.model, self.conf, None, MAX_OBJECTS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
         )
 
 

@@ -97,7 +97,8 @@ async def test_no_image_is_left_out_in_silence(
 
     assert failures[0]["index"] == index
     assert problem["code"] == expected["code"]
-    assert problem["detail"] == f"{len(failures)} of {len(files)} images failed; at index {index}: {expected['detail']}"
+    where = f"{len(failures)} of {len(files)} images failed; at index {index}: " if len(files) > 1 else ""
+    assert problem["detail"] == where + expected["detail"]
     assert response.headers["content-type"] == "application/problem+json"
     line = calls[0].kwargs
     assert (line["images"], line["failed"], line["code"]) == (len(files), len(failures), expected["code"])

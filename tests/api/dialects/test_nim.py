@@ -75,7 +75,7 @@ async def test_a_request_fails_with_one_of_its_images(server: httpx.AsyncClient)
     response = await infer(server, to_input(SCENE), to_input(b"this is not an image"))
 
     assert response.status_code == 415
-    assert response.json()["error"].startswith("input 1: the data is not an image")
+    assert response.json()["error"].startswith("1 of 2 images failed; at index 1: the data is not an image")
 
 
 @pytest.mark.parametrize("count", [0, 64, 65])

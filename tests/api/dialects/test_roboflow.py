@@ -138,7 +138,7 @@ async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.A
     """It says which: a client could not read an answer with a gap."""
     answer = json(await server.post(V1, json={"image": [IMAGE, {"type": "base64", "value": "R0lGODlh"}]}), status=422)
 
-    assert answer["message"].startswith("image 1: ")
+    assert answer["message"].startswith("1 of 2 images failed; at index 1: ")
 
 
 @pytest.mark.parametrize(
