@@ -99,7 +99,7 @@ def build(
             *map(routing.to_router, dialects),
         ],
         dependencies=providers(resources),
-        exception_handlers=problems.handlers(),
+        exception_handlers=problems.handlers(routing.error_writer(dialects)),
         lifespan=[lifespan],
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,

@@ -29,7 +29,7 @@ from app.errors import Unauthorized
 from app.resilience.admission import Share
 
 Scope = Literal["detect", "health"]
-"""What a key may be used for. `detect`: POST /detect, /classify and /predict, GET /models; `health`: GET /health."""
+"""What a key may be used for. `detect`: what asks or lists models, also by dialects; `health`: GET /health."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"

@@ -69,7 +69,8 @@ class RequestContextMiddleware:
         attach(context, scope)
         context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics
-        method = scope["method"][:_MAX_METHOD]  # of which `api/head` may make another one
+        # `api/head` may make another method of it, and `api/dialects/routing` another path.
+        method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
 
         async def receive_and_count() -> ReceiveMessage:
@@ -96,7 +97,7 @@ class RequestContextMiddleware:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
             metrics.active_requests.add(-1)
             count_request(metrics, context, route_of(scope), status)
-            self._log(scope, method, context, status)
+            self._log(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)
         if not context.is_body_received and has_body(headers):
@@ -111,14 +112,14 @@ class RequestContextMiddleware:
         context.trace = span.context
         return span
 
-    def _log(self, scope: HTTPScope, method: str, context: RequestContext, status: int) -> None:
+    def _log(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
         """Write the log line of a request."""
         duration_ms = context.timing.total
         fields = {
             "request_id": context.request_id,
             "method": method,
             "route": route_of(scope),
-            "path": _printable(scope["path"]),
+            "path": path,
             "status": status,
             "duration_ms": round(duration_ms, 2),
             "request_bytes": context.request_bytes,

@@ -37,17 +37,17 @@ class WrittenError(NamedTuple):
     body: bytes
 
 
-def write(problem: Problem) -> WrittenError:
+def write(problem: Problem, _: Scope | None = None) -> WrittenError:
     """Write a problem as RFC 9457 says."""
     return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
 
 
-def handlers(write: Callable[[Problem], WrittenError] = write) -> ExceptionHandlersMap:
-    """Return the handlers of all exceptions, which write them in one way."""
+def handlers(write: Callable[[Problem, Scope], WrittenError] = write) -> ExceptionHandlersMap:
+    """Return the handlers of all exceptions; `write` gets the scope of the request, too."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         headers, problem = _describe(request, error)
-        status, media_type, body = write(problem)
+        status, media_type, body = write(problem, request.scope)
         return Response(body, status_code=status, media_type=media_type, headers=headers)
 
     return {GatewayError: handle, HTTPException: handle, Exception: handle}

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from app.api.dialects.routing import load
 from app.config import Settings
+from app.dialect_names import DIALECTS
 from app.host.ports import is_loopback
 from tests.deploy.needs import (
     DEPLOY,
@@ -274,7 +276,16 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     paths = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
     annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
 
-    assert {path.removeprefix("/v1") for path in paths} == {"/detect", "/classify", "/predict", "/models", "/", "/page-assets"}
+    of_dialects = {
+        path.partition("/{")[0]
+        for dialect in load(DIALECTS)
+        for path in (f"/{dialect.name}/", *(path for handler in dialect.handlers for path in handler.paths if path != "/health"))
+    }
+    own = {"/detect", "/classify", "/predict", "/models", "/", "/page-assets"}
+    others = [path for path in paths if path.removeprefix("/v1") not in own]
+    assert {path.removeprefix("/v1") for path in paths} >= own
+    assert all(any(path.startswith(f"{other}/"[: len(path)]) for other in others) for path in of_dialects - {"", *paths})
+    assert all(any(path.startswith(other) for path in of_dialects) for other in others)
     assert annotations["limit-req-reject-code"] == "429"
     assert {"error", "timeout", "non_idempotent"} == set(annotations["proxy-next-upstream"].split())
     assert annotations["client-max-body-size"] == f"{cluster.settings.max_batch_size_mb:.0f}m"

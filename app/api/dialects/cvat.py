@@ -3,7 +3,7 @@
 Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `LambdaFunction`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import get, post
@@ -22,7 +22,6 @@ from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectPa
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
-from app.api.schema import Problem
 from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections, DetectOptions
@@ -152,9 +151,4 @@ async def _respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
     return JsonResponse(msgspec.json.encode(shapes))
 
 
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Write an error as Nuclio does; CVAT reads only its status."""
-    return {"error": problem.detail}
-
-
-DIALECT = Dialect("cvat", [functions, function, invoke], write_error)
+DIALECT = Dialect("cvat", [functions, function, invoke])

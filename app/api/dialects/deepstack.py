@@ -15,12 +15,14 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
-from app.api.body import ParsedBody, parse_multipart
+from app.api import form_parts
+from app.api.body import MAX_PARTS, ParsedBody, parse_multipart
 from app.api.content_type import MULTIPART, media_type
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect
+from app.api.dialects.detection import detect, receive_small
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.key import has_key
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
@@ -31,6 +33,7 @@ from app.pipeline.call import Detections, DetectOptions
 
 _NAMED = 20
 """Objects that the summary of an answer names."""
+_HOST = "localhost"
 # CodeProject.AI's own names.
 _CASED = {
     "inference_ms": "inferenceMs",
@@ -51,6 +54,8 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     has_key_in_body: ClassVar[bool] = True
 
     min_confidence: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    url: str | None = None
+    """The address of the image, if its field has one. No part of DeepStack."""
     classes: str | None = None
     """Names or ids, separated by commas. No part of DeepStack: Frigate ignores all objects after one that it does not know."""
 
@@ -87,6 +92,7 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
     module_id: str = "nereid"
     module_name: str = "Nereid"
     execution_provider: str
+    processed_by: str = _HOST
     can_use_gpu: bool
     timestamp_utc: str
 
@@ -102,7 +108,7 @@ class ModelNames(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
     status_data: None = None
     inference_device: str
     analysis_round_trip_ms: int = 0
-    processed_by: str = "localhost"
+    processed_by: str = _HOST
     timestamp_utc: str
 
 
@@ -145,7 +151,10 @@ async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], 
 @route("/v1/vision/custom/list", http_method=[HttpMethod.GET, HttpMethod.POST], status_code=200)
 async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelNames:
     """List the detectors."""
-    specs = await detectors(request, worker)
+    key = None
+    if request.method == HttpMethod.POST and worker.keys is not None and not has_key(request):
+        key = (await receive_small(request, worker, _Parameters, _parse_form)).wanted.api_key
+    specs = await detectors(request, worker, key)
     device = "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU"
     return ModelNames(models=[spec.name for spec in specs], inference_device=device, timestamp_utc=_now())
 
@@ -165,6 +174,12 @@ async def _detect(
         return JsonResponse(msgspec.json.encode(to_predictions(answer, command, worker.deployment.deepstack_max_objects)))
 
     return await detect(request, worker, _Parameters, _parse, respond, in_path)
+
+
+def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+    """Parse a form that need not have an image."""
+    parts = form_parts.read_parts(data, content_type, MAX_PARTS)
+    return ParsedBody(b"", [form_parts.to_parameter(part, "another request") for part in parts])
 
 
 def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:

@@ -17,16 +17,19 @@ from app.api.dialects.dialect import AnyRequest, DialectParameters
 from app.api.dialects.key import has_key, require_key
 from app.api.formats.answer import Answer
 from app.api.guards import guard_payload, guard_timing
-from app.api.intake import Pairs
+from app.api.intake import Content, Pairs, Received
 from app.api.metrics import count_image
+from app.api.parameters import MODEL_NAMES
 from app.model.heads import DetectionHead
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
 from app.telemetry.timing import Timing
 
+C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=DialectParameters)
 
 _OK = 200
+_SMALL_BYTES = 1 << 16
 
 
 async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
@@ -81,7 +84,7 @@ async def detect_each(
     Raises:
         GatewayError: As for a request to `/detect/batch`; with a single image, also why it failed.
     """
-    await _admit(request, worker, kind, worker.deployment.batch_limits, is_batch=True)
+    await _admit(request, worker, kind, worker.deployment.batch_limits)
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
         check = partial(_check_key, request, worker)
@@ -137,29 +140,42 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
     return [found[index] for index in sorted(found)]
 
 
-async def _admit(  # noqa: PLR0913 - what is known before the body
-    request: AnyRequest,
-    worker: WorkerResources,
-    kind: type[DialectParameters],
-    limits: BodyLimits,
-    in_path: Pairs = (),
-    *,
-    is_batch: bool = False,
-) -> None:
-    """Reject a request before its body is received, if what is known by then is a reason."""
+async def receive_small(
+    request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
+) -> Received[C, P]:
+    """Receive a request whose body has no image; arguments as those of `detect`.
+
+    Raises:
+        GatewayError: As `intake.receive` and `require_key` say.
+    """
+    limits = worker.deployment.body_limits._replace(max_bytes=_SMALL_BYTES)
     if not kind.has_key_in_body or has_key(request):
         require_key(request, worker)
     guard_payload(limits)(request)
-    pipeline = worker.pipeline
+    with ClientWatch(request.receive, limits) as client:
+        return await intake.receive(client, request.scope, worker.pipeline, [], kind, parse, partial(_check_key, request, worker))
+
+
+async def _admit(
+    request: AnyRequest, worker: WorkerResources, kind: type[DialectParameters], limits: BodyLimits, in_path: Pairs = ()
+) -> None:
+    """Reject a request before its body is received, if what is known by then is a reason."""
+    context, pipeline = context_of(request.scope), worker.pipeline
     known = dict([*intake.query_of(request.scope), *in_path])
-    model = pipeline.refer_to(known.get("model") or pipeline.default_for(DetectionHead.task), known.get("version"))
-    context = context_of(request.scope)
-    if "model" in known or not needs_parsing(context.content_type):  # else the body may name another one
+    name = next((known[name] for name in MODEL_NAMES if name in known), "")
+    model = pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), known.get("version"))
+    if not kind.has_key_in_body or has_key(request):
+        require_key(request, worker)
+    elif worker.keys is not None:  # nobody knows yet whose body it is
+        limits = worker.deployment.body_limits
+    guard_payload(limits)(request)
+    if name or not needs_parsing(context.content_type):  # else the body may name another one
         pipeline.check_circuit(model)
     if pipeline.is_usable(model):
-        await pipeline.admission.check(model, context.share, is_batch=is_batch)
+        await pipeline.admission.check(model, context.share)
     guard_timing(request)
 
 
 def _check_key(request: AnyRequest, worker: WorkerResources, wanted: DialectParameters) -> None:
-    require_key(request, worker, wanted.api_key)
+    if wanted.has_key_in_body and not has_key(request):  # else it has been checked
+        require_key(request, worker, wanted.api_key)

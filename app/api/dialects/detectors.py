@@ -6,6 +6,7 @@ from app.api.dialects.key import require_key
 from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec
+from app.pipeline.call import CallContext
 
 
 async def detectors(request: AnyRequest, worker: WorkerResources, key: str | None = None) -> list[ModelSpec]:
@@ -18,6 +19,18 @@ async def detectors(request: AnyRequest, worker: WorkerResources, key: str | Non
     states = await worker.tritons.list_models()
     specs = [await _spec(worker, name) for name in sorted(states) if states[name].is_ready]
     return [spec for spec in specs if spec is not None and spec.head.task == DetectionHead.task]
+
+
+async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
+    """Return a detector: the default one without a name, the newest one without a version.
+
+    Raises:
+        GatewayError: There is no such detector, or it cannot be used.
+    """
+    pipeline = worker.pipeline
+    spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
+    spec.expect_head(DetectionHead)
+    return spec
 
 
 async def _spec(worker: WorkerResources, name: str) -> ModelSpec | None:

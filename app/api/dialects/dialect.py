@@ -18,6 +18,11 @@ MAX_OBJECTS = 300
 """In an answer about an image, unless a request asks for fewer."""
 
 
+def write_detail(problem: Problem) -> dict[str, str]:
+    """Write an error as an object that has nothing but its text."""
+    return {"error": problem.detail}
+
+
 class Dialect(NamedTuple):
     """The interface of another detection service."""
 
@@ -25,7 +30,7 @@ class Dialect(NamedTuple):
     """As `dialect_names` has it."""
     handlers: Sequence[HTTPRouteHandler]
     """Their paths are those of the other service."""
-    write_error: Callable[[Problem], Any]
+    write_error: Callable[[Problem], Any] = write_detail
     """Makes of an error what the body of the response has as JSON."""
     statuses: Mapping[int, int] = {}
     """By the gateway's status of an error: that of the other service, where its clients would not understand the gateway's."""

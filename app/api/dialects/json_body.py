@@ -5,7 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from app.api.body import JSON_ERRORS, without_mark
-from app.api.content_type import JSON, media_type
+from app.api.content_type import JSON, body_type
 from app.errors import MalformedRequest, UnsupportedMediaType
 
 T = TypeVar("T")
@@ -16,7 +16,8 @@ def decode(data: bytes, content_type: str, kind: type[T], example: str) -> T:
 
     Args:
         data: The body.
-        content_type: Its `Content-Type` header. JSON of another type would be decoded by the event loop, not by a thread.
+        content_type: Its `Content-Type` header, which may be that of a form, as curl declares any body. JSON of another type would
+            be decoded by the event loop, not by a thread.
         kind: The type.
         example: JSON as it should be.
 
@@ -24,7 +25,7 @@ def decode(data: bytes, content_type: str, kind: type[T], example: str) -> T:
         UnsupportedMediaType: The header does not say that it is JSON.
         MalformedRequest: It is not JSON of that type.
     """
-    if media_type(content_type) != JSON:
+    if body_type(content_type, data) != JSON:
         raise UnsupportedMediaType(f"send {JSON}, such as {example}")
     try:
         return msgspec.json.decode(without_mark(data), type=kind)

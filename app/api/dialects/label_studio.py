@@ -4,8 +4,9 @@ Source: label_studio/ml/api_connector.py and models.py of Label Studio, which as
 label-studio-ml-backend, which answer.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,24 +16,22 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import Meta
 
-from app.api import intake
 from app.api.batch.body import ParsedBatch
-from app.api.client_watch import ClientWatch
 from app.api.content_type import JSON, media_type
+from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects import label_studio_tasks
-from app.api.dialects.detection import detect_each
+from app.api.dialects.detection import detect_each, receive_small
+from app.api.dialects.detectors import find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.key import require_key
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.formats.native import to_scores
-from app.api.guards import guard_payload
-from app.api.json_response import JsonResponse
-from app.api.schema import Problem
+from app.api.large_response import LargeResponse
 from app.errors import GatewayError, ModelNotReady
-from app.model.heads import DetectionHead
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.resilience.lease import Lease
 
 _USER_AGENT = b"heartex/"
 """How Label Studio's begins."""
@@ -48,7 +47,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
         return DetectOptions(self.model, self.confidence, None, MAX_OBJECTS, version=self.version)
 
 
-class _Model(NamedTuple):
+class _Setup(NamedTuple):
     """What a set-up contains: the model of the project, as a parameter."""
 
     parameters: list[tuple[str, str]]
@@ -115,7 +114,7 @@ class Predictions(msgspec.Struct, frozen=True):
 async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> Health:
     """Say whether the default model is ready."""
     require_key(request, worker)
-    if worker.is_draining or not await worker.tritons.is_ready(worker.pipeline.default_model):
+    if not await worker.is_ready():
         raise ModelNotReady("the default model is not ready")
     return Health()
 
@@ -123,14 +122,8 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 @post("/setup", status_code=200)
 async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelVersion:
     """Name the model of a project."""
-    require_key(request, worker)
-    limits = worker.deployment.body_limits
-    guard_payload(limits)(request)
-    with ClientWatch(request.receive, limits) as client:
-        _, wanted, call = await intake.receive(client, request.scope, worker.pipeline, [], _Parameters, _parse_setup)
-        model = wanted.options.model or worker.pipeline.default_for(DetectionHead.task)
-        spec = await worker.pipeline.prepare(model, call.deadline)
-    spec.expect_head(DetectionHead)
+    received = await receive_small(request, worker, _Parameters, _parse_setup)
+    spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
     return ModelVersion(refer_to(spec.name, spec.version))
 
 
@@ -150,8 +143,11 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
         pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    async def respond(found: list[Detections | Exception], _: _Parameters, __: CallContext) -> JsonResponse:
-        return JsonResponse(msgspec.json.encode(Predictions([to_prediction(each, controls) for each in found])))
+    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> ASGIResponse:
+        pipeline = worker.pipeline
+        with Lease() as lease:  # in a thread: thousands of objects take half a second
+            body = await pipeline.run_in_thread(partial(_describe, found, controls), call.deadline, lease)
+        return LargeResponse(body, JSON, pipeline.admission.memory)
 
     return await detect_each(request, worker, _Parameters, parse, respond)
 
@@ -162,8 +158,8 @@ async def webhook() -> dict[str, str]:
     return {"status": "ok"}
 
 
-def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Model:
-    return _Model(_model_of(label_studio_tasks.read_setup(data, content_type)))
+def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Setup:
+    return _Setup(_model_of(label_studio_tasks.read_setup(data, content_type)))
 
 
 def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
@@ -171,15 +167,30 @@ def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
     return [("model", control.model) for control in controls if control.model is not None][:1]
 
 
-def to_prediction(found: Detections | Exception, controls: Sequence[Control]) -> Prediction | Failure:
-    """Describe what was found in an image, as far as the project has labels for it."""
+def _describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:
+    spec = next((each.spec for each in found if not isinstance(each, Exception)), None)
+    names = [] if spec is None else [spec.class_name(id_) for id_ in range(len(spec.labels))]
+    labels = [control.map_labels(names) for control in controls]
+    return msgspec.json.encode(Predictions([to_prediction(each, controls, labels) for each in found]))
+
+
+def to_prediction(
+    found: Detections | Exception, controls: Sequence[Control], labels: Sequence[Mapping[str, str]]
+) -> Prediction | Failure:
+    """Describe what was found in an image, as far as the project has labels for it.
+
+    Args:
+        found: The objects, or why there are none.
+        controls: Of the project.
+        labels: For each of them, its label of each class.
+    """
     if isinstance(found, Exception):
         return Failure(found.detail if isinstance(found, GatewayError) else "the failure has been logged")
     sizes = np.array([found.width, found.height] * 2)
     percent = found.boxes.astype(np.float64) / sizes * 100
     percent[:, 2:] -= percent[:, :2]
-    scores = to_scores(found.scores)
     names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
+    objects = list(zip(percent.round(_PERCENT_DIGITS).tolist(), to_scores(found.scores), names, strict=True))
     regions = [
         Region(
             from_name=control.name,
@@ -187,20 +198,14 @@ def to_prediction(found: Detections | Exception, controls: Sequence[Control]) ->
             original_width=found.width,
             original_height=found.height,
             score=score,
-            value=Rectangle(x, y, width, height, (labels[name],)),
+            value=Rectangle(x, y, width, height, (known[name],)),
         )
-        for control in controls
-        for labels in (control.map_labels([*found.spec.labels, *names]),)
-        for (x, y, width, height), score, name in zip(percent.round(_PERCENT_DIGITS).tolist(), scores, names, strict=True)
-        if name in labels and score >= control.threshold
+        for control, known in zip(controls, labels, strict=True)
+        for (x, y, width, height), score, name in objects
+        if name in known and score >= control.threshold
     ]
     mean = sum(region.score for region in regions) / max(len(regions), 1)
     return Prediction(refer_to(found.spec.name, found.version), round(mean, 4), regions)
-
-
-def write_error(problem: Problem) -> dict[str, Any]:
-    """Write an error. Label Studio reads only its status."""
-    return {"error": problem.detail}
 
 
 def _is_label_studio(scope: HTTPScope) -> bool:
@@ -210,12 +215,11 @@ def _is_label_studio(scope: HTTPScope) -> bool:
 
 def _is_json(scope: HTTPScope) -> bool:
     """Return whether a body is JSON: another service has a `/predict` for forms."""
-    return any(name == b"content-type" and media_type(value.decode("latin-1")) == JSON for name, value in scope["headers"])
+    return media_type(context_of(scope).content_type) == JSON
 
 
 DIALECT = Dialect(
     "label-studio",
     [health, setup, predict, webhook],
-    write_error,
     callers={"/health": _is_label_studio, "/predict": _is_json},
 )

@@ -13,6 +13,8 @@ MAX_CHARACTERS = 1 << 16
 DEFAULT_THRESHOLD = 0.5
 """Minimum score of an object where the configuration has none: that of the example for YOLO."""
 
+_MAX_CONTROLS = 16
+"""Each is answered with all objects of an image."""
 _CONTROL, _IMAGE, _LABEL = "RectangleLabels", "Image", "Label"
 _TRUE = {"1", "true", "yes"}
 _THRESHOLDS = ("model_score_threshold", "score_threshold")
@@ -72,6 +74,8 @@ def read(config: str) -> list[Control]:
     except (expat.ExpatError, UnicodeEncodeError) as error:
         raise MalformedRequest("the labeling configuration is not well formed XML") from error
     controls = [found for attributes, labels in reader.controls if (found := _to_control(attributes, labels, reader.keys))]
+    if len(controls) > _MAX_CONTROLS:
+        raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for rectangles")
     return [control for control in controls if control.to_name == controls[0].to_name]
 
 

@@ -17,9 +17,9 @@ from msgspec import Meta
 
 from app import __version__
 from app.api.batch.body import ParsedBatch, decode_text, split_images
-from app.api.body import JSON_ERRORS, kind_of, without_mark
-from app.api.content_type import JSON, body_type
+from app.api.body import JSON_ERRORS, kind_of
 from app.api.dependencies import WorkerResources
+from app.api.dialects import json_body
 from app.api.dialects.detection import detect_each, require_all
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
@@ -27,8 +27,8 @@ from app.api.dialects.key import require_key
 from app.api.formats.native import to_boxes, to_scores
 from app.api.json_response import JsonResponse
 from app.api.models import list_models
-from app.api.schema import ModelList, Problem
-from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
+from app.api.schema import ModelList
+from app.errors import MalformedRequest, ModelNotReady
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease
 
@@ -171,14 +171,11 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
         UnsupportedMediaType: It is not declared to be JSON.
         MalformedRequest: It is not well formed, or contains no image or too many.
     """
-    if body_type(content_type, data) != JSON:
-        raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
+    document = json_body.decode(data, content_type, _Document, _EXAMPLE)
+    if kind_of(document.input) != "a list":
+        raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
     try:
-        document = msgspec.json.decode(without_mark(data), type=_Document)
-        if kind_of(document.input) != "a list":
-            raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
-        inputs = split_images(document.input)
-        images = [decode_text(msgspec.json.decode(each, type=_Image).url) for each in inputs]
+        images = [decode_text(msgspec.json.decode(each, type=_Image).url) for each in split_images(document.input)]
     except JSON_ERRORS as error:
         raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
     if not images:
@@ -201,14 +198,8 @@ def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
     return boxes
 
 
-def write_error(problem: Problem) -> dict[str, str]:
-    """Write an error as NVIDIA's service does."""
-    return {"error": problem.detail}
-
-
 DIALECT = Dialect(
     "nim",
     [infer, live, ready, models, metadata],
-    write_error,
     callers={"/v1/models": lambda _: False},  # the gateway's own route answers the same
 )

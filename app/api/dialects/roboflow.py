@@ -15,30 +15,24 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import UNSET, Meta
 
-from app.api import intake
 from app.api.body import ParsedBody
-from app.api.client_watch import ClientWatch
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, detect_each, require_all
-from app.api.dialects.detectors import detectors
+from app.api.dialects.detection import detect, detect_each, receive_small, require_all
+from app.api.dialects.detectors import detectors, find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.key import require_key
 from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
 from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
 from app.api.formats import drawn
 from app.api.formats.answer import Answer
-from app.api.guards import guard_payload
 from app.api.json_response import JsonResponse
 from app.api.parameters import check_model_name, split_classes
 from app.api.schema import Problem
 from app.errors import UnknownModel
-from app.model.heads import DetectionHead
 from app.pipeline.call import CallContext, Detections, DetectOptions
 
 _CONFIDENCE = 0.4
 _IOU = 0.3
-_MAX_ADD_BYTES = 1 << 16
 _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
@@ -119,30 +113,17 @@ async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResourc
 @post("/model/add", status_code=200)
 async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
     """List a detector under the id by which the client calls it, before all others."""
-    guard_payload(worker.deployment.body_limits._replace(max_bytes=_MAX_ADD_BYTES))(request)
-    with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
-        received = await intake.receive(
-            client,
-            request.scope,
-            worker.pipeline,
-            [],
-            _ModelParameters,
-            lambda data, _, __: ParsedBody(b"", parse_members(data)[1]),
-            lambda wanted: require_key(request, worker, wanted.api_key),
-        )
-        wanted = received.wanted
-        name, version = wanted.reference
-        model = worker.pipeline.refer_to(name or worker.pipeline.default_for(DetectionHead.task), version)
-        spec = await worker.pipeline.prepare(model, received.call.deadline)
-        spec.expect_head(DetectionHead)
-        others = await detectors(request, worker, wanted.api_key)
+    received = await receive_small(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
+    wanted = received.wanted
+    spec = await find_detector(worker, *wanted.reference, received.call)
+    others = await detectors(request, worker, wanted.api_key)
     return ModelDescriptions([to_description(spec, wanted.model_id), *map(to_description, others)])
 
 
 @post("/infer/object_detection", status_code=200)
 async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in an image, or in each of a list of images: one that fails is an error of them all."""
-    body = InferenceBody(worker.deployment.body_limits.max_bytes)
+    body = InferenceBody()
     context = context_of(request.scope)
 
     async def respond(results: list[Detections | Exception], _: _V1Parameters, call: CallContext) -> ASGIResponse:

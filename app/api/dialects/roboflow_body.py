@@ -5,7 +5,6 @@ import msgspec
 from app.api.base64_text import decode_base64
 from app.api.batch.body import ParsedBatch, split_images
 from app.api.body import JSON_ERRORS, ParsedBody, describe_member, kind_of, parse_multipart, without_mark
-from app.api.client_watch import body_too_large
 from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.intake import Pairs
 from app.api.parameters import Parameters
@@ -39,12 +38,11 @@ class _Image(msgspec.Struct):
 class InferenceBody:
     """The body of one request to `/infer/object_detection`."""
 
-    def __init__(self, max_image_bytes: int) -> None:
+    def __init__(self) -> None:
         self.is_list = False
         """Whether the images are a list, so that the answer is one, too."""
         self.drawn: list[bytes] = []
         """The images, if pictures of them are wanted."""
-        self._max_image_bytes = max_image_bytes
         self._draws = False
 
     def parse(self, data: bytes, content_type: str, _: type[Parameters]) -> ParsedBatch:
@@ -53,7 +51,6 @@ class InferenceBody:
         Raises:
             UnsupportedMediaType: It is not declared to be JSON.
             MalformedRequest: It is not well formed, or contains no image or too many.
-            BodyTooLarge: An image is larger than allowed.
             InvalidParameter: Pictures are wanted of images that are given by their addresses.
         """
         if not content_type:
@@ -76,8 +73,6 @@ class InferenceBody:
 
     def _finish(self, images: list[Image], pairs: Pairs) -> ParsedBatch:
         encoded = [image for image in images if isinstance(image, bytes)]
-        if any(len(image) > self._max_image_bytes for image in encoded):
-            raise body_too_large(self._max_image_bytes)
         if self._draws:
             if len(encoded) < len(images):
                 raise InvalidParameter("visualize_predictions: of several images, all must be of the type 'base64'")
@@ -114,7 +109,8 @@ def parse_v0(data: bytes, content_type: str, _: type[Parameters]) -> ParsedBody:
     """
     declared = media_type(content_type)
     if declared == MULTIPART:
-        return parse_multipart(data, content_type)
+        parsed = parse_multipart(data, content_type)
+        return parsed._replace(parameters=[("image" if name == "url" else name, value) for name, value in parsed.parameters])
     if declared in {JSON, URLENCODED} and data.isascii():
         return ParsedBody(decode_base64(data.decode()), [])
     return ParsedBody(data, [])

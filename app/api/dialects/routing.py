@@ -4,8 +4,7 @@ Where several have one path, the request tells whose it is, as the `callers` of 
 """
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -47,14 +46,22 @@ def to_router(dialect: Dialect) -> Router:
     return Router(
         f"/{dialect.name}",
         route_handlers=dialect.handlers,
-        exception_handlers=problems.handlers(partial(_write_error, dialect)),
         include_in_schema=False,
     )
 
 
-def _write_error(dialect: Dialect, problem: Problem) -> WrittenError:
-    problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
-    return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
+def error_writer(dialects: Sequence[Dialect]) -> Callable[[Problem, Scope], WrittenError]:
+    """Return what writes an error as the dialect does whose request it is; any other as the gateway does."""
+    by_name = {dialect.name: dialect for dialect in dialects}
+
+    def write(problem: Problem, scope: Scope) -> WrittenError:
+        dialect = by_name.get(scope["path"].removeprefix("/").partition("/")[0])
+        if dialect is None:
+            return problems.write(problem)
+        problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
+        return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
+
+    return write
 
 
 class DialectMiddleware:

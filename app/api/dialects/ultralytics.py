@@ -4,7 +4,6 @@ Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/
 """
 
 import platform
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -16,7 +15,7 @@ from litestar.types import HTTPScope
 from msgspec import Meta
 
 from app import __version__
-from app.api.body import FILE_FIELDS, parse_body
+from app.api.body import FILE_FIELDS, ParsedBody, parse_body
 from app.api.content_type import JSON, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
@@ -26,7 +25,7 @@ from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
 from app.api.json_response import JsonResponse
-from app.api.schema import Problem
+from app.errors import UnsupportedMediaType
 from app.pipeline.call import Detections, DetectOptions
 from app.telemetry.timing import Timing
 
@@ -121,7 +120,13 @@ async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResour
 
 
 async def _detect(request: AnyRequest, worker: WorkerResources, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, partial(parse_body, fields=_FIELDS), _respond, in_path)
+    return await detect(request, worker, _Parameters, _parse, _respond, in_path)
+
+
+def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBody:
+    if media_type(content_type) == JSON:
+        raise UnsupportedMediaType("send a form with the image in the field 'file', or its address in 'source'")
+    return parse_body(data, content_type, kind, _FIELDS)
 
 
 async def _respond(answer: Answer[Detections], wanted: _Parameters) -> JsonResponse:
@@ -145,16 +150,9 @@ def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Pre
     return Prediction([ImageResults((found.height, found.width), results, speed)], metadata)
 
 
-def write_error(problem: Problem) -> dict[str, str]:
-    """Write an error as the platform does."""
-    return {"error": problem.detail}
-
-
 def _is_not_json(scope: HTTPScope) -> bool:
     """Return whether a request is for this dialect: other services want JSON at its path."""
     return media_type(context_of(scope).content_type) != JSON
 
 
-DIALECT = Dialect(
-    "ultralytics", [predict, predict_with], write_error, statuses={415: 400, 422: 400}, callers={"/predict": _is_not_json}
-)
+DIALECT = Dialect("ultralytics", [predict, predict_with], statuses={415: 400, 422: 400}, callers={"/predict": _is_not_json})

@@ -56,6 +56,7 @@ async def respond_with_pictures(
     pictures: list[bytes] = []
     with lease:
         lease.on_release(memory.release)
+        memory.add(sum(len(image) for image, _ in images))
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
             memory.add(3 * len(pictures[-1]))  # itself, and in base64

@@ -152,7 +152,7 @@ async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
         response = await server.post("/v1/infer", content=b'{"input": []}', headers={"Content-Type": content_type})
 
         assert response.status_code == 415
-        assert response.json()["error"].startswith("expected application/json")
+        assert response.json()["error"].startswith("send application/json")
 
 
 async def test_an_image_has_the_limit_that_it_has_alone(settings: Settings, triton: EmbeddedTriton) -> None:
