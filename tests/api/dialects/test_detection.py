@@ -124,3 +124,35 @@ async def test_a_list_needs_a_key(guarded: httpx.AsyncClient) -> None:
     allowed = await guarded.get(f"/v1/vision/custom/list?api_key=camera.{SECRET}")
 
     assert (refused.status_code, allowed.status_code) == (401, 200)
+
+
+async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> None:
+    """In which clients of this service send it; the form has nothing else."""
+    key = {"api_key": f"camera.{SECRET}"}
+    allowed = await guarded.post("/v1/vision/custom/list", files={"unused": (None, "")}, data=key)
+    refused = await guarded.post("/v1/vision/custom/list", files={"unused": (None, "")}, data={"api_key": "camera.wrong"})
+
+    assert (allowed.status_code, refused.status_code) == (200, 401)
+
+
+async def test_without_a_known_key_a_body_has_the_limit_of_one_image(guarded: httpx.AsyncClient) -> None:
+    """However many images the dialect allows: nobody knows yet whose body it is."""
+    length = {"Content-Type": "application/json", "Content-Length": str(100 << 20)}
+    anonymous = await guarded.post("/infer/object_detection", content=b"", headers=length)
+    known = await guarded.post("/infer/object_detection", content=b"", headers=length | {"X-API-Key": f"camera.{SECRET}"})
+
+    assert (anonymous.status_code, known.status_code) == (413, 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", PATH, 405), ("GET", "/deepstack/nothing", 404), ("PUT", f"/deepstack{PATH}", 405), ("GET", "/v1/vision/face", 404)],
+)
+async def test_an_unknown_path_or_method_is_an_error_of_the_dialect(
+    gateway: tuple[FakeTriton, httpx.AsyncClient], method: str, path: str, status: int
+) -> None:
+    """Below its name, and at its own paths; any other path is the gateway's."""
+    response = await gateway[1].request(method, path)
+
+    assert response.status_code == status
+    assert ("success" in response.json()) == (path != "/v1/vision/face")

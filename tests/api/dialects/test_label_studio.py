@@ -198,6 +198,7 @@ async def test_of_too_many_tasks_the_first_gets_a_result(server: httpx.AsyncClie
         config().replace('"0.25"', '"high"'),
         config().replace("RectangleLabels", "PolygonLabels"),
         config().replace('toName="image"', ""),
+        config().replace("</View>", '<RectangleLabels name="a" toName="image"/>' * 16 + "</View>"),
     ],
 )
 async def test_a_bad_configuration_is_400(server: httpx.AsyncClient, label_config: str) -> None:
