@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from app.api import content_encoding, form_parts, parameters, urlencoded
 from app.api.base64_text import decode_base64
 from app.api.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
+from app.api.json_document import JSON_ERRORS, view_document
 from app.api.parameters import Parameters
 from app.api.task_parameters import DetectParameters
 from app.errors import InvalidParameter, MalformedRequest
@@ -32,9 +33,6 @@ _MAX_MEMBER_BYTES = 1 << 16
 # How much memory a body takes beside itself while it is parsed, relative to its size: multipart has the image in pieces and
 # joined; base64 is text, is text again without white space, and is decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
-"""What JSON leads to that is not as it should be. ValueError: not UTF-8, or an integer of many digits."""
 _SEVERAL = "POST /detect/batch takes several"
 NOT_BOTH = "send either an image or a url, not both"
 """What a request is told that has both."""
@@ -134,7 +132,7 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
     """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
     outline, typed = outlines("image", kind)
-    document = without_mark(data)
+    document = view_document(data)
     try:
         found = msgspec.json.decode(document, type=outline)
         image = found.image
@@ -195,11 +193,6 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
     else:
         expected = f'one image in "image"; {_SEVERAL}' if name == "images" else 'the image in "image", in base64'
     return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
-
-
-def without_mark(data: bytes) -> memoryview:
-    """View JSON without the byte order mark that some programs write in front of it. Source: RFC 8259, 8.1."""
-    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
 
 
 def parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:

@@ -671,3 +671,17 @@ def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
         return
 
     assert all(isinstance(text, str) for _, text in parsed.parameters)
+
+
+@pytest.mark.parametrize("parse", [body.parse_json, lambda data: parse_batch(data, "application/json")])
+def test_json_that_is_mostly_escaped_is_rejected(parse: Callable[[bytes], object]) -> None:
+    """The decoder would keep all other threads waiting."""
+    with pytest.raises(MalformedRequest, match="too many escaped characters"):
+        parse(b'{"image": "' + rb"A\n" * 500_000 + b'"}')
+
+
+def test_line_breaks_in_base64_are_no_reason() -> None:
+    """Nor escaped slashes, which some programs write."""
+    encoded = (b"A" * 70 + rb"\/" * 2 + b"A" * 2 + rb"\n") * 20_000
+
+    assert len(body.parse_json(b'{"image": "' + encoded + b'"}').image) == 20_000 * 57

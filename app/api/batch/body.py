@@ -6,9 +6,10 @@ import msgspec
 
 from app.api import form_parts
 from app.api.base64_text import decode_base64
-from app.api.body import JSON_ERRORS, describe_member, kind_of, outlines, parse_members, without_mark
+from app.api.body import describe_member, kind_of, outlines, parse_members
 from app.api.client_watch import body_too_large
 from app.api.content_type import MULTIPART, media_type
+from app.api.json_document import JSON_ERRORS, view_document
 from app.api.parameters import Parameters
 from app.api.task_parameters import BatchParameters
 from app.errors import MalformedRequest
@@ -74,7 +75,7 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
 
 def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
     outline, typed = outlines("images", kind)
-    document = without_mark(data)
+    document = view_document(data)
     try:
         content = msgspec.json.decode(document, type=outline).images
         if (given := kind_of(content)) not in {"", "a list"}:

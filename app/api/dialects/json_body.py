@@ -4,8 +4,8 @@ from typing import TypeVar
 
 import msgspec
 
-from app.api.body import JSON_ERRORS, without_mark
 from app.api.content_type import JSON, body_type
+from app.api.json_document import JSON_ERRORS, view_document
 from app.errors import MalformedRequest, UnsupportedMediaType
 
 T = TypeVar("T")
@@ -28,6 +28,6 @@ def decode(data: bytes, content_type: str, kind: type[T], example: str) -> T:
     if body_type(content_type, data) != JSON:
         raise UnsupportedMediaType(f"send {JSON}, such as {example}")
     try:
-        return msgspec.json.decode(without_mark(data), type=kind)
+        return msgspec.json.decode(view_document(data), type=kind)
     except JSON_ERRORS as error:
         raise MalformedRequest(f"expected a JSON object such as {example}") from error

@@ -36,6 +36,8 @@ from app.resilience.lease import Lease
 _USER_AGENT = b"heartex/"
 """How Label Studio's begins."""
 _PERCENT_DIGITS = 4
+_REGION_BYTES = 1500
+"""How much memory a region takes until it is part of the answer, and in it."""
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -146,6 +148,10 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
     async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> ASGIResponse:
         pipeline = worker.pipeline
         with Lease() as lease:  # in a thread: thousands of objects take half a second
+            memory = pipeline.admission.memory.reserve()
+            lease.on_release(memory.release)
+            objects = sum(len(each.scores) for each in found if not isinstance(each, Exception))
+            memory.add(objects * len(controls) * _REGION_BYTES)
             body = await pipeline.run_in_thread(partial(_describe, found, controls), call.deadline, lease)
         return LargeResponse(body, JSON, pipeline.admission.memory)
 

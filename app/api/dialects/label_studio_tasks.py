@@ -10,9 +10,9 @@ import msgspec
 
 from app.api.base64_text import decode_base64
 from app.api.batch.body import MAX_IMAGES
-from app.api.body import JSON_ERRORS
 from app.api.dialects import json_body, labeling_config
 from app.api.dialects.labeling_config import Control
+from app.api.json_document import JSON_ERRORS
 from app.errors import MalformedRequest, UrlNotAllowed
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from app import __version__
 from app.api.batch.body import ParsedBatch, decode_text, split_images
-from app.api.body import JSON_ERRORS, kind_of
+from app.api.body import kind_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects import json_body
 from app.api.dialects.detection import detect_each, require_all
@@ -25,6 +25,7 @@ from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.key import require_key
 from app.api.formats.native import to_boxes, to_scores
+from app.api.json_document import JSON_ERRORS
 from app.api.json_response import JsonResponse
 from app.api.models import list_models
 from app.api.schema import ModelList
@@ -53,7 +54,7 @@ class _Document(msgspec.Struct):
 
 
 class _Image(msgspec.Struct):
-    type: Literal["image_url"]
+    type: str
     url: str
 
 
@@ -175,9 +176,12 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     if kind_of(document.input) != "a list":
         raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
     try:
-        images = [decode_text(msgspec.json.decode(each, type=_Image).url) for each in split_images(document.input)]
+        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(document.input)]
     except JSON_ERRORS as error:
         raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
+    if any(each.type != "image_url" for each in inputs):
+        raise MalformedRequest(f"an input has another type than 'image_url'; expected an object such as {_EXAMPLE}")
+    images = [decode_text(each.url) for each in inputs]
     if not images:
         raise MalformedRequest(f"the list of inputs is empty; expected an object such as {_EXAMPLE}")
     given = {"threshold": document.threshold, "model": document.model}

@@ -4,9 +4,10 @@ import msgspec
 
 from app.api.base64_text import decode_base64
 from app.api.batch.body import ParsedBatch, split_images
-from app.api.body import JSON_ERRORS, ParsedBody, describe_member, kind_of, parse_multipart, without_mark
+from app.api.body import ParsedBody, describe_member, kind_of, parse_multipart
 from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.intake import Pairs
+from app.api.json_document import JSON_ERRORS, view_document
 from app.api.parameters import Parameters
 from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.pipeline.batch_request import Image
@@ -88,7 +89,7 @@ def parse_members(data: bytes) -> tuple[_Document, list[tuple[str, str]]]:
         InvalidParameter: The filter is not a list of names.
     """
     try:
-        document = msgspec.json.decode(without_mark(data), type=_Document)
+        document = msgspec.json.decode(view_document(data), type=_Document)
     except JSON_ERRORS as error:
         raise describe_member(str(error), "image", Parameters) or MalformedRequest(
             f"expected a JSON object such as {_EXAMPLE}"

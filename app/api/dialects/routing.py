@@ -12,6 +12,7 @@ import msgspec
 from litestar import Router
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from app.api import problems
 from app.api.content_type import JSON
@@ -84,7 +85,9 @@ class DialectMiddleware:
         await self.app(scope, receive, send)
 
     def _find(self, scope: HTTPScope) -> Dialect | None:
-        path = scope["path"] if len(scope["path"]) == 1 else scope["path"].rstrip("/")
+        path = scope["path"]
+        if path.endswith("/") or "//" in path:
+            path = normalize_path(path)  # as Litestar does
         claims = self._claims.get(path)
         if claims is None:
             claims = [claim for claim in self._other_claims if claim.pattern.fullmatch(path)]

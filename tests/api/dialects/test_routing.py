@@ -64,6 +64,7 @@ async def path_of(path: str, dialects: Sequence[Dialect] = (ONE, OTHER), headers
         ("/v1/detect", "/v1/detect"),
         ("/", "/"),
         ("//", "//"),
+        ("//status", "/one//status"),
         ("", ""),
     ],
 )
