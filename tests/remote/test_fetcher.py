@@ -117,8 +117,8 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
         ("https://canary@images.example.org:{}/", "user name"),
         ("https://internal.example.org/canary", "NEREID_URL_HOSTS"),
         ("https://images.example.org/canary", "NEREID_URL_HOSTS"),  # port 443
-        ("https://internal.example.net:{}/canary", "no public address"),
-        ("https://nowhere.example.net:{}/canary", "no public address"),
+        ("https://internal.example.net:{}/canary", "no IP address"),
+        ("https://nowhere.example.net:{}/canary", "no IP address"),
         ("https://x" + "x" * 3000, "2048 characters"),
     ],
 )
