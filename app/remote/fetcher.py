@@ -24,7 +24,7 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 # A host that sends a body in pieces of a few bytes would make each of them cost CPU time.
 _SMALL_BYTES, _MAX_SMALL_PIECES = 256, 1024
 _HEADERS = (
-    ("Accept", "image/*"),
+    ("Accept", "image/*, */*;q=0.1"),  # Label Studio answers 406 where nothing but images is accepted
     ("Accept-Encoding", "identity"),
     ("User-Agent", f"nereid/{__version__}"),
     ("Connection", "close"),

@@ -22,7 +22,7 @@ async def test_an_image_is_fetched(host: Host) -> None:
     assert headers.pop("user-agent").startswith("nereid/")
     assert headers == {
         "host": f"{HOST}:{host.port}",
-        "accept": "image/*",
+        "accept": "image/*, */*;q=0.1",
         "accept-encoding": "identity",
         "connection": "close",
     }
