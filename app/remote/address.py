@@ -25,7 +25,7 @@ _PORTS = {"http": 80, "https": _HTTPS_PORT}
 class TrustedOrigin(NamedTuple):
     """An origin that a setting names: images may be fetched from exactly there by http, and at private IP addresses.
 
-    An address has this trust only if `parse` here has made it, which is nothing that callers of `/detect` can ask for.
+    An address has this trust if `parse` has made it, which only a dialect asks for, or if one that has it redirects there.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""Where Label Studio is, and what it wants to know of whom it gives its images to."""
+"""The origin of Label Studio, and the token that it wants of whom it gives its images to."""
 
 from pathlib import Path
 
