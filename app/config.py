@@ -163,9 +163,9 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     label_studio_url: Annotated[
         str,
         Meta(
-            pattern="^(https://[^/?#]+[^?#]*)?$",
-            description="Where the dialect `label-studio` finds images that were uploaded to Label Studio, whose host "
-            "`NEREID_URL_HOSTS` must allow, too: `https://label-studio.example.org`. Empty: nowhere.",
+            pattern="^(https?://[^/?#]+[^?#]*)?$",
+            description="Where Label Studio is, so that its dialect may fetch the images that were uploaded there: "
+            "`http://label-studio:8080`. Private IP addresses are allowed; `NEREID_URL_HOSTS` is not asked. Empty: nowhere.",
         ),
     ] = ""
     label_studio_token_file: Annotated[

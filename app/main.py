@@ -27,6 +27,7 @@ from app.pipeline.inference import Aggregation
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Pipeline
 from app.remote import label_studio
+from app.remote.address import TrustedOrigin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
@@ -103,7 +104,7 @@ async def open_resources(
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
-        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, authorization=_image_authorization(settings))
+        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=_label_studio(settings))
         stack.callback(fetcher.close)
         tasks: dict[Task, str] = {"classification": settings.classify_model}
         pipeline = Pipeline(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
@@ -140,9 +141,8 @@ def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
     return connect
 
 
-def _image_authorization(settings: Settings) -> dict[tuple[str, int], str]:
-    """Return the `Authorization` header of hosts from which images are fetched, as `Fetcher` takes it."""
-    return label_studio.authorization(settings.label_studio_url, settings.label_studio_token_file, settings.url_host_patterns)
+def _label_studio(settings: Settings) -> TrustedOrigin | None:
+    return label_studio.origin(settings.label_studio_url, settings.label_studio_token_file)
 
 
 def describe(settings: Settings) -> Deployment:
@@ -167,7 +167,7 @@ def describe(settings: Settings) -> Deployment:
         settings.page == "on",
         settings.dialect_names,
         settings.deepstack_max_objects,
-        settings.label_studio_url.rstrip("/"),
+        _label_studio(settings),
     )
 
 

@@ -47,7 +47,7 @@ def _require_label_studio(settings: Settings) -> None:
     if file and not url:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
     try:
-        label_studio.authorization(url, file, settings.url_host_patterns)
+        label_studio.origin(url, file)
     except UrlNotAllowed as error:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_URL: {error.detail}") from error
     except (OSError, ValueError) as error:

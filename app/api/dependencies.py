@@ -9,6 +9,7 @@ from app.api.client_watch import BodyLimits
 from app.api.health_schema import LimitsInForce
 from app.api.keys import ApiKeys
 from app.pipeline.pipeline import Pipeline
+from app.remote.address import TrustedOrigin
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -32,8 +33,8 @@ class Deployment(NamedTuple):
     """Names of the dialects in use."""
     deepstack_max_objects: int = 0
     """In an answer of the dialect `deepstack`; 0: as many as in any other."""
-    label_studio_url: str = ""
-    """What the addresses of images begin with that are relative to Label Studio; empty if it is not known."""
+    label_studio: TrustedOrigin | None = None
+    """From which the dialect `label-studio` has images fetched; None if it is not known."""
 
 
 class WorkerResources:

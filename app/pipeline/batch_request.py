@@ -11,6 +11,7 @@ from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
 from app.pipeline.download import Download
 from app.pipeline.pipeline import Pipeline
+from app.remote.address import ImageAddress
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
@@ -21,8 +22,8 @@ _PAUSE_SECONDS = 0.05
 
 T = TypeVar("T")
 
-Image = bytes | str | GatewayError
-"""An encoded image, its address, or why there is none."""
+Image = bytes | str | ImageAddress | GatewayError
+"""An encoded image, its address, as the caller wrote it or as a trusted origin has parsed it, or why there is none."""
 Report = Callable[[int, Detections | Exception, Timing], T]
 """Gets the place of an image, what was found or why it failed, and how long its stages took; may not raise."""
 
@@ -62,7 +63,7 @@ class BatchRequest:
         pipeline.check_circuit(model)
         memory = Lease()
         try:
-            nbytes = sum(len(image) for image in images if not isinstance(image, GatewayError))
+            nbytes = sum(len(image) for image in images if isinstance(image, bytes | str))
             reservation = pipeline.admission.reserve_for_batch("the images of this batch")
             memory.on_release(reservation.release)
             reservation.add(nbytes)
@@ -111,10 +112,10 @@ class BatchRequest:
             return report(index, error, timing)
         return report(index, found, timing)
 
-    async def _fetch(self, url: str, call: CallContext) -> Detections:
+    async def _fetch(self, image: str | ImageAddress, call: CallContext) -> Detections:
         """Fetch an image in its turn, which lasts until it is done, so that few images are fetched ahead of their detection."""
         fetcher = self._pipeline.fetcher
-        address = fetcher.parse(url)
+        address = fetcher.parse(image) if isinstance(image, str) else image
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
@@ -123,9 +124,9 @@ class BatchRequest:
             reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
-            image = await _retry(Download(fetcher, address, reservation, call.deadline).attempt, call.deadline)
+            content = await _retry(Download(fetcher, address, reservation, call.deadline).attempt, call.deadline)
             call.timing.lap(FETCH)
-            return await self._try(image, call, memory)
+            return await self._try(content, call, memory)
 
     async def _try(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         """Detect objects in an image, whose bytes are counted by a lease, as soon as there is room for it."""

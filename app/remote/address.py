@@ -7,26 +7,60 @@ from typing import NamedTuple
 import httpx
 
 from app.errors import UrlNotAllowed
+from app.remote.public import is_private, is_public
 
 _SCHEME = re.compile(r"\s{0,64}[A-Za-z][A-Za-z0-9+.-]{0,31}://")
 # The last label of a name begins with a letter, or else resolvers read 127.1 and 0x7f.1 as IP addresses.
 _NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,62})\.)*[a-z][a-z0-9-]{0,62}")
 _MAX_NAME = 253
+_MAX_PORT = 65535
 _MAX_URL = 2048
 # Parsing takes microseconds for each of them, on the event loop.
 _MAX_UNESCAPED = 64
 _UNESCAPED = re.compile(r"[^!#-;=?-_a-z~]")
 _HTTPS_PORT = 443
+_PORTS = {"http": 80, "https": _HTTPS_PORT}
+
+
+class TrustedOrigin(NamedTuple):
+    """An origin that a setting names: images may be fetched from exactly there by http, and at private IP addresses.
+
+    An address has this trust if `parse` has made it, which only a dialect asks for, or if one that has it redirects there.
+    """
+
+    url: str
+    """What relative addresses begin with; without a final slash."""
+    scheme: str
+    name: str
+    port: int
+    authorization: str = ""
+    """The `Authorization` header for this origin, which no other gets; empty if it wants none."""
+
+    def parse(self, url: str) -> "ImageAddress | None":
+        """Parse the address of an image, which may begin with `/`; return None if it is of another origin.
+
+        Raises:
+            UrlNotAllowed: It is no URL, or has a user name or password.
+        """
+        url = url.strip()
+        return self.accept(_read(self.url + url if url.startswith("/") else url))
+
+    def accept(self, image: "ImageAddress") -> "ImageAddress | None":
+        """Return an address with the trust that this origin has; None if it is of another one."""
+        is_here = (image.url.scheme, image.name, image.port) == (self.scheme, self.name, self.port)
+        return image._replace(origin=self) if is_here else None
 
 
 class ImageAddress(NamedTuple):
-    """The address of an image on an allowed host."""
+    """The address of an image that may be fetched."""
 
     url: httpx.URL
     """Without fragment."""
     name: str
     """Of the host: in ASCII and lower case, without a final dot."""
     port: int
+    origin: TrustedOrigin | None = None
+    """Why it may be fetched; None if its host is one of those that are allowed for all."""
 
 
 class AllowedHosts:
@@ -75,8 +109,41 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
         base: What redirects there, if anything does.
 
     Raises:
-        UrlNotAllowed: It is not an https URL of an allowed host.
+        UrlNotAllowed: It is neither an https URL of an allowed host, nor of the trusted origin that redirects there.
     """
+    image = _read(url, base)
+    # The trust goes from one address to the next and is never found again: what has left the origin, or never was of it, is
+    # checked like any address, wherever it leads to.
+    if base is not None and base.origin is not None and (trusted := base.origin.accept(image)):
+        return trusted
+    if image.url.scheme != "https":
+        raise _not_https()
+    if not _is_name(image.name):
+        raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
+    if (image.name, image.port) not in hosts:
+        raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
+    return image
+
+
+def parse_origin(url: str) -> TrustedOrigin:
+    """Parse the address of an origin that is to be trusted; its host may be an IP address.
+
+    Raises:
+        UrlNotAllowed: It is not an http or https URL, or has a user name or password.
+    """
+    expected = UrlNotAllowed("expected an http or https URL without user name and password, such as http://label-studio:8080")
+    try:
+        image = _read(url)
+    except UrlNotAllowed:
+        raise expected from None
+    is_host = _is_name(image.name) or is_private(image.name) or is_public(image.name)
+    if image.url.scheme not in _PORTS or not is_host or not 0 < image.port <= _MAX_PORT:
+        raise expected
+    return TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port)
+
+
+def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
+    """Read a URL, without asking whether images may be fetched from there."""
     url = url.strip()
     if len(url) > _MAX_URL:
         raise UrlNotAllowed(f"the address of an image has at most {_MAX_URL} characters")
@@ -88,16 +155,14 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
         parsed = parsed.copy_with(host=name, fragment=None)
     except (httpx.InvalidURL, ValueError):  # whose texts repeat parts of the URL, which may be secret
         raise _not_https() from None
-    if parsed.scheme != "https":
-        raise _not_https()
     if parsed.userinfo:
         raise UrlNotAllowed("the address of an image must not contain a user name or password")
-    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
-        raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
-    port = _HTTPS_PORT if parsed.port is None else parsed.port
-    if (name, port) not in hosts:
-        raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
+    port = _PORTS.get(parsed.scheme, 0) if parsed.port is None else parsed.port
     return ImageAddress(parsed, name, port)
+
+
+def _is_name(host: str) -> bool:
+    return len(host) <= _MAX_NAME and _NAME.fullmatch(host) is not None
 
 
 def _not_https() -> UrlNotAllowed:

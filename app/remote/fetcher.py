@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import httpcore
 import httpx
@@ -10,9 +10,9 @@ import httpx
 from app import __version__
 from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
 from app.remote import address
-from app.remote.address import AllowedHosts, ImageAddress
-from app.remote.network import UNREACHABLE, PublicNetwork, Resolve, SystemResolver
-from app.remote.public import is_public
+from app.remote.address import AllowedHosts, ImageAddress, TrustedOrigin
+from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, SystemResolver
+from app.remote.public import is_private, is_public
 from app.resilience.deadline import Deadline
 from app.resilience.turns import Turns
 
@@ -24,7 +24,7 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 # A host that sends a body in pieces of a few bytes would make each of them cost CPU time.
 _SMALL_BYTES, _MAX_SMALL_PIECES = 256, 1024
 _HEADERS = (
-    ("Accept", "image/*"),
+    ("Accept", "image/*, */*;q=0.1"),  # Label Studio answers 406 where nothing but images is accepted
     ("Accept-Encoding", "identity"),
     ("User-Agent", f"nereid/{__version__}"),
     ("Connection", "close"),
@@ -45,26 +45,26 @@ class Fetcher:
         resolve: Resolve | None = None,
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
-        authorization: Mapping[tuple[str, int], str] | None = None,
+        origin: TrustedOrigin | None = None,
     ) -> None:
         """Prepare to fetch.
 
         Args:
-            hosts: The hosts that are allowed, as `AllowedHosts` takes them; none: nothing is fetched.
+            hosts: The hosts that are allowed for all, as `AllowedHosts` takes them.
             max_bytes: Maximum size of an image.
             resolve: None for the system's resolver.
-            is_allowed: Whether an IP address may be connected to.
+            is_allowed: Whether an IP address may be connected to, of any host.
             trust: Checks certificates; None for the usual authorities.
-            authorization: The `Authorization` header for a host, by its name in lower case and port; no other host gets it.
+            origin: Where else images are, by addresses that it has parsed.
         """
         self._hosts = AllowedHosts(hosts)
         self._max_bytes = max_bytes
         self._system = SystemResolver(_MAX_FETCHES)
         self._resolve = resolve or self._system
         self._is_allowed = is_allowed
-        # Without hosts nobody is trusted; the usual authorities take memory, and time to load.
-        self._trust = trust or (httpx.create_ssl_context() if hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        self._authorization = authorization or {}
+        # Without https nobody is trusted; the usual authorities take memory, and time to load.
+        has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
+        self._trust = trust or (httpx.create_ssl_context() if has_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
         self.batch_turns = Turns(_MAX_FETCHES // 2)
         """For images of batches, so that single ones need not wait behind all of them."""
@@ -86,7 +86,7 @@ class Fetcher:
         """Fetch an image.
 
         Args:
-            image: Its address, as `parse` returns it.
+            image: Its address, as `parse` returns it, here or of the trusted origin.
             count: Called with the number of bytes of each piece that arrives; raises if there are too many.
             deadline: That of the request; the time is limited to 10 s in any case.
 
@@ -118,13 +118,13 @@ class Fetcher:
     async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
         """Fetch an image from its address, or from where that redirects to."""
         for _ in range(1 + _MAX_REDIRECTS):
-            origin = httpcore.Origin(b"https", image.name.encode(), image.port)
-            network = PublicNetwork(self._resolve, self._is_allowed)
-            async with httpcore.AsyncHTTPConnection(origin, self._trust, network_backend=network) as connection:
-                url = httpcore.URL(scheme=b"https", host=origin.host, port=image.port, target=image.url.raw_path)
+            host = httpcore.Origin(image.url.raw_scheme, image.name.encode(), image.port)
+            network = CheckedNetwork(self._resolve, self._is_allowed if image.origin is None else self._is_allowed_at_origin)
+            async with httpcore.AsyncHTTPConnection(host, self._trust, network_backend=network) as connection:
+                url = httpcore.URL(scheme=host.scheme, host=host.host, port=host.port, target=image.url.raw_path)
                 headers = [("Host", image.url.netloc.decode("ascii")), *_HEADERS]
-                if authorization := self._authorization.get((image.name, image.port)):
-                    headers.append(("Authorization", authorization))
+                if image.origin is not None and image.origin.authorization:
+                    headers.append(("Authorization", image.origin.authorization))
                 response = await connection.handle_async_request(httpcore.Request("GET", url, headers=headers))
                 network.awaits_head = False
                 if response.status not in _REDIRECTS:
@@ -137,6 +137,10 @@ class Fetcher:
             except UrlNotAllowed as error:
                 raise ImageNotFetched(f"the host redirects to another address: {error.detail}") from None
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
+
+    def _is_allowed_at_origin(self, found: str) -> bool:
+        """Return whether an IP address of the trusted origin may be connected to."""
+        return is_private(found) or self._is_allowed(found)
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:
         """Receive the body of a response, which must be an image as it is."""

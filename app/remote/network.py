@@ -1,4 +1,4 @@
-"""Connections to public IP addresses only, in which no host can keep the event loop busy."""
+"""Connections to IP addresses that are allowed, in which no host can keep the event loop busy."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ _READ_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 16
 
 
-class PublicNetwork(AsyncNetworkBackend):
+class CheckedNetwork(AsyncNetworkBackend):
     """Makes one connection. The name is resolved, and what it resolves to is checked, where the connection is made."""
 
     def __init__(self, resolve: Resolve, is_allowed: Callable[[str], bool]) -> None:
@@ -73,14 +73,14 @@ class PublicNetwork(AsyncNetworkBackend):
             found = []
         if not found or not all(map(self._is_allowed, found)):
             # The same in both cases: nobody is to find out which names exist in private networks.
-            raise ImageNotFetched("the host of the image has no public address")
+            raise ImageNotFetched("the host of the image has no IP address that may be connected to")
         return found[:_MAX_ADDRESSES]
 
 
 class _Stream(AsyncNetworkStream):
     """Reads little at a time and lets others run in between, however much has arrived."""
 
-    def __init__(self, stream: AsyncNetworkStream, network: PublicNetwork) -> None:
+    def __init__(self, stream: AsyncNetworkStream, network: CheckedNetwork) -> None:
         self._stream = stream
         self._network = network
         self._received = 0

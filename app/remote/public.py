@@ -1,4 +1,4 @@
-"""Which IP addresses belong to the public internet."""
+"""Which IP addresses belong to the public internet, and which to private networks."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
@@ -28,6 +28,25 @@ _SPECIAL_V6 = tuple(
         ),
     )
 )
+
+_PRIVATE: tuple[IPv4Network | IPv6Network, ...] = (
+    *map(IPv4Network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
+    *map(IPv6Network, ("::1/128", "fc00::/7")),
+)
+_METADATA = tuple(map(IPv6Network, ("fd00:ec2::/32", "fd20:ce::/32")))  # of Amazon's and Google's clouds, among private ones
+
+
+def is_private(address: str) -> bool:
+    """Return whether an IP address is loopback or one of a private network, and not known for a cloud's metadata.
+
+    Link-local addresses are neither private nor public.
+    """
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    has_zone = isinstance(parsed, IPv6Address) and parsed.scope_id is not None
+    return not has_zone and any(parsed in network for network in _PRIVATE) and not any(parsed in network for network in _METADATA)
 
 
 def is_public(address: str) -> bool:

@@ -5,6 +5,7 @@ import json
 import random
 import re
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.api.batch.body import parse_batch
 from app.api.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, parsing_bytes
 from app.api.content_type import URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
@@ -673,7 +675,7 @@ def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
     assert all(isinstance(text, str) for _, text in parsed.parameters)
 
 
-@pytest.mark.parametrize("parse", [body.parse_json, lambda data: parse_batch(data, "application/json")])
+@pytest.mark.parametrize("parse", [parse_json, lambda data: parse_batch(data, "application/json")])
 def test_json_that_is_mostly_escaped_is_rejected(parse: Callable[[bytes], object]) -> None:
     """The decoder would keep all other threads waiting."""
     with pytest.raises(MalformedRequest, match="too many escaped characters"):
@@ -684,4 +686,4 @@ def test_line_breaks_in_base64_are_no_reason() -> None:
     """Nor escaped slashes, which some programs write."""
     encoded = (b"A" * 70 + rb"\/" * 2 + b"A" * 2 + rb"\n") * 20_000
 
-    assert len(body.parse_json(b'{"image": "' + encoded + b'"}').image) == 20_000 * 57
+    assert len(parse_json(b'{"image": "' + encoded + b'"}').image) == 20_000 * 57

@@ -1,4 +1,4 @@
-"""An https host on loopback, with a certificate of an authority of its own, that answers what a test wants."""
+"""An https or http host on loopback, with a certificate of an authority of its own, that answers what a test wants."""
 
 import asyncio
 import ssl
@@ -35,7 +35,8 @@ def redirect(location: str, status: str = "302 Found") -> bytes:
 class Host:
     """What the host answers, and what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheme: str = "https") -> None:
+        self.scheme = scheme
         self.authority = trustme.CA()
         self.names: dict[str, Sequence[str]] = {HOST: [LOOPBACK]}
         """What names resolve to; any other does not."""
@@ -52,7 +53,7 @@ class Host:
 
     def url(self, path: str = "/cat.jpg", host: str = HOST) -> str:
         """Return the URL of a path."""
-        return f"https://{host}:{self.port}{path}"
+        return f"{self.scheme}://{host}:{self.port}{path}"
 
     def fetcher(self, *hosts: str, max_bytes: int = 2**20, **others: Any) -> Fetcher:  # noqa: ANN401
         """Make a fetcher that trusts the authority, and takes loopback for public."""
@@ -91,11 +92,12 @@ class Host:
 
 
 @asynccontextmanager
-async def serving(*names: str) -> AsyncIterator[Host]:
-    """Run a host, whose certificate has these names, until the block ends."""
-    host = Host()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    host.authority.issue_cert(*(names or (HOST,))).configure_cert(context)
+async def serving(*names: str, scheme: str = "https") -> AsyncIterator[Host]:
+    """Run a host, whose certificate has these names, until the block ends; one of http has none."""
+    host = Host(scheme)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if scheme == "https" else None
+    if context is not None:
+        host.authority.issue_cert(*(names or (HOST,))).configure_cert(context)
 
     server = await asyncio.start_server(host.answer, LOOPBACK, 0, ssl=context)
     host.port = server.sockets[0].getsockname()[1]

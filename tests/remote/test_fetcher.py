@@ -22,7 +22,7 @@ async def test_an_image_is_fetched(host: Host) -> None:
     assert headers.pop("user-agent").startswith("nereid/")
     assert headers == {
         "host": f"{HOST}:{host.port}",
-        "accept": "image/*",
+        "accept": "image/*, */*;q=0.1",
         "accept-encoding": "identity",
         "connection": "close",
     }
@@ -117,8 +117,8 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
         ("https://canary@images.example.org:{}/", "user name"),
         ("https://internal.example.org/canary", "NEREID_URL_HOSTS"),
         ("https://images.example.org/canary", "NEREID_URL_HOSTS"),  # port 443
-        ("https://internal.example.net:{}/canary", "no public address"),
-        ("https://nowhere.example.net:{}/canary", "no public address"),
+        ("https://internal.example.net:{}/canary", "no IP address"),
+        ("https://nowhere.example.net:{}/canary", "no IP address"),
         ("https://x" + "x" * 3000, "2048 characters"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What Label Studio is told by whom its images are fetched."""
+"""Where Label Studio is, and what it is told by whom its images are fetched."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ import pytest
 
 from app.config import Settings, SettingsError
 from app.preflight import require_usable
-from app.remote.label_studio import authorization
+from app.remote.address import TrustedOrigin
+from app.remote.label_studio import origin
 from tests.support import REPOSITORY
 
-URL = "https://Label-Studio.example.org/ls"
+URL = "http://label-studio:8080"
 
 
 @pytest.fixture
@@ -19,37 +20,34 @@ def token(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_host_gets_the_token(token: str) -> None:
-    """By its name and port, whatever the path; without a token, or an address, none does."""
-    hosts = ["*.example.org", "*.example.org:8443"]
-
-    assert authorization(URL, token, hosts) == {("label-studio.example.org", 443): "Token 0123456789abcdef"}
-    assert list(authorization("https://a.example.org:8443", token, hosts)) == [("a.example.org", 8443)]
-    assert authorization(URL, "", hosts) == authorization("", "", []) == {}
+def test_the_origin_gets_the_token(token: str) -> None:
+    """Without a token, it is trusted all the same; without an address, nothing is."""
+    assert origin(URL, token) == TrustedOrigin(URL, "http", "label-studio", 8080, "Token 0123456789abcdef")
+    assert origin(URL, "") == TrustedOrigin(URL, "http", "label-studio", 8080)
+    assert origin("", "") is None
 
 
 @pytest.mark.parametrize(
-    ("url", "hosts", "content", "named"),
+    ("url", "content", "named"),
     [
-        ("", "*", "secret", "TOKEN_FILE: it needs"),
-        (URL, "", "secret", "LABEL_STUDIO_URL: images are not fetched from this host"),
-        (URL, "images.example.org", None, "LABEL_STUDIO_URL: images are not fetched from this host"),
-        ("https://user:secret@a.example.org", "*", "secret", "LABEL_STUDIO_URL: the address of an image must not"),
-        (URL, "*", "", "TOKEN_FILE: "),
-        (URL, "*", "two tokens", "TOKEN_FILE: "),
-        (URL, "*", "a\nb", "TOKEN_FILE: "),
-        (URL, "*", "\N{SNOWMAN}", "TOKEN_FILE: "),
-        (URL, "*", "missing", "TOKEN_FILE: "),
+        ("", "secret", "TOKEN_FILE: it needs"),
+        ("http://user:secret@label-studio:8080", "secret", "LABEL_STUDIO_URL: expected an http or https URL"),
+        ("http://label-studio:x", None, "LABEL_STUDIO_URL: expected an http or https URL"),
+        ("http://169.254.169.254", None, "LABEL_STUDIO_URL: expected an http or https URL"),
+        (URL, "", "TOKEN_FILE: "),
+        (URL, "two tokens", "TOKEN_FILE: "),
+        (URL, "a\nb", "TOKEN_FILE: "),
+        (URL, "\N{SNOWMAN}", "TOKEN_FILE: "),
+        (URL, "missing", "TOKEN_FILE: "),
     ],
 )
-def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, hosts: str, content: str | None, named: str) -> None:
+def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, content: str | None, named: str) -> None:
     """The message names the setting, and never repeats the token."""
     file = tmp_path / "token"
     if content not in {None, "missing"}:
         file.write_text(str(content), encoding="utf-8")
     settings = Settings(
         model_repository=str(REPOSITORY),
-        url_hosts=hosts,
         label_studio_url=url,
         label_studio_token_file="" if content is None else str(file),
     )
@@ -58,3 +56,9 @@ def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, ho
 
     assert named in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", URL, "https://label-studio.example.org/ls/", "http://192.168.1.5:8080"])
+def test_no_entry_among_the_hosts_is_needed(url: str) -> None:
+    """The address alone is enough for a start."""
+    require_usable(Settings(model_repository=str(REPOSITORY), label_studio_url=url))

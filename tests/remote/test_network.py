@@ -11,7 +11,7 @@ from tests.fakes.https import HOST, LOOPBACK, Host, response
 from tests.remote.support import IMAGE, failure, fetch
 from tests.support import eventually, free_port
 
-NOT_PUBLIC = "the host of the image has no public address"
+NOT_PUBLIC = "the host of the image has no IP address that may be connected to"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Which IP addresses images may be fetched from."""
+"""Which IP addresses images may be fetched from, by all or by those who may use a private network."""
 
 import pytest
 
-from app.remote.public import is_public
+from app.remote.public import is_private, is_public
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "1.1.1.1", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "2001:4860:4860::8888"])
@@ -87,3 +87,53 @@ def test_special_ipv6_addresses_are_not_public(address: str) -> None:
 def test_what_is_no_address_is_not_public(text: str) -> None:
     """Resolvers return addresses in the usual form; anything else is not guessed at."""
     assert not is_public(text)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1", "127.0.0.1", "127.0.0.11", "172.16.0.1", "172.31.255.255", "192.168.0.1", "::1", "fc00::1", "fd12:3456::1"],
+)
+def test_addresses_of_private_networks_are_private(address: str) -> None:
+    """Those of networks that anybody may have, and this host's own."""
+    assert is_private(address)
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254",
+        "169.254.0.1",
+        "fe80::1",
+        "fe80::a9fe:a9fe",
+        "fe80::1%eth0",
+        "::1%lo",
+        "fd12:3456::1%1",
+        "fd00:ec2::254",  # metadata of clouds
+        "fd20:ce::254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "0.0.0.0",  # noqa: S104
+        "::",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::a00:1",
+        "2002:a00:1::1",
+        "172.32.0.1",
+        "198.18.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "fec0::1",
+        "ff02::1",
+        "1.1.1.1",
+        "2001:4860:4860::8888",
+        "",
+        "localhost",
+        "127.1",
+        "[::1]",
+    ],
+)
+def test_other_addresses_are_not_private(address: str) -> None:
+    """Link-local ones above all, where clouds have their metadata; nor what contains another address, or has a zone."""
+    assert not is_private(address)

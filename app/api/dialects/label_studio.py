@@ -138,7 +138,7 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
     controls: list[Control] = []
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
-        images, found = label_studio_tasks.read_tasks(data, content_type, worker.deployment.label_studio_url)
+        images, found = label_studio_tasks.read_tasks(data, content_type, worker.deployment.label_studio)
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
         timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s

@@ -15,7 +15,7 @@ from app.api.dialects.labeling_config import Control
 from app.api.json_document import JSON_ERRORS
 from app.errors import MalformedRequest, UrlNotAllowed
 from app.pipeline.batch_request import Image
-from app.remote.address import is_address
+from app.remote.address import TrustedOrigin, is_address
 
 _UNNAMED = "$undefined$"
 """How Label Studio names data that was imported without a name."""
@@ -46,13 +46,13 @@ class _Setup(msgspec.Struct, frozen=True):
     label_config: str | None = msgspec.field(default=None, name="schema")
 
 
-def read_tasks(data: bytes, content_type: str, base: str) -> Tasks:
+def read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> Tasks:
     """Parse a request for predictions. Of too many tasks, only the first is read.
 
     Args:
         data: The body.
         content_type: Its `Content-Type` header.
-        base: Where addresses that begin with `/` are; empty if nothing is there.
+        origin: Where Label Studio is; None if that is not known.
 
     Raises:
         UnsupportedMediaType: It is not JSON.
@@ -66,7 +66,7 @@ def read_tasks(data: bytes, content_type: str, base: str) -> Tasks:
     if not controls:
         raise MalformedRequest("the labeling configuration has no RectangleLabels for an Image with a value such as $image")
     kind = _task_type(controls[0].key)
-    return Tasks([_to_image(task, kind, base) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls)
+    return Tasks([_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls)
 
 
 def read_setup(data: bytes, content_type: str) -> list[Control]:
@@ -92,7 +92,7 @@ def _task_type(key: str) -> type[Any]:
     return msgspec.defstruct("_Task", [("data", data)])
 
 
-def _to_image(task: msgspec.Raw, kind: type[Any], base: str) -> Image:
+def _to_image(task: msgspec.Raw, kind: type[Any], origin: TrustedOrigin | None) -> Image:
     """Return an image in base64, or its address; or the error if that is not possible."""
     try:
         values = msgspec.structs.astuple(msgspec.json.decode(task, type=kind).data)
@@ -101,13 +101,21 @@ def _to_image(task: msgspec.Raw, kind: type[Any], base: str) -> Image:
     text = next(filter(None, values), "").strip()
     if not text:
         return MalformedRequest("the task has no image where the labeling configuration says")
-    if is_address(text):
-        return text
-    if text.startswith("/") and not text.startswith(_JPEG):
-        return (
-            base + text if base else UrlNotAllowed("the image is in Label Studio, and NEREID_LABEL_STUDIO_URL does not say where")
-        )
+    if is_address(text) or (text.startswith("/") and not text.startswith(_JPEG)):
+        return _to_address(text, origin)
     try:
         return decode_base64(text) or MalformedRequest("the image is empty")
     except MalformedRequest:
         return MalformedRequest("the image is neither an address nor base64")
+
+
+def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
+    """Return the address of an image in Label Studio; or the text as it is, which is checked like any address."""
+    if origin is not None:
+        try:
+            return origin.parse(text) or text
+        except UrlNotAllowed as error:
+            return error
+    if text.startswith("/"):
+        return UrlNotAllowed("the image is in Label Studio, and NEREID_LABEL_STUDIO_URL does not say where")
+    return text

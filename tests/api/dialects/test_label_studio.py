@@ -15,7 +15,7 @@ from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from tests.api.dialects.conformance import Box, Conformance, Sent
-from tests.fakes.https import HOST, Host, response, serving
+from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
 from tests.support import SCENE, json, started
 
 HEADERS = {"User-Agent": "heartex/1.20.0", "Accept": "*/*"}
@@ -26,6 +26,8 @@ CONFIG = """<View>
     <Label value="red"/><Label value="Blue" background="#00f"/>
   </RectangleLabels>
 </View>"""
+NAME = "label-studio"
+"""Of the host where Label Studio is."""
 ENCODED = b64encode(SCENE).decode()
 
 
@@ -222,55 +224,72 @@ async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> No
 @pytest.fixture
 async def remote(
     settings: Settings, triton: EmbeddedTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Host, httpx.AsyncClient]]:
-    """A Label Studio, and an application that may fetch from there and from another host."""
+) -> AsyncIterator[tuple[Host, Host, httpx.AsyncClient]]:
+    """A Label Studio at a private address, without TLS, another host, and an application that may fetch from both."""
     assert triton.poll() is None
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
-    async with serving(HOST, "files.example.org") as host:
-        host.names["files.example.org"] = host.names[HOST]
-        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
+    async with serving(scheme="http") as studio, serving(HOST) as other:
+        other.names[NAME] = [LOOPBACK]
+        monkeypatch.setattr(
+            main, "Fetcher", lambda hosts, max_bytes, **others: other.fetcher(*hosts, max_bytes=max_bytes, **others)
+        )
         own = msgspec.structs.replace(
             settings,
             model="six_columns",
-            url_hosts=f"*.example.org:{host.port}",
-            label_studio_url=host.url("/"),
+            url_hosts=f"*.example.org:{other.port}",
+            label_studio_url=studio.url("/", NAME),
             label_studio_token_file=str(token),
         )
         async with started(create_app(own)) as client:
-            yield host, client
+            yield studio, other, client
 
 
-async def test_images_are_fetched_from_label_studio(remote: tuple[Host, httpx.AsyncClient]) -> None:
+async def test_images_are_fetched_from_label_studio(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
     """With the token, which no other host gets, not even one that Label Studio redirects to."""
-    host, client = remote
-    elsewhere = host.url("/scene.bmp", "files.example.org")
-    host.answers |= {
+    studio, other, client = remote
+    studio.answers |= {
         "/data/upload/1/a%20b.bmp": response(SCENE),
         "/data/local-files/?d=a.bmp": response(SCENE),
-        "/scene.bmp": response(SCENE),
-        "/tasks/1/resolve/": response(b"", "302 Found", f"Location: {elsewhere}"),
+        "/tasks/1/resolve/": redirect(other.url("/scene.bmp")),
     }
+    other.answers["/scene.bmp"] = response(SCENE)
     images = [
         "/data/upload/1/a b.bmp",
         "/data/local-files/?d=a.bmp",
-        elsewhere,
+        studio.url("/data/upload/1/a b.bmp", NAME),
+        other.url("/scene.bmp"),
         "/tasks/1/resolve/",
-        "//files.example.org/x",
         ENCODED,
+        "//files.example.org/x",
+        other.url("/scene.bmp", NAME),
+        studio.url("/data/upload/1/a b.bmp"),
+        "http://user@label-studio/x",
+        f"/{'x' * 3000}",
     ]
     found = await results(client, *images)
 
-    assert ["result" in each for each in found] == [True, True, True, True, False, True]
-    assert {(headers["host"].partition(":")[0], headers.get("authorization")) for _, headers in host.requests} == {
-        (HOST, "Token 0123456789abcdef"),
-        ("files.example.org", None),
-    }
+    assert ["result" in each for each in found] == [True] * 6 + [False] * 5
+    assert "2048 characters" in found[10]["error"]
+    assert {headers.get("authorization") for _, headers in studio.requests} == {"Token 0123456789abcdef"}
+    assert [path for path, _ in studio.requests].count("/data/upload/1/a%20b.bmp") == 2
+    assert {headers.get("authorization") for _, headers in other.requests} == {None}
 
 
-async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remote: tuple[Host, httpx.AsyncClient]) -> None:
+async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
     """If it is alone."""
-    answer = await remote[1].post("/predict", **request("/data/upload/1/missing.jpg"))
+    answer = await remote[2].post("/predict", **request("/data/upload/1/missing.jpg"))
 
     assert answer.status_code == 424
     assert answer.json() == {"error": "the host of the image answered with status 404"}
+
+
+async def test_only_tasks_may_use_label_studio(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
+    """Its address in any other request is one that is not allowed."""
+    studio, _, client = remote
+    url = studio.url("/data/upload/1/a.bmp", NAME)
+    for path, body in (("/detect", {"image": url}), ("/detect/batch", {"images": [url]})):
+        answer = await client.post(path, json=body)
+
+        assert "only https is supported" in answer.text
+    assert not studio.requests
