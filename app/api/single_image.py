@@ -14,6 +14,7 @@ from app.api.formats.answer import Answer
 from app.api.intake import LateKind, Pairs
 from app.api.parameters import Parameters
 from app.api.tasks import FORMS
+from app.model.heads import Task
 from app.pipeline.pipeline import Pipeline
 
 P = TypeVar("P", bound=Parameters)
@@ -22,9 +23,9 @@ Respond = Callable[[Answer[Any]], Awaitable[ASGIResponse]]
 """Makes the response; raises a GatewayError if it cannot."""
 
 
-def choose_format(wanted: Parameters, context: RequestContext) -> Respond:
+def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
     """Choose the format that parameters or `Accept` name; raises NotAcceptable if there is none."""
-    return FORMS[wanted.options.task].formats.choose(wanted.presentation.format, context.accept).respond
+    return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
 
 
 async def answer(  # noqa: PLR0913 - what a request consists of
@@ -35,7 +36,7 @@ async def answer(  # noqa: PLR0913 - what a request consists of
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     check: Callable[[P], None] = lambda _: None,
-    choose: Callable[[P, RequestContext], Respond] = choose_format,
+    choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
     """Answer a request, unless its client leaves.
 
@@ -56,7 +57,7 @@ async def answer(  # noqa: PLR0913 - what a request consists of
         received = await intake.receive(client, request.scope, pipeline, in_path, kind, parse or body.parse_body, check)
         image, wanted, call = received.content.image, received.wanted, received.call
         question = wanted.options
-        respond = choose(wanted, context)
+        respond = choose(wanted, question.task, context)
         model = question.model or pipeline.default_for(question.task)
         try:
             found = await pipeline.run(image, question, call)

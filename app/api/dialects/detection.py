@@ -61,7 +61,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
         in_path,
         parse=parse,
         check=partial(_check_key, request, worker),
-        choose=lambda wanted, _: lambda answer: respond(answer, wanted),
+        choose=lambda wanted, *_: lambda answer: respond(answer, wanted),
     )
 
 

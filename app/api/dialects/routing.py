@@ -77,6 +77,8 @@ class DialectMiddleware:
             for path in (path for handler in dialect.handlers for path in sorted(handler.paths)):
                 claim = _Claim(_to_pattern(path), dialect, path)
                 (self._other_claims if "{" in path else self._claims.setdefault(path, [])).append(claim)
+        # For the gateway's own requests, to which none applies.
+        self._any_other = re.compile("|".join(claim.pattern.pattern for claim in self._other_claims) or "(?!)")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request; change nothing but its path."""
@@ -90,6 +92,8 @@ class DialectMiddleware:
             path = normalize_path(path)  # as Litestar does
         claims = self._claims.get(path)
         if claims is None:
+            if not self._any_other.fullmatch(path):
+                return None
             claims = [claim for claim in self._other_claims if claim.pattern.fullmatch(path)]
         return next((claim.dialect for claim in claims if claim.applies(scope)), None)
 
