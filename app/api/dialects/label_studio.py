@@ -27,6 +27,7 @@ from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectPa
 from app.api.dialects.key import require_key
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.formats.native import to_scores
+from app.api.json_response import JsonResponse
 from app.api.large_response import LargeResponse
 from app.errors import GatewayError, ModelNotReady
 from app.model.reference import refer_to
@@ -36,6 +37,8 @@ from app.resilience.lease import Lease
 _USER_AGENT = b"heartex/"
 """How Label Studio's begins."""
 _PERCENT_DIGITS = 4
+_FEW_REGIONS = 100
+"""Which are described at once; thousands take half a second."""
 _REGION_BYTES = 1500
 """How much memory a region takes until it is part of the answer, and in it."""
 
@@ -147,11 +150,13 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
 
     async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> ASGIResponse:
         pipeline = worker.pipeline
-        with Lease() as lease:  # in a thread: thousands of objects take half a second
+        regions = sum(len(each.scores) for each in found if not isinstance(each, Exception)) * len(controls)
+        if regions <= _FEW_REGIONS and len(found) == 1:
+            return JsonResponse(_describe(found, controls))
+        with Lease() as lease:
             memory = pipeline.admission.memory.reserve()
             lease.on_release(memory.release)
-            objects = sum(len(each.scores) for each in found if not isinstance(each, Exception))
-            memory.add(objects * len(controls) * _REGION_BYTES)
+            memory.add(regions * _REGION_BYTES)
             body = await pipeline.run_in_thread(partial(_describe, found, controls), call.deadline, lease)
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
