@@ -3,6 +3,7 @@
 Source: `MLApi._prep_prediction_req` in label_studio/ml/api_connector.py.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Tasks(NamedTuple):
 
     images: list[Image]
     """At least one."""
-    controls: list[Control]
+    controls: Sequence[Control]
     """At least one; all for these images."""
 
 
@@ -69,7 +70,7 @@ def read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> 
     return Tasks([_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls)
 
 
-def read_setup(data: bytes, content_type: str) -> list[Control]:
+def read_setup(data: bytes, content_type: str) -> Sequence[Control]:
     """Parse a set-up; return the controls of the project, which may have none yet.
 
     Raises:
@@ -77,7 +78,7 @@ def read_setup(data: bytes, content_type: str) -> list[Control]:
         MalformedRequest: It is not what Label Studio sends.
     """
     config = json_body.decode(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
-    return labeling_config.read(config) if config else []
+    return labeling_config.read(config) if config else ()
 
 
 @lru_cache(maxsize=64)

@@ -3,7 +3,8 @@
 Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -55,7 +56,8 @@ class Control(NamedTuple):
         return labels
 
 
-def read(config: str) -> list[Control]:
+@lru_cache(maxsize=64)  # a project sends the same with each request
+def read(config: str) -> Sequence[Control]:
     """Return the controls for rectangles on the first image that has any.
 
     Raises:
@@ -76,7 +78,7 @@ def read(config: str) -> list[Control]:
     controls = [found for attributes, labels in reader.controls if (found := _to_control(attributes, labels, reader.keys))]
     if len(controls) > _MAX_CONTROLS:
         raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for rectangles")
-    return [control for control in controls if control.to_name == controls[0].to_name]
+    return tuple(control for control in controls if control.to_name == controls[0].to_name)
 
 
 class _Reader:
