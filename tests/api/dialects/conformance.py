@@ -75,7 +75,7 @@ class Conformance(ABC):
     def with_key(self, sent: Sent, key: str) -> Sent:
         """Add an API key as clients of the dialect send it."""
 
-    @pytest.mark.parametrize("seed", range(24))
+    @pytest.mark.parametrize("seed", range(12))
     async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
         """Within what they are rounded to: for rotated, tiny, huge and grey images."""
         random = Random(seed)  # noqa: S311 - no secret
@@ -116,7 +116,7 @@ class Conformance(ABC):
             assert response.status_code < 500, query
             assert response.status_code == 200 or self.is_error(response.json(), response.status_code), response.text
 
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("seed", range(4))
     async def test_hostile_requests_get_errors_of_the_dialect(self, server: httpx.AsyncClient, seed: int) -> None:
         """Bodies that were damaged, or that have nothing to do with the dialect: below its name, where they are for no other."""
         random = Random(seed)  # noqa: S311 - no secret
@@ -168,7 +168,7 @@ def with_header(sent: Sent, name: str, value: str) -> Sent:
 
 def random_scene(random: Random) -> tuple[bytes, int, int]:
     """Draw rectangles; return the file, and width and height of the upright image."""
-    width, height = random.choice([(16, 16), (33, 20), (200, 100), (640, 480), (480, 640), (3000, 2000), (64, 640)])
+    width, height = random.choice([(16, 16), (33, 20), (200, 100), (640, 480), (480, 640), (2000, 1500), (64, 640)])
     image = Image.new("RGB", (width, height), random.choice(["white", "black"]))
     draw = ImageDraw.Draw(image)
     for colour in random.sample(["red", "blue"], random.randint(0, 2)):
