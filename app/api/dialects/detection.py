@@ -164,12 +164,12 @@ async def _admit(
     known = dict([*intake.query_of(request.scope), *in_path])
     name = next((known[name] for name in MODEL_NAMES if name in known), "")
     model = pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), known.get("version"))
-    if not kind.has_key_in_body or has_key(request):
+    is_anonymous = worker.keys is not None and kind.has_key_in_body and not has_key(request)
+    if not is_anonymous:
         require_key(request, worker)
-    elif worker.keys is not None:  # nobody knows yet whose body it is
-        limits = worker.deployment.body_limits
-    guard_payload(limits)(request)
-    if name or not needs_parsing(context.content_type):  # else the body may name another one
+    # As long as nobody knows whose body it is, it may be as large as one image, and nothing is told of a model.
+    guard_payload(worker.deployment.body_limits if is_anonymous else limits)(request)
+    if not is_anonymous and (name or not needs_parsing(context.content_type)):  # else the body may name another one
         pipeline.check_circuit(model)
     if pipeline.is_usable(model):
         await pipeline.admission.check(model, context.share)

@@ -20,6 +20,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(burst, name, 0.3)
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_overload_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another checkout takes turns with today's in every phase; the rates are multiples of the peak."""

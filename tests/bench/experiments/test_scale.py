@@ -20,6 +20,7 @@ from tests.processes import no_process_left
 OPTIONS = ["--workers", "1", "--clients", "1", "4", "--rounds", "1", "--seconds", "0.4", "--images", str(SAMPLE_FOLDER)]
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_a_scaling_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All images are answered, all Tritons get some, and what is printed and what is saved agree."""

@@ -71,6 +71,7 @@ def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) 
     assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Settings, number: int) -> None:
     """It is interrupted while another config is loaded."""
