@@ -51,7 +51,7 @@ image *args:
 test *args:
     @python -m pytest -n 2 --dist loadfile {{ args }}
 
-# Run the tests with branch coverage of app/, which takes half as long again
+# Run the tests with branch coverage of app/, which takes a third longer
 [group('develop')]
 coverage *args:
     @coverage erase

@@ -1,4 +1,4 @@
-"""Convert every exception to a response of type application/problem+json."""
+"""Convert every exception to a response: of type application/problem+json, unless a dialect writes it."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -79,7 +79,7 @@ def to_problem(error: Exception, request_id: str) -> Problem:
 
 
 def _describe(request: Request[Any, Any, Any], error: Exception) -> tuple[dict[str, str], Problem]:
-    """Return headers and body of the response to an exception, and note it for the log."""
+    """Return the headers of the response to an exception, and what it tells; note that for the log."""
     context = context_of(request.scope)
     if isinstance(error, GatewayError):
         return _from_gateway_error(context, error)

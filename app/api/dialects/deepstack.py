@@ -5,6 +5,7 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import get, post, route
@@ -17,7 +18,7 @@ from msgspec import Meta
 from app import __version__
 from app.api import form_parts
 from app.api.body import MAX_PARTS, ParsedBody, parse_multipart
-from app.api.content_type import MULTIPART, media_type
+from app.api.content_type import MULTIPART, URLENCODED, media_type
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, receive_small
 from app.api.dialects.detectors import detectors
@@ -152,7 +153,8 @@ async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], 
 async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelNames:
     """List the detectors."""
     key = None
-    if request.method == HttpMethod.POST and worker.keys is not None and not has_key(request):
+    has_body = request.method == HttpMethod.POST and request.headers.get("content-length", "0") != "0"
+    if has_body and worker.keys is not None and not has_key(request):
         key = (await receive_small(request, worker, _Parameters, _parse_form)).wanted.api_key
     specs = await detectors(request, worker, key)
     device = "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU"
@@ -177,7 +179,9 @@ async def _detect(
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    """Parse a form that need not have an image."""
+    """Parse a form that need not have an image; without files, clients send it as names and values."""
+    if media_type(content_type) == URLENCODED:
+        return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
     parts = form_parts.read_parts(data, content_type, MAX_PARTS)
     return ParsedBody(b"", [form_parts.to_parameter(part, "another request") for part in parts])
 

@@ -179,9 +179,11 @@ def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
 
 
 def _describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:
-    spec = next((each.spec for each in found if not isinstance(each, Exception)), None)
-    names = [] if spec is None else [spec.class_name(id_) for id_ in range(len(spec.labels))]
-    labels = [control.map_labels(names) for control in controls]
+    answered = [each for each in found if not isinstance(each, Exception)]
+    # Also of classes without a label in the model's config, which are named by their ids.
+    names = {each.spec.class_name(id_) for each in answered for id_ in np.unique(each.class_ids).tolist()}
+    known = [*answered[0].spec.labels, *sorted(names)] if answered else []
+    labels = [control.map_labels(known) for control in controls]
     return msgspec.json.encode(Predictions([to_prediction(each, controls, labels) for each in found]))
 
 

@@ -44,11 +44,7 @@ def load(names: Sequence[str]) -> list[Dialect]:
 
 def to_router(dialect: Dialect) -> Router:
     """Make the routes of a dialect, below its name. The OpenAPI document leaves out what other services describe."""
-    return Router(
-        f"/{dialect.name}",
-        route_handlers=dialect.handlers,
-        include_in_schema=False,
-    )
+    return Router(f"/{dialect.name}", route_handlers=dialect.handlers, include_in_schema=False)
 
 
 def error_writer(dialects: Sequence[Dialect]) -> Callable[[Problem, Scope], WrittenError]:

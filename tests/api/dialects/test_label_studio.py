@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from app import main
+from app.api.dialects import labeling_config
+from app.api.dialects.label_studio import _describe
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from tests.api.dialects.conformance import Box, Conformance, Sent
+from tests.api.formats.test_native import detections
 from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
 from tests.support import SCENE, json, started
 
@@ -293,3 +296,12 @@ async def test_only_tasks_may_use_label_studio(remote: tuple[Host, Host, httpx.A
 
         assert "only https is supported" in answer.text
     assert not studio.requests
+
+
+def test_a_class_without_a_label_is_named_by_its_id() -> None:
+    """A project may have that for a label."""
+    found = detections([[10, 35, 40, 65]], [0.5], [7])
+    controls = labeling_config.read(config().replace('value="red"', 'value="7"'))
+    (prediction,) = msgspec.json.decode(_describe([found], controls))["results"]
+
+    assert [region["value"]["rectanglelabels"] for region in prediction["result"]] == [["7"]]
