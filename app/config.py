@@ -145,8 +145,8 @@ class Settings(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=
     slow_request_ms: Annotated[
         Annotated[float, Meta(ge=0, le=1e7)] | None,
         Meta(
-            description="A request that takes longer is a warning in the log, milliseconds. 0: none. Default: 100; with the "
-            "embedded Triton, whose models run on the CPU, 1000."
+            description="A request for a model that takes longer is a warning in the log, milliseconds. 0: none. Default: 100; "
+            "with the embedded Triton, whose models run on the CPU, 1000."
         ),
     ] = None
     page: Annotated[

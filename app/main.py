@@ -50,6 +50,8 @@ LOG = structlog.get_logger()
 _HOUSEKEEPING_SECONDS = 1.0
 # The embedded Triton runs its models on the CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
+# Beside the largest image, what bodies may take of which nobody knows yet who sends them.
+_ANONYMOUS_BYTES = 64 << 20
 # After a burst, when a worker has few requests in progress, memory that it has left is given back to the kernel.
 _QUIET_BYTES = 16 * 2**20
 _GROWTH = 1.1
@@ -204,6 +206,7 @@ def _capacity(settings: Settings) -> Capacity:
         decode_threads=min(
             math.ceil(cores.available()), cores.workers(settings.workers, settings.instances) * settings.decode_threads
         ),
+        anonymous_bytes=settings.max_body_bytes + _ANONYMOUS_BYTES,
     )
 
 
@@ -215,7 +218,7 @@ async def _keep_house(pipeline: Pipeline) -> None:
         try:
             await pipeline.refresh()
             pipeline.sample()
-            if pipeline.admission.memory.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
+            if pipeline.admission.own_bytes < _QUIET_BYTES and memory.resident_bytes() > _GROWTH * usual_bytes:
                 allocator.return_freed_memory()
                 usual_bytes = memory.resident_bytes()
         except Exception:

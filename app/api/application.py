@@ -1,31 +1,22 @@
 """The HTTP application: routes, dependencies, error handlers and middleware put together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
-from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import docs, problems
 from app.api.batch.route import detect_batch
-from app.api.capacity import CapacityMiddleware
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import classify, detect, predict
-from app.api.dialects import routing
-from app.api.guards import (
-    Check,
-    combine_guards,
-    guard_batch_type,
-    guard_body,
-    guard_circuit,
-    guard_key,
-    guard_payload,
-    guard_timing,
-)
+from app.api.dialects import dialect
+from app.api.dialects.dialect import Dialect
+from app.api.dispatch import DispatchMiddleware
+from app.api.guards import guard_model, guard_scope
 from app.api.head import HeadMiddleware
 from app.api.health import health, live, livez, ready, readyz
 from app.api.keys import ApiKeys, Scope
@@ -34,6 +25,7 @@ from app.api.middleware import RequestContextMiddleware
 from app.api.models import models
 from app.api.openapi import KEY_SCHEMES
 from app.api.page.routes import page_asset, root
+from app.api.routes import VERSION, ModelRoute, RouteTable
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
@@ -41,6 +33,8 @@ from app.triton.pool import TritonPool
 
 if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
     from app.telemetry.tracing import Tracing
+
+_MODEL_ROUTES = [detect, classify, predict, detect_batch]
 
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
@@ -68,50 +62,55 @@ def build(
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             yield
 
-    guard_model = guard_circuit(resources)
     routes: list[ControllerRouterHandler] = [
-        _protect(
-            keys,
-            "detect",
-            [detect, classify, predict],
-            guard_body(guard_model, guard_payload(deployment.body_limits), guard_timing),
+        Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),
+        Router("/", route_handlers=[models], guards=[guard_scope(resources, "detect")], security=_security(keys, "detect")),
+        Router(
+            "/",
+            route_handlers=[health, metrics, ready],
+            guards=[guard_scope(resources, "health")],
+            security=_security(keys, "health"),
         ),
-        _protect(
-            keys,
-            "detect",
-            [detect_batch],
-            guard_body(guard_model, guard_payload(deployment.batch_limits), guard_batch_type, guard_timing),
-        ),
-        _protect(keys, "detect", [models]),
-        _protect(keys, "health", [health, metrics, ready]),
         live,
         livez,
         readyz,
     ]
-    dialects = routing.load(deployment.dialects)
+    dialects = dialect.load(deployment.dialects)
+    write_error = dialect.error_writer(dialects)
     app = Litestar(
         route_handlers=[
             *routes,
-            Router("/v1", route_handlers=routes, include_in_schema=False),
+            Router(VERSION, route_handlers=routes, include_in_schema=False),
             docs.docs_asset,
             root,
             *([page_asset] if deployment.has_page else []),
-            *map(routing.to_router, dialects),
+            *(
+                # The OpenAPI document leaves out what other services describe.
+                Router(f"/{each.name}", route_handlers=each.handlers, guards=[guard_model(resources)], include_in_schema=False)
+                for each in dialects
+            ),
         ],
         dependencies=providers(resources),
-        exception_handlers=problems.handlers(routing.error_writer(dialects)),
+        exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    dispatch = routing.DialectMiddleware(CapacityMiddleware(app, resources, keys), dialects)
+    dispatch = DispatchMiddleware(app, table_of(dialects), resources, write_error)
     return RequestContextMiddleware(HeadMiddleware(dispatch), resources, tracing)
 
 
-def _protect(keys: ApiKeys | None, scope: Scope, handlers: list[HTTPRouteHandler], *checks: Check) -> Router:
-    """Put routes behind checks; the first one is that of the caller's key, if there are keys."""
-    security: list[SecurityRequirement] = []
-    if keys is not None:
-        checks = guard_key(keys, scope), *checks
-        security = [{name: [scope]} for name in KEY_SCHEMES]
-    return Router("/", route_handlers=handlers, guards=[combine_guards(*checks)] if checks else [], security=security)
+def table_of(dialects: Sequence[Dialect]) -> RouteTable:
+    """List whose paths are whose: those of dialects, as their clients have them, before the gateway's own."""
+    table = RouteTable()
+    for each in dialects:
+        table.add(each.handlers, f"/{each.name}", is_prefix_sent=False, applies=each.callers)
+    for prefix in ("", VERSION):
+        table.add(_MODEL_ROUTES, prefix)
+    for each in dialects:
+        table.add([handler for handler in each.handlers if isinstance(handler, ModelRoute)], f"/{each.name}")
+    return table
+
+
+def _security(keys: ApiKeys | None, scope: Scope) -> list[SecurityRequirement]:
+    return [] if keys is None else [{name: [scope]} for name in KEY_SCHEMES]

@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 from litestar.types import Receive
 
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, MalformedRequest
-from app.resilience.admission import Upload
 from app.resilience.interruption import Interruption
+from app.resilience.uploads import Upload
 
 _MAX_CHUNKS = 64
 _COUNT_BYTES = 1 << 16
@@ -52,12 +52,13 @@ class ClientWatch(Interruption):
             self._waiting.cancel()
         super().__exit__(kind, error, traceback)
 
-    async def read_body(self, upload: Upload, *, may_be_empty: bool = False) -> bytes:
+    async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:
         """Receive the whole body.
 
         Args:
             upload: Counts what has arrived, while more is to come; not the bodies of small images.
             may_be_empty: Whether the request needs no body.
+            is_last: Whether the client is in time once its body is there; if not, once `is_body_complete` is set.
 
         Raises:
             MalformedRequest: The body is empty, but must not be.
@@ -82,7 +83,7 @@ class ClientWatch(Interruption):
             else:
                 rest += chunk
             if not message["more_body"]:
-                self.is_body_complete = True
+                self.is_body_complete = is_last
                 break
             self._progress = self._loop.time()
             if received - counted >= _COUNT_BYTES:

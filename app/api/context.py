@@ -5,6 +5,7 @@ from typing import Any
 from litestar.types import Scope
 
 from app.api.client_watch import BodyLimits
+from app.api.keys import ApiKey
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
@@ -30,8 +31,20 @@ class RequestContext:
         """Size of the body, as far as it has been received."""
         self.response_bytes = 0
         """Size of the response's body, as far as it has been sent."""
+        self.has_model_route = False
+        """Whether `api/dispatch` has found its route for models, and noted its key and its model."""
+        self.max_body_bytes = 0
+        """How long the body may be."""
         self.body_limits: BodyLimits
-        """Set by the guard of routes with a body."""
+        """Set by the guards of routes for models."""
+        self.slow_request_ms = 0.0
+        """A request that takes longer is logged as a warning; 0: none is."""
+        self.api_key: ApiKey | None = None
+        """The caller's; None as long as none is known, or if callers need none."""
+        self.is_anonymous = False
+        """Whether the request came without an API key, which its body may have."""
+        self.client_address = ""
+        """As `client_address` says; empty on a unix socket if no proxy tells it."""
         self.model = ""
         """Reference of the model that path and query name, or of the default one; empty if the body may name it, and for other
         routes."""

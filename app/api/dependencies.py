@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 
 from app.api.client_address import Proxies
 from app.api.client_watch import BodyLimits
@@ -61,22 +61,20 @@ class WorkerResources:
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
-    """Return the dependencies of one application, by parameter name; each is provided once and then cached.
+    """Return the dependencies of one application, by parameter name; each is provided once and then cached."""
 
-    The providers take no parameters: Litestar would collect those again for each request, cached or not.
-    """
-
-    def provide_tritons() -> TritonPool:
+    def provide_triton_client() -> TritonPool:
         return resources.tritons
 
-    def provide_pipeline() -> Pipeline:
+    def provide_pipeline(triton_client: NamedDependency[TritonPool]) -> Pipeline:
+        assert resources.tritons is triton_client  # noqa: S101 - it was opened with them
         return resources.pipeline
 
     def provide_worker() -> WorkerResources:
         return resources
 
     return {
-        "tritons": Provide(provide_tritons, use_cache=True, sync_to_thread=False),
+        "triton_client": Provide(provide_triton_client, use_cache=True, sync_to_thread=False),
         "pipeline": Provide(provide_pipeline, use_cache=True, sync_to_thread=False),
         "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
     }

@@ -2,8 +2,8 @@
 
 from app.api.context import RequestContext
 from app.remote.fetcher import Fetcher
-from app.resilience.admission import Upload
 from app.resilience.deadline import Deadline
+from app.resilience.uploads import Upload
 from app.telemetry.timing import FETCH
 
 

@@ -11,13 +11,17 @@ from litestar.types import HTTPScope
 from app.api import body, content_encoding, parameters
 from app.api.client_watch import ClientWatch
 from app.api.context import RequestContext, context_of
+from app.api.dependencies import WorkerResources
 from app.api.fetching import fetch_image
+from app.api.guards import admit_with_body
 from app.api.parameters import Parameters
 from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
-from app.pipeline.pipeline import Pipeline
-from app.resilience.admission import Upload
+from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
+from app.resilience.uploads import Upload
+
+_NO_KEY = ("api_key", "")  # sent by clients whose key is in the body
 
 Pairs = Sequence[tuple[str, str]]
 """Names and values of parameters."""
@@ -59,60 +63,70 @@ class Received(NamedTuple, Generic[C, P]):
 async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     client: ClientWatch,
     scope: HTTPScope,
-    pipeline: Pipeline,
+    worker: WorkerResources,
     pairs: Pairs,
     kind: type[P] | LateKind[P],
     parse: Callable[[bytes, str, type[P]], C],
-    check: Callable[[P], None] = lambda _: None,
+    *,
+    may_be_empty: bool = False,
 ) -> Received[C, P]:
     """Receive a request.
 
     Args:
         client: Watches the client, whose body it reads.
         scope: Of the request.
-        pipeline: Has the threads in which a form or JSON is parsed.
+        worker: Has the keys, and the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
         kind: The parameters that it may have. A late kind is found after the body has been read: only then does the server
             tell that the client has left.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
             `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
-        check: Gets all parameters, before anything is done with them; raises a GatewayError if the request is to be rejected.
+        may_be_empty: Whether a request may have no body.
 
     Raises:
         InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
-        GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse` and `fetch_image` say.
+        GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`, `admit_with_body` and
+            `fetch_image` say.
     """
-    context = context_of(scope)
+    context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
-        pairs = [*pairs, *query_of(scope)]
+        pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
     wanted = parameters.parse(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
-    with pipeline.admission.start_upload() as upload:
-        data = await client.read_body(upload, may_be_empty=wanted.address is not None)
+    with _start_upload(pipeline.admission, context) as upload:
+        may_be_empty = may_be_empty or wanted.address is not None
+        data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not context.is_anonymous)
         context.is_body_received = True
         received_at = monotonic()
         if not isinstance(kind, type):
             kind = await kind.find_kind(Deadline(received_at + seconds))
             wanted = parameters.parse(pairs, kind)
+        if wanted.address is not None and data:
+            raise MalformedRequest("with `url` in the query, send no body")
         if wanted.address is None:
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
-                content = await pipeline.run_in_thread(work, Deadline(received_at + seconds), upload)
+                run = pipeline.run_apart if context.is_anonymous else pipeline.run_in_thread
+                content = await run(work, Deadline(received_at + seconds), upload)
                 wanted = parameters.parse([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
                 content = parse(data, context.content_type, kind)
-        elif data:
-            raise MalformedRequest("with `url` in the query, send no body")
-        check(wanted)
+        admit_with_body(getattr(wanted, "api_key", None), context, worker)
+        client.is_body_complete = True
         context.timing.lap("read")
-        if wanted.address is not None:
+    if wanted.address is not None:
+        with pipeline.admission.start_upload() as upload:
             image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
-            content = parse(image, "", kind)
+        content = parse(image, "", kind)
     # Triton would export spans of a trace that is not sampled, too.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # there is a body or a url
+
+
+def _start_upload(admission: Admission, context: RequestContext) -> Upload:
+    return admission.anonymous_uploads.start(context.client_address) if context.is_anonymous else admission.start_upload()
 
 
 def query_of(scope: HTTPScope) -> Pairs:

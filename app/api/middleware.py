@@ -19,7 +19,7 @@ from app.api.context import RequestContext, attach
 from app.api.dependencies import WorkerResources
 from app.api.drain import drain, has_body
 from app.api.metrics import count_request
-from app.api.route import UNMATCHED, route_of
+from app.api.routes import UNMATCHED, route_of
 from app.telemetry import trace_context
 from app.telemetry.trace_context import TraceContext
 
@@ -50,7 +50,6 @@ class RequestContextMiddleware:
         """
         self.app = app
         self._resources = resources
-        self._slow_request_ms = resources.deployment.slow_request_ms
         self._proxies = resources.deployment.trusted_proxies
         self._tracing = tracing
 
@@ -67,9 +66,9 @@ class RequestContextMiddleware:
         context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         attach(context, scope)
-        context.log_fields["client"] = client_address(scope, headers, self._proxies)
+        context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics
-        # `api/head` may make another method of it, and `api/dialects/routing` another path.
+        # `api/head` may make another method of it, and `api/dispatch` another path.
         method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
 
@@ -131,7 +130,7 @@ class RequestContextMiddleware:
         if context.trace is not None:
             fields |= {"trace_id": context.trace.trace_id, "span_id": context.trace.span_id}
         log = LOG.info
-        if 0 < self._slow_request_ms < duration_ms and status != _REJECTED:
+        if 0 < context.slow_request_ms < duration_ms and status != _REJECTED:
             fields["slow"] = True
             log = LOG.warning
         if status >= _INTERNAL_ERROR and status != _UNAVAILABLE:

@@ -12,9 +12,9 @@ from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
-async def models(tritons: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
+async def models(triton_client: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can get."""
-    return await list_models(tritons, pipeline)
+    return await list_models(triton_client, pipeline)
 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:

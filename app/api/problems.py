@@ -1,6 +1,7 @@
 """Convert every exception to a response: of type application/problem+json, unless a dialect writes it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -9,10 +10,11 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap, Scope, Send
+from litestar.utils import normalize_path
 
 from app.api.context import RequestContext, context_of
 from app.api.head import with_head
-from app.api.route import note_route_of_other_method
+from app.api.routes import note_route
 from app.api.schema import Problem
 from app.errors import (
     ClientGone,
@@ -37,13 +39,17 @@ class WrittenError(NamedTuple):
     body: bytes
 
 
+WriteError = Callable[[Problem, Scope], WrittenError]
+"""Writes a problem for the caller whose request has this scope."""
+
+
 def write(problem: Problem, _: Scope | None = None) -> WrittenError:
     """Write a problem as RFC 9457 says."""
     return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
 
 
-def handlers(write: Callable[[Problem, Scope], WrittenError] = write) -> ExceptionHandlersMap:
-    """Return the handlers of all exceptions; `write` gets the scope of the request, too."""
+def handlers(write: WriteError = write) -> ExceptionHandlersMap:
+    """Return the handlers of all exceptions."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         headers, problem = _describe(request, error)
@@ -60,10 +66,10 @@ _DETAILS = {
 _INTERNAL = "internal_error", "Internal error", "the failure has been logged with this request_id"
 
 
-async def send(error: GatewayError, scope: Scope, send: Send) -> None:
+async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError) -> None:
     """Send the response to an error where Litestar's handlers are not called."""
     headers, problem = _from_gateway_error(context_of(scope), error)
-    status, media_type, body = write(problem)
+    status, media_type, body = write(problem, scope)
     headers |= {"content-type": media_type, "content-length": str(len(body))}
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -98,7 +104,7 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allow = headers.get("allow", "")
-        note_route_of_other_method(request, allow.partition(",")[0])
+        _note_route_of_other_method(request, allow.partition(",")[0])
         headers["allow"] = with_head(allow)
     detail = _DETAILS.get(status, status.description or status.phrase)
     problem = _problem(status, status.name.lower(), status.phrase, detail, context.request_id)
@@ -125,6 +131,13 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
     problem = _problem(status, error.code, error.title, error.detail, context.request_id)
     _note(context, problem)
     return headers, problem
+
+
+def _note_route_of_other_method(request: Request[Any, Any, Any], method: str) -> None:
+    """Store the template of a path that has a route for `method`, but none for the method of the request."""
+    with suppress(HTTPException):
+        *_, template = request.app.asgi_router.handle_routing(path=normalize_path(request.scope["path"]), method=method)
+        note_route(request.scope, template)
 
 
 def _note(context: RequestContext, problem: Problem) -> None:

@@ -10,12 +10,12 @@ from app.api import body, intake
 from app.api.body import ParsedBody
 from app.api.client_watch import ClientWatch
 from app.api.context import RequestContext, context_of
+from app.api.dependencies import WorkerResources
 from app.api.formats.answer import Answer
 from app.api.intake import LateKind, Pairs
 from app.api.parameters import Parameters
 from app.api.tasks import FORMS
 from app.model.heads import Task
-from app.pipeline.pipeline import Pipeline
 
 P = TypeVar("P", bound=Parameters)
 
@@ -30,31 +30,29 @@ def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Re
 
 async def answer(  # noqa: PLR0913 - what a request consists of
     request: Request[Any, Any, Any],
-    pipeline: Pipeline,
+    worker: WorkerResources,
     kind: type[P] | LateKind[P],
     in_path: Pairs = (),
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
-    check: Callable[[P], None] = lambda _: None,
     choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
     """Answer a request, unless its client leaves.
 
     Args:
         request: Whose body limits its context has.
-        pipeline: Answers the question about the image.
+        worker: Has the pipeline, which answers the question about the image.
         kind: The parameters that it may have.
         in_path: Parameters in the path.
         parse: As `intake.receive` says; None for what all of the gateway's own routes accept.
-        check: As `intake.receive` says.
         choose: Chooses how to respond, before anything is done with the image.
 
     Raises:
         GatewayError: As `intake.receive`, `choose`, `Pipeline.run` and the response say.
     """
-    context = context_of(request.scope)
+    context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
-        received = await intake.receive(client, request.scope, pipeline, in_path, kind, parse or body.parse_body, check)
+        received = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, wanted, call = received.content.image, received.wanted, received.call
         question = wanted.options
         respond = choose(wanted, question.task, context)

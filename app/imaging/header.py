@@ -12,8 +12,8 @@ from app.imaging import exif, formats, jpeg, opencv
 MAX_SIDE = 16384
 MAX_ASPECT = 100
 
-# Pixels of all scans of a JPEG together: thirty scans of fifty megapixels.
-_MAX_SCANNED_PIXELS = 1_500_000_000
+# Scans that a JPEG of the largest permitted size may have; a smaller one may have more. Encoders write ten, and 18 for CMYK.
+_MAX_FULL_SCANS = 18
 
 # Our own limit is checked on the header, per request; Pillow's only warns, and for the whole process.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -89,7 +89,7 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
         raise ImageTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels for {name}")
     if max(width, height) > MAX_SIDE or max(width, height) > MAX_ASPECT * min(width, height):
         raise InvalidImageDimensions(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
-    if scans * width * height > _MAX_SCANNED_PIXELS:
+    if scans > 1 and scans * width * height > _MAX_FULL_SCANS * limits.scalable:
         raise InvalidImage("the JPEG has too many scans for its size")
     # A PNG may have its EXIF block behind the pixels, where it is not read: such an image is taken as stored.
     orientation = exif.read_orientation(exif_block) if exif_block else orientation

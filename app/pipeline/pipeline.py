@@ -66,6 +66,7 @@ class Pipeline:
         self._transport = pool.transport
         self._metrics = metrics
         self._pool = DecodePool(limits.decode_threads)
+        self._apart_pool = DecodePool(1)
         self.batch_turns = Turns(2 * limits.decode_threads)
         """For `CallContext.turns`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
@@ -110,6 +111,10 @@ class Pipeline:
             DeadlinePassed: It took too long.
         """
         return await self._pool.run(work, deadline, lease)
+
+    async def run_apart(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
+        """Do the same in a thread for work of which nobody knows whose it is, so that no other request waits for it."""
+        return await self._apart_pool.run(work, deadline, lease)
 
     def cached(self, model: str) -> ModelSpec | None:
         """Return the spec of a model if Triton need not be asked."""
@@ -228,6 +233,7 @@ class Pipeline:
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
         self._pool.close()
+        self._apart_pool.close()
         await self._inferences.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))
 
     async def _fill(self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> ImageTransform:

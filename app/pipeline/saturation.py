@@ -41,7 +41,12 @@ def sample(
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)
     metrics.decode_queue.set(decode_pool.waiting)
-    budgets = {"uploads": admission.upload_memory, "images": admission.memory, "batches": admission.batch_memory}
+    budgets = {
+        "uploads": admission.upload_memory,
+        "anonymous": admission.anonymous_uploads.memory,
+        "images": admission.memory,
+        "batches": admission.batch_memory,
+    }
     for purpose, budget in budgets.items():
         metrics.reserved_bytes.set(budget.own_bytes, purpose)
         metrics.reserved_limit.set(budget.limit_bytes, purpose)

@@ -12,10 +12,10 @@ from app.errors import GatewayFull
 from app.resilience.batch_line import BatchLine
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
-from app.resilience.lease import Lease
 from app.resilience.memory import JointReservation, MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.pacer import Pacer
+from app.resilience.uploads import AnonymousUploads, Upload
 from app.resilience.worker_table import WorkerTable
 
 # Fewer would let a fast model wait for requests.
@@ -41,6 +41,8 @@ class Capacity(NamedTuple):
     """How long a request may take when the gateway is full."""
     decode_threads: int
     """Threads of all workers that can decode at the same time."""
+    anonymous_bytes: int
+    """Bytes of bodies of which nobody knows yet who sends them."""
 
 
 class Share(NamedTuple):
@@ -55,38 +57,6 @@ WHOLE = Share("", 1.0)
 """The whole limit, if nothing is reserved."""
 
 
-class Upload(Lease):
-    """Admits one body; counts as long as it is received and parsed."""
-
-    def __init__(self, table: WorkerTable, column: int, memory: MemoryBudget) -> None:
-        super().__init__()
-        self._table, self._column = table, column
-        self._budget = memory
-        self._memory: Reservation | None = None
-        table.add(column, 1)
-        self.on_release(self._end)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are counted."""
-        return 0 if self._memory is None else self._memory.nbytes
-
-    def add(self, nbytes: int) -> None:
-        """Count bytes that were received.
-
-        Raises:
-            GatewayFull: There are too many bytes of bodies that are being received.
-        """
-        if self._memory is None:
-            self._memory = self._budget.reserve()
-        self._memory.add(nbytes)
-
-    def _end(self) -> None:
-        self._table.add(self._column, -1)
-        if self._memory is not None:
-            self._memory.release()
-
-
 class Admission:
     """Admits the requests of one worker, in view of those of all workers of the host."""
 
@@ -98,6 +68,7 @@ class Admission:
         self._capacity = capacity
         self._uploads = table.column("uploads")
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
+        self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
         self.queues: dict[str, ModelQueue] = {}
         """By model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
@@ -126,7 +97,7 @@ class Admission:
 
     def start_upload(self) -> Upload:
         """Count a request whose body is about to be received."""
-        return Upload(self._table, self._uploads, self.upload_memory)
+        return Upload(self.upload_memory, self._table, self._uploads)
 
     async def admit(
         self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
@@ -166,6 +137,11 @@ class Admission:
         for (model, _), line in self._batch_lines.items():
             waiting[model] += line.waiting
         return waiting
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of bodies and images in use by this worker."""
+        return self.memory.own_bytes + self.upload_memory.own_bytes + self.anonymous_uploads.memory.own_bytes
 
     def limits(self) -> dict[str, int]:
         """Return how many requests may be in progress now, by model."""

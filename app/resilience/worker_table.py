@@ -16,7 +16,8 @@ _ROWS = 512
 _COLUMNS = 16384  # of which only those in use take memory
 _CELL_BYTES = 8  # aligned, so a reader never sees half of a write
 _CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
-# Behind the cells are the keys of the columns. The first row holds their lengths, and in its last cell the highest row in use.
+# Behind the cells are the keys of the columns. The first row holds their lengths, and in its last cell how many workers there
+# have ever been and, in the lower bits, the highest row in use.
 _KEYS = 0
 _KEY_BYTES = 384  # Triton's names of models have up to 255
 _SIZE = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
@@ -80,7 +81,7 @@ class TableView:
 
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers that there have ever been."""
-        return sum(self._cells[row * _COLUMNS + column] for row in range(_KEYS + 1, self._cells[_LAST] + 1))
+        return sum(self._cells[row * _COLUMNS + column] for row in range(_KEYS + 1, self._cells[_LAST] % _ROWS + 1))
 
     def beats(self) -> dict[int, int]:
         """Return how often each living worker has called `WorkerTable.beat`, by process id."""
@@ -159,11 +160,11 @@ class WorkerTable(TableView):
             raise OSError("there are more workers than rows in their table")
         self._own = self._row * _COLUMNS
         with self._locked():
-            self._cells[_LAST] = max(self._cells[_LAST], self._row)
-        for key in self.keys():
-            self.set(self.column(key), 0)
-        self.set(_LAST, 0)
-        self._living = [self._own]
+            for key in self.keys():
+                self.set(self.column(key), 0)
+            self.set(_LAST, 0)
+            workers, highest = divmod(self._cells[_LAST], _ROWS)
+            self._cells[_LAST] = (workers + 1) * _ROWS + max(highest, self._row)
         self.refresh()
 
     def beat(self) -> None:
@@ -186,6 +187,8 @@ class WorkerTable(TableView):
     def values(self, column: int) -> list[int]:
         """Return the cells of all living workers, this one's included."""
         cells = self._cells
+        if cells[_LAST] > self._seen:  # another worker has come
+            self.refresh()
         return [cells[row + column] for row in self._living]
 
     def rows(self) -> list[int]:
@@ -195,6 +198,8 @@ class WorkerTable(TableView):
     def total(self, column: int) -> int:
         """Return the sum over all living workers."""
         cells = self._cells
+        if cells[_LAST] > self._seen:  # another worker has come
+            self.refresh()
         total = 0
         for row in self._living:  # few, and this is called several times for each request
             total += cells[row + column]
@@ -206,7 +211,8 @@ class WorkerTable(TableView):
         return len(self._living)
 
     def refresh(self) -> None:
-        """Find out which workers live; to be called about once a second."""
+        """Find out which workers live; to be called about once a second, because some are killed."""
+        self._seen = self._cells[_LAST]
         self._living = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if row == self._row or self._is_locked(row)]
 
     def close(self) -> None:

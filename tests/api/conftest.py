@@ -1,10 +1,15 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 from litestar import Litestar
 from litestar.routes import BaseRoute
@@ -13,14 +18,30 @@ from litestar.types import Message, Receive, Scope, Send
 from app.api.application import Application
 from app.config import Settings
 from app.main import create_app
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import REPOSITORY, Reply, call, free_port, lifespan_of, started
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import REPOSITORY, Headers, Reply, call, calling, free_port, lifespan_of, started
 
 
 def settings_for(url: str, **others: object) -> Settings:
     """Make settings for a Triton at this address, which has the model of the fake one."""
     given = {"triton_urls": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
     return Settings(**given)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+async def shared_app() -> AsyncIterator[Application]:
+    """An application whose Triton finds nothing, which accepts bodies of one MiB; only for tests that leave both as they are."""
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_file_size_mb=1))):
+        yield app
+
+
+@pytest.fixture(scope="module")
+async def reader(shared_app: Application) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the shared application."""
+    async with calling(shared_app) as client:
+        yield client
 
 
 @pytest.fixture
@@ -53,6 +74,14 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+def write_keys(folder: Path, *keys: tuple[str, str, str]) -> str:
+    """Write a file of API keys, each with id, secret and scope; returns its path."""
+    file = folder / "keys.toml"
+    digests = [(id_, hashlib.sha256(secret.encode()).hexdigest(), scope) for id_, secret, scope in keys]
+    file.write_text("".join(f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["{scope}"]\n' for id_, digest, scope in digests))
+    return str(file)
+
+
 def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application does not show what it wraps
     """List the routes of an application."""
     while not isinstance(app, Litestar):
@@ -60,7 +89,35 @@ def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application
     return app.routes
 
 
-async def post_unread(app: Application, path: str, headers: dict[str, str]) -> Reply:
+@asynccontextmanager
+async def uploading(app: Application) -> AsyncIterator[None]:
+    """Let a client send an image, of which the application has received a part, and waits for the rest until the block ends."""
+    part = iter([{"type": "http.request", "body": b"x", "more_body": True}])
+    is_received = asyncio.Event()
+
+    async def receive() -> Any:  # noqa: ANN401
+        for message in part:
+            return message
+        is_received.set()
+        return await asyncio.Future()
+
+    sending = asyncio.create_task(call(app, receive, "/detect", {"Content-Length": "100"}))
+    await is_received.wait()
+    yield
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait up to ten seconds until an answer of the application is as it must be."""
+    for _ in range(100):
+        if await holds():
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+async def post_unread(app: Application, path: str, headers: Headers) -> Reply:
     """POST without a body; the application must not even ask for one before it has answered."""
     is_answered = False
 

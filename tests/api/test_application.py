@@ -10,41 +10,32 @@ from app.api import application
 from app.api.application import Application
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
-from app.triton.transport import Transport
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, SCENE, json, lifespan_of, open_admission, pool_of, started
+from tests.support import DEPLOYMENT, METRICS, SCENE, json, lifespan_of, started
+from tests.world import open_world
 
 
 class Worker:
     """Opens the resources of an application, and notes when."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self) -> None:
         self.fails = False
         self.events: list[str] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-        """Open a client and a pipeline."""
+        """Open a world of its own."""
         if self.fails:
             raise OSError
-        pool = pool_of(TritonClient(self.url), Transport("inline"))
-        with open_admission() as admission:
-            pipeline = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
+        async with open_world(mode="inline") as world:
             self.events.append("opened")
-            yield pool, pipeline, METRICS
+            yield world.pool, world.pipeline, METRICS
             self.events.append("closed")
-            await pipeline.close()
-            await pool.close()
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
-    fake = FakeTriton()
-    async with serving(fake):
-        yield Worker(fake.url)
+def worker() -> Worker:
+    return Worker()
 
 
 def build(worker: Worker) -> Application:

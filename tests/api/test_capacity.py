@@ -9,7 +9,7 @@ import pytest
 from app.api import middleware
 from app.api.application import Application
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for
+from tests.api.conftest import post_unread, settings_for, uploading
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
@@ -75,20 +75,13 @@ async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[Fak
 
 async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
     """A client that sends slowly takes one place; when it has left, there is room again."""
-    fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, max_uploads=1))
-        async with lifespan_of(app):
-            part = {"type": "http.request", "body": b"x", "more_body": True}
-            slow = asyncio.create_task(call(app, staying(part), "/detect", {"Content-Length": "100"}))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+    app = create_app(settings_for("127.0.0.1:1", max_uploads=1))
+    async with lifespan_of(app):
+        async with uploading(app):
             reply = await post_unread(app, "/predict/other", {"Content-Length": "100"})
-            slow.cancel()
-            await asyncio.gather(slow, return_exceptions=True)
 
-            assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
-            assert (await call(app, receiving(part), "/detect")).problem["code"] == "client_gone"
+        assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
+        assert (await call(app, receiving(), "/detect")).problem["code"] == "client_gone"
 
 
 async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,32 +94,30 @@ async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch:
         )
     )
     fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, api_keys_file=str(path)))
-        async with lifespan_of(app):
-            fake.requests.clear()
-            fake.may_answer.clear()
-            body = {"type": "http.request", "body": SCENE, "more_body": False}
-            keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other", "monitor")}
-            running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
-            assert await eventually(lambda: len(fake.requests) == 1)
-            log = captured_log(monkeypatch, middleware)
-            rejected = await post_unread(app, "/predict/other", keys["camera"])
-            again = await post_unread(app, "/predict/other/", keys["camera"])
-            nobody = await post_unread(app, "/predict/other", {"Content-Length": "1"})
-            monitor = await post_unread(app, "/predict/other", keys["monitor"])
-            running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
-            assert await eventually(lambda: len(fake.requests) == 2)
-            fake.may_answer.set()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=str(path)))):
+        fake.requests.clear()
+        fake.may_answer.clear()
+        body = {"type": "http.request", "body": SCENE, "more_body": False}
+        keys = {id_: {"X-API-Key": f"{id_}.{SECRET}", "Content-Length": "1"} for id_ in ("camera", "other", "monitor")}
+        running = [asyncio.create_task(call(app, staying(body), "/predict/other", keys["camera"]))]
+        assert await eventually(lambda: len(fake.requests) == 1)
+        log = captured_log(monkeypatch, middleware)
+        rejected = await post_unread(app, "/predict/other", keys["camera"])
+        again = await post_unread(app, "/predict/other/", keys["camera"])
+        nobody = await post_unread(app, "/predict/other", {"Content-Length": "1"})
+        monitor = await post_unread(app, "/predict/other", keys["monitor"])
+        running.append(asyncio.create_task(call(app, staying(body), "/predict/other", keys["other"])))
+        assert await eventually(lambda: len(fake.requests) == 2)
+        fake.may_answer.set()
 
-            assert [reply.status for reply in (rejected, again, nobody, monitor)] == [429, 429, 401, 403]
-            assert [(line.kwargs["status"], line.kwargs.get("key"), line.kwargs.get("model")) for line in log[:4]] == [
-                (429, "camera", "other"),
-                (429, "camera", "other"),
-                (401, None, None),
-                (403, "monitor", None),
-            ]
-            assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
+        assert [reply.status for reply in (rejected, again, nobody, monitor)] == [429, 429, 401, 403]
+        assert [(line.kwargs["status"], line.kwargs.get("key"), line.kwargs.get("model")) for line in log[:4]] == [
+            (429, "camera", "other"),
+            (429, "camera", "other"),
+            (401, None, None),
+            (403, "monitor", "other"),
+        ]
+        assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
 
 
 async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, Application]) -> None:

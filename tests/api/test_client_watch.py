@@ -15,6 +15,7 @@ from app.main import create_app
 from app.pipeline import pipeline
 from app.triton.shared_memory import Arena
 from tests.api.conftest import settings_for
+from tests.api.virtual_time import in_virtual_time, now
 from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate
 from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, in_cycles, lifespan_of, open_admission, receiving
@@ -79,8 +80,8 @@ async def test_bytes_of_all_bodies_have_a_limit() -> None:
 
 
 async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
-    """A hundred thousand chunks of two bytes are 200 kB, not the megabytes of as many objects."""
-    chunks = 100_000
+    """Fifty thousand chunks of two bytes are 100 kB, not the megabytes of as many objects."""
+    chunks = 50_000
     left = chunks
 
     async def receive() -> Any:  # noqa: ANN401
@@ -101,48 +102,52 @@ async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -
     assert peak < 2**20
 
 
-def sending(pause_seconds: float, pieces: int = 1 << 30) -> Receive:
-    """Make the `receive` of a client that makes a pause before each piece of one byte, and then sends nothing more."""
+def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = False) -> Receive:
+    """Make the `receive` of a client that makes a pause before each piece of one byte; the last ends the body, or nothing does."""
     sent = 0
 
     async def receive() -> Any:  # noqa: ANN401
         nonlocal sent
         await asyncio.sleep(pause_seconds if sent < pieces else 3600)
         sent += 1
-        return chunk(b"x", more=True)
+        return chunk(b"x", more=not is_whole or sent < pieces)
 
     return receive
 
 
 @pytest.mark.parametrize("pieces", [0, 3])
+@in_virtual_time
 async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
     """At its beginning or later."""
-    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 0\.2 s$"):
-        await read_from(sending(0.01, pieces), LIMITS._replace(pause_seconds=0.2))
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 10 s$"):
+        await read_from(sending(1, pieces), LIMITS)
+
+    assert now() == pieces + 10
 
 
+@in_virtual_time
 async def test_a_body_that_never_ends_is_a_timeout() -> None:
     """However regularly its bytes arrive."""
     with pytest.raises(BodyTimeout):
-        await read_from(sending(0.01), LIMITS._replace(max_bytes=10**6, total_seconds=0.3))
+        await read_from(sending(9), LIMITS)
+
+    assert now() == 30
 
 
+@in_virtual_time
 async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
     """A limit for the whole body that is below that for a pause counts from the beginning."""
-    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 0\.2 s"):
-        await asyncio.wait_for(read_from(sending(0.01, 0), LIMITS._replace(total_seconds=0.2)), 5)
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 5 s"):
+        await read_from(sending(1, 0), LIMITS._replace(total_seconds=5))
+
+    assert now() == 5
 
 
+@in_virtual_time
 async def test_a_slow_body_is_received() -> None:
     """The pauses together may be longer than one of them may be."""
-    left = list(range(10))
-
-    async def receive() -> Any:  # noqa: ANN401
-        await asyncio.sleep(0.05)
-        left.pop()
-        return chunk(b"x", more=bool(left))
-
-    assert await read_from(receive, LIMITS._replace(pause_seconds=0.4)) == b"x" * 10
+    assert await read_from(sending(9, 3, is_whole=True), LIMITS) == b"x" * 3
+    assert now() == 27
 
 
 class Client:
@@ -174,6 +179,7 @@ def after_body(client: Client) -> ClientWatch:
     return watch
 
 
+@in_virtual_time
 async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
     """With its result or its exception, whether it is short or long; nothing goes on watching the client."""
     tasks = asyncio.all_tasks()
@@ -183,7 +189,7 @@ async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
             await asyncio.sleep(seconds)
             raise InvalidImage("broken")
 
-    for seconds in (0, 0.4):
+    for seconds in (0, 60):
         client = Client()
         with after_body(client):
             await asyncio.sleep(seconds)
@@ -195,6 +201,7 @@ async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
     assert asyncio.all_tasks() == tasks
 
 
+@in_virtual_time
 async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
     """Its task goes on with an exception, and is not cancelled itself."""
     client = Client()
@@ -218,52 +225,54 @@ async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
     await asyncio.sleep(0)
 
 
+@in_virtual_time
 async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
     """Some servers send an empty message after the last one of a body."""
     client = Client(b"more")
     with after_body(client):
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(60)
 
     assert client.was_watched
 
 
+@in_virtual_time
 async def test_a_cancellation_for_another_reason_goes_on() -> None:
     """The server stops, for example."""
+    client = Client()
 
     async def request() -> None:
-        with after_body(Client()):
+        with after_body(client):
             await asyncio.sleep(60)
 
     running = asyncio.create_task(request())
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(30)
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert client.was_watched
 
 
 async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither decoding nor an inference starts for it, and the log says 499."""
     gate, fake = Gate(), FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, decode_threads=1))
-        async with lifespan_of(app):
-            fake.requests.clear()
-            decoded = gate.block(monkeypatch, pipeline, "fill_input")
-            log = captured_log(monkeypatch, middleware)
-            first, second = Client(SCENE), Client(SCENE)
-            blocking = asyncio.create_task(first.post(app))
-            assert await eventually(gate.reached.is_set)
-            waiting = asyncio.create_task(second.post(app))
-            second.leaves.set()
-            await waiting
-            gate.opened.set()
-            await blocking
-            await asyncio.sleep(0.1)
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
+        fake.requests.clear()
+        decoded = gate.block(monkeypatch, pipeline, "fill_input")
+        log = captured_log(monkeypatch, middleware)
+        first, second = Client(SCENE), Client(SCENE)
+        blocking = asyncio.create_task(first.post(app))
+        assert await eventually(gate.reached.is_set)
+        waiting = asyncio.create_task(second.post(app))
+        second.leaves.set()
+        await waiting
+        gate.opened.set()
+        await blocking
+        assert (await Client(SCENE).post(app)).status == 502  # in the thread that was the second's turn before
 
     assert log[0].kwargs["status"] == 499
     assert log[0].kwargs["code"] == "client_gone"
-    assert len(decoded) == len(fake.requests) == 1
+    assert len(decoded) == len(fake.requests) == 2
 
 
 async def test_a_client_that_leaves_during_its_inference_leaves_the_slot_to_triton(
@@ -271,24 +280,22 @@ async def test_a_client_that_leaves_during_its_inference_leaves_the_slot_to_trit
 ) -> None:
     """Its slot and its place are given back when the RPC has ended, because Triton reads and works until then."""
     fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, max_requests=1))
-        async with lifespan_of(app):
-            fake.requests.clear()
-            fake.may_answer.clear()
-            log = captured_log(monkeypatch, middleware)
-            client = Client(SCENE)
-            running = asyncio.create_task(client.post(app))
-            assert await eventually(lambda: len(fake.requests) == 1)
-            client.leaves.set()
-            await running
-            (arena,) = arenas
-            assert arena.lent_bytes > 0
-            assert (await Client(SCENE).post(app)).status == 429
-            fake.may_answer.set()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_requests=1))):
+        fake.requests.clear()
+        fake.may_answer.clear()
+        log = captured_log(monkeypatch, middleware)
+        client = Client(SCENE)
+        running = asyncio.create_task(client.post(app))
+        assert await eventually(lambda: len(fake.requests) == 1)
+        client.leaves.set()
+        await running
+        (arena,) = arenas
+        assert arena.lent_bytes > 0
+        assert (await Client(SCENE).post(app)).status == 429
+        fake.may_answer.set()
 
-            assert await eventually(lambda: not arena.lent_bytes)
-            assert (await Client(SCENE).post(app)).status == 502
+        assert await eventually(lambda: not arena.lent_bytes)
+        assert (await Client(SCENE).post(app)).status == 502
     assert [line.kwargs["status"] for line in log] == [499, 429, 502]
     assert fake.cancelled == 0
 
@@ -298,14 +305,13 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
     fake = FakeTriton()
     async with serving(fake):
         app = create_app(settings_for(fake.url))
-        async with lifespan_of(app):
-            fake.may_answer.clear()
-            with in_cycles(RequestContext) as kept:
-                for _ in range(3):
-                    client = Client(SCENE)
+        with in_cycles(RequestContext) as kept:
+            async with lifespan_of(app):  # until all calls have ended
+                fake.may_answer.clear()
+                clients = [Client(SCENE) for _ in range(3)]
+                for client in clients:
                     client.leaves.set()
-                    await client.post(app)
+                await asyncio.gather(*(client.post(app) for client in clients))
                 fake.may_answer.set()
-                await asyncio.sleep(0.2)
 
     assert not kept

@@ -61,15 +61,15 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
     provided = providers(resources)
     resources.tritons, resources.pipeline = StubPool(), StubPipeline("a")
 
-    assert await provided["tritons"]() is resources.tritons
-    assert await provided["pipeline"]() is resources.pipeline
+    assert await provided["triton_client"]() is resources.tritons
+    assert await provided["pipeline"](triton_client=resources.tritons) is resources.pipeline
 
 
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider that keeps its value must not be shared."""
     first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
 
-    assert first.keys() == second.keys() >= {"tritons", "pipeline"}
+    assert first.keys() == second.keys() >= {"triton_client", "pipeline"}
     assert all(first[name] is not second[name] for name in first)
     assert all(provider.use_cache for provider in first.values())
 
@@ -90,7 +90,8 @@ async def test_dependencies_are_provided_once_per_application(monkeypatch: pytes
         for path in ("/models", "/v1/models", "/models"):
             assert json(await client.get(path))["default"] == "a"
 
-    assert sorted(name for name in provided if name != "metrics") == ["pipeline", "tritons"]
+    assert list(dict.fromkeys(name for name in provided if name in {"pipeline", "tritons"})) == ["tritons", "pipeline"]
+    assert provided.count("pipeline") == 1
     assert triton.asked == ["*", "*", "*"]
 
 

@@ -6,25 +6,25 @@ import httpx
 import pytest
 
 
-async def test_the_page_needs_no_other_server(lonely: httpx.AsyncClient) -> None:
+async def test_the_page_needs_no_other_server(reader: httpx.AsyncClient) -> None:
     """Every file that the page names is served here."""
-    page = (await lonely.get("/docs")).text
+    page = (await reader.get("/docs")).text
     links = re.findall(r'(?:src|href)="([^"]+)"', page)
 
     assert len(links) >= 3
     assert not re.search(r"https?://", page.partition("<body>")[0])
     for link in links:
         if not link.startswith("data:"):
-            assert len((await lonely.get(link)).content) > 10_000
+            assert len((await reader.get(link)).content) > 10_000
 
 
 @pytest.mark.parametrize(
     ("name", "media_type"),
     [("swagger_bundle.js", "text/javascript"), ("swagger_preset.js", "text/javascript"), ("swagger_style.css", "text/css")],
 )
-async def test_files_are_shown_and_not_downloaded(lonely: httpx.AsyncClient, name: str, media_type: str) -> None:
+async def test_files_are_shown_and_not_downloaded(reader: httpx.AsyncClient, name: str, media_type: str) -> None:
     """The files of the documentation have the content type that a browser expects."""
-    response = await lonely.get(f"/docs-assets/{name}")
+    response = await reader.get(f"/docs-assets/{name}")
 
     assert response.status_code == 200
     assert response.headers["content-type"].startswith(media_type)
@@ -33,6 +33,6 @@ async def test_files_are_shown_and_not_downloaded(lonely: httpx.AsyncClient, nam
 
 
 @pytest.mark.parametrize("name", ["redoc.js", "__init__.py", "..%2Fsecret"])
-async def test_only_the_files_of_the_page_are_served(lonely: httpx.AsyncClient, name: str) -> None:
+async def test_only_the_files_of_the_page_are_served(reader: httpx.AsyncClient, name: str) -> None:
     """Nothing else of the folder they lie in."""
-    assert (await lonely.get(f"/docs-assets/{name}")).status_code == 404
+    assert (await reader.get(f"/docs-assets/{name}")).status_code == 404

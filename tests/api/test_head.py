@@ -13,7 +13,6 @@ from litestar.types import Receive, Scope, Send
 from app.api.head import HeadMiddleware
 from app.main import create_app
 from tests.api.conftest import routes_of, settings_for
-from tests.fakes.triton import FakeTriton
 from tests.support import json, receiving
 
 _VALUES = {"name": "swagger_style.css", "path": "nothing"}
@@ -46,10 +45,9 @@ def test_the_routes_are_those_of_the_application() -> None:
 
 
 @pytest.mark.parametrize("path", [*GET_PATHS, "/docs-assets/nothing", "/nowhere"])
-async def test_head_is_get_without_the_body(gateway: tuple[FakeTriton, httpx.AsyncClient], path: str) -> None:
+async def test_head_is_get_without_the_body(reader: httpx.AsyncClient, path: str) -> None:
     """Status and headers are the same, the length of the body among them."""
-    _, client = gateway
-    got, asked = await client.get(path), await client.head(path)
+    got, asked = await reader.get(path), await reader.head(path)
 
     assert asked.status_code == got.status_code
     assert asked.content == b""
@@ -61,25 +59,25 @@ async def test_head_is_get_without_the_body(gateway: tuple[FakeTriton, httpx.Asy
 
 
 @pytest.mark.parametrize("path", GET_PATHS)
-async def test_the_allowed_methods_are_told(lonely: httpx.AsyncClient, path: str) -> None:
+async def test_the_allowed_methods_are_told(reader: httpx.AsyncClient, path: str) -> None:
     """GET comes with HEAD, whether a caller asks for the methods or uses a wrong one."""
-    for response, status in ((await lonely.options(path), 204), (await lonely.put(path), 405)):
+    for response, status in ((await reader.options(path), 204), (await reader.put(path), 405)):
         assert response.status_code == status
         assert sorted({*response.headers["allow"].split(", ")} - {"POST"}) == ["GET", "HEAD", "OPTIONS"]
 
 
 @pytest.mark.parametrize("path", ["/detect", "/predict/tiny", "/v1/detect"])
-async def test_a_route_without_get_has_no_head(lonely: httpx.AsyncClient, path: str) -> None:
+async def test_a_route_without_get_has_no_head(reader: httpx.AsyncClient, path: str) -> None:
     """HEAD is rejected as GET is, without a body."""
-    response = await lonely.head(path)
+    response = await reader.head(path)
 
     assert (response.status_code, response.content) == (405, b"")
     assert sorted(response.headers["allow"].split(", ")) == ["OPTIONS", "POST"]
 
 
-async def test_head_is_not_described(lonely: httpx.AsyncClient) -> None:
+async def test_head_is_not_described(reader: httpx.AsyncClient) -> None:
     """The OpenAPI document has each route once."""
-    document = json(await lonely.get("/docs/openapi.json"))
+    document = json(await reader.get("/docs/openapi.json"))
 
     assert {method for path in document["paths"].values() for method in path} == {"get", "post"}
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import grpc
 import httpx
@@ -16,16 +16,13 @@ from app.api import application, middleware
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
-from app.pipeline.pipeline import Pipeline
-from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
-from app.triton.pool import TritonPool
 from app.triton.server_info import ServerInfo
-from app.triton.transport import Transport
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import AGGREGATION, DEPLOYMENT, LIMITS, METRICS, captured_log, eventually, json, open_admission, pool_of, started
+from tests.support import DEPLOYMENT, METRICS, captured_log, eventually, json, started
+from tests.world import open_world, time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -115,10 +112,9 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
     async def workers_mb() -> list[float]:
         return list(json(await client.get("/health"))["memory"]["workers_mb"])
 
-    for _ in range(100):  # each worker tells it once a second
-        if (await workers_mb())[0]:
-            break
-        await asyncio.sleep(0.1)
+    with time_of_app() as time:
+        while not (await workers_mb())[0]:  # each worker tells it once a second
+            await time.skip(1)
     response = await client.get("/health")
     report = json(response)
 
@@ -273,17 +269,7 @@ async def test_asking_for_health_changes_nothing() -> None:
 @asynccontextmanager
 async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient, TritonClient]]:
     """Serve a fake as it is, and run an application on it; yields a client of that, and its Triton client."""
-    async with serving(fake):
-        triton = TritonClient(fake.url)
-        pool = pool_of(triton, Transport("inline"))
-        with open_admission() as admission:
-            pipeline = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
-
-            @asynccontextmanager
-            async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-                yield pool, pipeline, METRICS
-
-            async with started(application.build(open_resources, DEPLOYMENT)) as client:
-                yield client, triton
-            await pipeline.close()
-            await triton.close()
+    async with open_world(fake, mode="inline") as world:
+        app = application.build(lambda: nullcontext((world.pool, world.pipeline, METRICS)), DEPLOYMENT)
+        async with started(app) as client:
+            yield client, world.client

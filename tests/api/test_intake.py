@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from app.api import body
-from app.resilience.admission import Upload
+from app.resilience.uploads import Upload
 from tests.fakes.triton import FakeTriton
 from tests.support import json
 

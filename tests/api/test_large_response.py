@@ -12,6 +12,7 @@ from app.api.large_response import LargeResponse
 from app.errors import GatewayFull
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
+from tests.api.virtual_time import in_virtual_time, now
 from tests.support import receiving
 
 LARGE = bytes(range(256)) * 4096
@@ -20,9 +21,9 @@ LARGE = bytes(range(256)) * 4096
 class Client:
     """Takes messages at its own pace."""
 
-    def __init__(self, memory: MemoryBudget, *, pause: float = 0, total: float = 10, seconds: float = 0) -> None:
+    def __init__(self, memory: MemoryBudget, *, pause: float = 10, total: float = 10, seconds: float = 0) -> None:
         self.context = RequestContext("r1", "")
-        self.context.body_limits = BodyLimits(1, pause or total, total)
+        self.context.body_limits = BodyLimits(1, pause, total)
         self.messages: list[Message] = []
         self.reserved: list[int] = []
         self._memory = memory
@@ -67,14 +68,17 @@ async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
     assert not client.context.is_client_gone
 
 
-@pytest.mark.parametrize("limits", [{"pause": 0.05}, {"total": 0.05}])
-async def test_a_client_that_does_not_read_is_left(memory: MemoryBudget, limits: dict[str, float]) -> None:
+@pytest.mark.parametrize(("limits", "left_at", "pieces"), [({"pause": 2}, 5 + 2, 1), ({"pause": 7, "total": 8}, 5 + 8, 2)])
+@in_virtual_time
+async def test_a_client_that_does_not_read_is_left(
+    memory: MemoryBudget, limits: dict[str, float], left_at: float, pieces: int
+) -> None:
     """After a pause that is too long, or when it all takes too long: the memory comes back, and the log says that it has gone."""
-    client = Client(memory, **limits, seconds=5)
+    client = Client(memory, **limits, seconds=5)  # for each message, the first of which has no body
 
     await client.get(LargeResponse(LARGE, "image/png", memory))
 
-    assert len(client.messages) == 2
+    assert (now(), len(client.messages)) == (left_at, 1 + pieces)
     assert client.context.is_client_gone
 
 

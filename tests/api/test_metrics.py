@@ -1,7 +1,8 @@
 """GET /metrics: everything that happens to requests is counted, with the status that the caller saw."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -11,11 +12,12 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from app.api import keys
+from app.api.application import Application
 from app.api.formats import native
 from app.host.memory import resident_bytes
 from app.main import create_app
 from app.telemetry.timing import STAGES
-from tests.api.conftest import settings_for
+from tests.api.conftest import settings_for, until
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.scrape import Samples, read_samples, scrape
 from tests.support import SCENE, call, eventually, receiving, started
@@ -60,14 +62,15 @@ async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
         ("POST", "/predict/tiny?confidence=2", "/predict/{model}", 400),
     ],
 )
-async def test_requests_count_with_route_and_status(gateway: Gateway, method: str, path: str, endpoint: str, status: int) -> None:
+async def test_requests_count_with_route_and_status(
+    reader: httpx.AsyncClient, method: str, path: str, endpoint: str, status: int
+) -> None:
     """Once, under the template of their route; the path itself, which a caller chooses, is in no metric."""
-    _, client = gateway
-    before = await scrape(client)
-    answer = await client.request(method, path, headers={"content-type": "image/png"})
+    before = await scrape(reader)
+    answer = await reader.request(method, path, headers={"content-type": "image/png"})
     assert answer.status_code == status
 
-    changed = await differences(client, before)
+    changed = await differences(reader, before)
     assert {name: value for name, value in changed.items() if name.startswith("api_requests_total")} == {
         requests(endpoint, status): 1
     }
@@ -122,13 +125,16 @@ async def test_a_missed_deadline_counts_in_its_stage(gateway: Gateway) -> None:
     fake, client = gateway
     before = await scrape(client)
     fake.may_answer.clear()
-    assert (await client.post("/detect?timeout_ms=50", content=SCENE)).status_code == 504
+    asked = 0
+    while not fake.requests:  # on a busy machine it may pass before
+        asked += 1
+        assert (await client.post("/detect?timeout_ms=100", content=SCENE)).status_code == 504
     fake.may_answer.set()
 
     changed = await differences(client, before)
-    assert changed['api_deadlines_missed_total{stage="infer"}'] == 1
-    assert changed['api_stage_duration_seconds_sum{stage="infer"}'] > 0.02
-    assert changed[requests("/detect", 504)] == 1
+    missed = {stage: changed.get(f'api_deadlines_missed_total{{stage="{stage}"}}', 0) for stage in STAGES}
+    assert sum(missed.values()) == changed[requests("/detect", 504)] == asked
+    assert missed["infer"] >= 1
 
 
 async def test_a_retry_counts_by_its_reason(gateway: Gateway) -> None:
@@ -143,16 +149,12 @@ async def test_a_retry_counts_by_its_reason(gateway: Gateway) -> None:
     assert changed['api_inferences_total{transport="shm"}'] == 1
 
 
-async def test_a_client_that_leaves_counts_as_499() -> None:
+async def test_a_client_that_leaves_counts_as_499(shared_app: Application, reader: httpx.AsyncClient) -> None:
     """Nobody sees that status, but it is no success."""
-    fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url))
-        async with started(app) as client:
-            before = await scrape(client)
-            headers = {"content-type": "image/png", "content-length": "1000"}
-            await call(app, receiving({"type": "http.request", "body": b"x", "more_body": True}), "/detect", headers)
-            changed = await differences(client, before)
+    before = await scrape(reader)
+    headers = {"content-type": "image/png", "content-length": "1000"}
+    await call(shared_app, receiving({"type": "http.request", "body": b"x", "more_body": True}), "/detect", headers)
+    changed = await differences(reader, before)
 
     assert changed[requests("/detect", 499)] == 1
     assert changed['api_errors_total{code="client_gone"}'] == 1
@@ -172,17 +174,17 @@ async def full() -> AsyncIterator[Gateway]:
         await request
 
 
-@pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"])
-async def test_rejections_count_by_their_reason(full: Gateway, path: str) -> None:
+async def test_rejections_count_by_their_reason(full: Gateway) -> None:
     """Under the route that the request would have reached."""
     _, client = full
-    before = await scrape(client)
-    assert (await client.post(path, content=SCENE)).status_code == 429
+    for path in ("/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"):
+        before = await scrape(client)
+        assert (await client.post(path, content=SCENE)).status_code == 429
 
-    changed = await differences(client, before)
-    assert changed[requests(path.replace("tiny", "{model}"), 429)] == 1
-    assert changed['api_rejections_total{reason="requests"}'] == 1
-    assert changed['api_errors_total{code="gateway_full"}'] == 1
+        changed = await differences(client, before)
+        assert changed[requests(path.replace("tiny", "{model}"), 429)] == 1
+        assert changed['api_rejections_total{reason="requests"}'] == 1
+        assert changed['api_errors_total{code="gateway_full"}'] == 1
 
 
 async def test_what_is_in_use_is_shown(full: Gateway) -> None:
@@ -190,15 +192,11 @@ async def test_what_is_in_use_is_shown(full: Gateway) -> None:
     _, client = full
     found: Samples = {}
 
-    async def until(holds: Callable[[], bool]) -> None:
-        for _ in range(100):
-            found.update(await scrape(client))
-            if holds():
-                return
-            await asyncio.sleep(0.1)
-        pytest.fail(f"{found}")
+    async def shows_it() -> bool:
+        found.update(await scrape(client))
+        return found.get('api_model_active_requests{model="tiny"}') == 1
 
-    await until(lambda: found.get('api_model_active_requests{model="tiny"}') == 1)
+    assert await until(shows_it)
     assert found["api_active_requests"] == 2  # the scrape is one, too
     assert found['api_model_request_limit{model="tiny"}'] == 1
     assert found['api_model_waiting_requests{model="tiny"}'] == 0
@@ -219,15 +217,11 @@ async def test_an_open_circuit_is_shown(gateway: Gateway) -> None:
         await client.post("/detect", content=SCENE)
 
     async def shows(value: int) -> bool:
-        for _ in range(100):
-            if (await scrape(client)).get('api_circuit_open{model="tiny"}') == value:
-                return True
-            await asyncio.sleep(0.1)
-        return False
+        return (await scrape(client))['api_circuit_open{model="tiny"}'] == value
 
-    assert await shows(1)
+    assert await until(partial(shows, 1))
     fake.refusal = None
-    assert await shows(0)
+    assert await until(partial(shows, 0))
 
 
 async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncClient) -> None:
@@ -239,19 +233,17 @@ async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncCl
     assert not {name for name in found if name.startswith("triton_batch")}
 
 
-async def test_openmetrics_is_written_if_the_scraper_asks_for_it(gateway: Gateway) -> None:
+async def test_openmetrics_is_written_if_the_scraper_asks_for_it(reader: httpx.AsyncClient) -> None:
     """And can be read by its own, stricter parser."""
-    _, client = gateway
-    answer = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    answer = await reader.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
 
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert "api_requests" in {family.name for family in parse_openmetrics(answer.text)}  # type: ignore[no-untyped-call]
 
 
-async def test_the_usual_format_has_its_content_type(gateway: Gateway) -> None:
+async def test_the_usual_format_has_its_content_type(reader: httpx.AsyncClient) -> None:
     """Which newer versions of Prometheus insist on."""
-    _, client = gateway
-    answer = await client.get("/metrics")
+    answer = await reader.get("/metrics")
 
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert read_samples(answer.text)["api_workers"] == 1

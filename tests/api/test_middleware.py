@@ -12,9 +12,8 @@ from structlog.testing import CapturedCall
 
 from app.api import middleware
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
 from app.api.middleware import RequestContextMiddleware
-from tests.support import DEPLOYMENT, METRICS, RESOURCES, call, captured_log, receiving
+from tests.support import RESOURCES, call, captured_log, receiving
 
 Log = list[CapturedCall]
 
@@ -250,12 +249,11 @@ async def test_failures_of_ours_are_errors_in_the_log(log: Log, status: int, lev
 async def test_a_slow_request_is_a_warning(log: Log, slow_ms: float, status: int, level: str, *, is_slow: bool) -> None:
     """The line says so. A failure of ours stays an error, one that is rejected may have waited for that; with 0 none is slow."""
 
-    async def app(_: Scope, __: Receive, send: Send) -> None:
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).slow_request_ms = slow_ms
         await respond(send, status)
 
-    resources = WorkerResources(DEPLOYMENT._replace(slow_request_ms=slow_ms))
-    resources.metrics = METRICS
-    await call(RequestContextMiddleware(app, resources), receiving())
+    await call(RequestContextMiddleware(app, RESOURCES), receiving())
 
     assert [(line.method_name, line.kwargs.get("slow", False)) for line in log] == [(level, is_slow)]
 
@@ -338,7 +336,7 @@ async def test_a_cancelled_request_is_logged_as_499(log: Log) -> None:
     """The server cancels it when the client has disconnected; that is not a failure of ours."""
 
     async def app(_: Scope, __: Receive, ___: Send) -> None:
-        await asyncio.sleep(60)
+        await asyncio.Future()
 
     running = asyncio.ensure_future(run(app))
     await asyncio.sleep(0)

@@ -13,9 +13,9 @@ from tests.api.conftest import settings_for
 from tests.support import json, started
 
 
-@pytest.fixture
-async def document(lonely: httpx.AsyncClient) -> Any:  # noqa: ANN401
-    return json(await lonely.get("/docs/openapi.json"))
+@pytest.fixture(scope="module")
+async def document(reader: httpx.AsyncClient) -> Any:  # noqa: ANN401
+    return json(await reader.get("/docs/openapi.json"))
 
 
 async def test_the_document_describes_detection(document: Any) -> None:  # noqa: ANN401

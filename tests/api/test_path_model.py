@@ -73,16 +73,14 @@ async def test_a_client_that_leaves_meanwhile_is_noticed(monkeypatch: pytest.Mon
         await leaves.wait()
         return {"type": "http.disconnect"}
 
-    async with serving(fake):
-        app = create_app(settings_for(fake.url))
-        async with lifespan_of(app):
-            fake.may_tell.clear()
-            log = captured_log(monkeypatch, middleware)
-            before = fake.config_reads
-            running = asyncio.create_task(call(app, receive, "/predict/other?timeout_ms=20000"))
-            assert await eventually(lambda: fake.config_reads > before)
-            leaves.set()
-            await asyncio.wait_for(running, 5)
-            fake.may_tell.set()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
+        fake.may_tell.clear()
+        log = captured_log(monkeypatch, middleware)
+        before = fake.config_reads
+        running = asyncio.create_task(call(app, receive, "/predict/other?timeout_ms=20000"))
+        assert await eventually(lambda: fake.config_reads > before)
+        leaves.set()
+        await asyncio.wait_for(running, 5)
+        fake.may_tell.set()
 
     assert [(line.kwargs["status"], line.kwargs["code"]) for line in log] == [(499, "client_gone")]

@@ -106,11 +106,9 @@ async def test_a_client_that_is_gone_is_logged_as_499_and_sent_a_400(log: Log) -
 async def test_a_body_that_breaks_off_means_that_the_client_is_gone(log: Log, content_type: str) -> None:
     """Through the real application: neither a failure of ours nor an image that is broken."""
     fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url))
-        async with lifespan_of(app):
-            first = {"type": "http.request", "body": b"abc", "more_body": True}
-            reply = await call(app, receiving(first), "/detect", {"Content-Type": content_type})
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
+        first = {"type": "http.request", "body": b"abc", "more_body": True}
+        reply = await call(app, receiving(first), "/detect", {"Content-Type": content_type})
 
     assert reply.problem["code"] == "client_gone"
     assert [(line.method_name, line.kwargs["status"]) for line in log] == [("info", 499)]

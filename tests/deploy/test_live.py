@@ -15,7 +15,7 @@ from bench.report.dashboard import Panel, Target, everything, fill_in, load_dash
 from tests.processes import no_process_left
 from tests.programs import require_program
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.system
 
 PANELS = load_dashboard(DASHBOARD).panels
 GPU_PANELS = {"GPU utilisation", "GPU memory"}

@@ -9,11 +9,11 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,28 +21,24 @@ import httpx
 import psutil
 import pytest
 
-from app import server
-from app.api.client_watch import body_too_large
-from app.api.dialects.routing import load
 from app.api.schema import Problem
 from app.config import Settings
-from app.dialect_names import DIALECTS
 from app.embedded.server import EmbeddedTriton
-from app.errors import BodyTooLarge, MalformedRequest
 from app.host.processes import end_group
 from bench.harness.processes import environment_of
 from tests.deploy.test_systemd import NEREID
 from tests.fakes.http import serving
-from tests.nginx import SHIPPED, Proxy, prepare, proxying
+from tests.nginx import Proxy, proxying
 from tests.processes import has_ended, no_process_left, wait_for
 from tests.support import ROOT, SCENE, finds
 from tests.support import json as json_of
+
+pytestmark = pytest.mark.system
 
 MEDIA_TYPE = "application/problem+json"
 INSTANCES = 3
 STOP_SECONDS = 60
 DETECT = b"POST /detect HTTP/1.1\r\nHost: nereid\r\n"
-TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
 class Service(NamedTuple):
@@ -143,79 +139,6 @@ def problem(status: int, headers: dict[str, str] | httpx.Headers, body: bytes) -
     assert found["request_id"] == headers["x-request-id"]
     assert headers["server"] == "nginx"
     return found
-
-
-def value_of(directive: str, text: str = TEXT) -> str:
-    """Return the value of a directive that occurs once."""
-    (value,) = re.findall(rf"^ +{directive} ([^;]+);", text, re.MULTILINE)
-    return str(value)
-
-
-def seconds(directive: str, text: str = TEXT) -> float:
-    """Return the value of a directive that is a time."""
-    return float(value_of(directive, text).removesuffix("s"))
-
-
-def test_the_limits_are_those_of_the_gateway() -> None:
-    """As far as they have the same purpose, with the default settings."""
-    settings = Settings()
-
-    limits = re.findall(r"client_max_body_size (\S+);", TEXT)
-    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb)]
-    assert '413 "the limit is $nereid_body_limit";' in TEXT
-    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
-        assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
-    assert seconds("client_body_timeout") == settings.body_pause_seconds
-    assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
-
-
-def test_the_gateways_own_errors_have_the_same_names() -> None:
-    """A client need not know who has rejected its request."""
-    for error in (BodyTooLarge, MalformedRequest):
-        assert f"    {error.status} {error.code};\n" in TEXT
-        assert f'    {error.status} "{error.title}";\n' in TEXT
-
-
-def test_each_path_of_a_dialect_is_public() -> None:
-    """But for a report of health, which is public below the dialect's name only."""
-    patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
-    own, several, dialects = patterns[:3]
-    for dialect in load(DIALECTS):
-        for path in {path for handler in dialect.handlers for path in handler.paths}:
-            sample = path.replace("{version:int}", "3")
-            sample = re.sub(r"\{\w+:str\}", "tiny", sample)
-
-            assert re.search(dialects, f"/{dialect.name}{sample}")
-            assert re.search(f"{own}|{several}|{dialects}", sample) or sample == "/health", sample
-
-
-def test_instances_are_listed_in_two_ways() -> None:
-    """By their sockets and by their addresses; nothing else differs. A request may be tried at each of them."""
-    listed = [(SHIPPED / name).read_text(encoding="utf-8") for name in ("upstream.conf", "upstream.compose.conf")]
-    sockets, addresses = (re.findall(r"    server (\S+) max_fails=0;\n", text) for text in listed)
-    same = [re.sub(r" *#.*| +server .*", "", text) for text in listed]
-
-    assert sockets == [f"unix:/run/nereid/nereid-{number}.sock" for number in (1, 2, 3)]
-    assert addresses == [f"api-{number}:{Settings().port}" for number in (1, 2, 3)]
-    assert same[0].split() == same[1].split()
-    assert value_of("proxy_next_upstream_tries") == str(INSTANCES)
-
-
-def test_nginx_closes_idle_connections_before_the_gateway_does() -> None:
-    """Else a request could meet the end of the connection on which it is sent."""
-    text = (SHIPPED / "upstream.conf").read_text(encoding="utf-8")
-
-    assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001
-
-
-@pytest.mark.parametrize(
-    "servers", [["unix:/run/nereid-1.sock"] * INSTANCES, ["127.0.0.1:1"] * INSTANCES], ids=["sockets", "ports"]
-)
-def test_nginx_accepts_the_files(tmp_path: Path, servers: list[str]) -> None:
-    """Without a complaint; from 1.25.1 on it prefers another way to write `http2`."""
-    said = prepare(servers, tmp_path).check().splitlines()
-
-    assert [line for line in said if "[" in line and "http2" not in line] == []
 
 
 @pytest.mark.parametrize("version", ["", "/v1"])
@@ -380,6 +303,7 @@ class Upstream(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     seen: ClassVar[list[tuple[str, dict[str, str]]]] = []
     """Path and headers of each request."""
+    is_over: ClassVar[Event]
 
     def do_GET(self) -> None:
         self.answer(200)
@@ -387,7 +311,7 @@ class Upstream(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         if self.path == "/predict/hangs":
-            time.sleep(2)
+            self.is_over.wait()
         if self.path == "/predict/breaks":
             self.close_connection = True
         else:
@@ -405,11 +329,13 @@ class Upstream(BaseHTTPRequestHandler):
 def upstream(tmp_path: Path) -> Iterator[Proxy]:
     """NGINX in front of three times the same instance, for which it waits a second."""
     Upstream.seen.clear()
+    Upstream.is_over = Event()
     with (
         serving(Upstream) as url,
         proxying([urlsplit(url).netloc] * INSTANCES, tmp_path, {"read_timeout 25s": "read_timeout 1s"}) as proxy,
     ):
         yield proxy
+        Upstream.is_over.set()
 
 
 def post(proxy: Proxy, path: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -617,7 +543,6 @@ class Traffic:
         async with clients(proxy, "127.0.0.47") as client:
             while True:
                 self.probed.append((await client.get("/readyz")).status_code)
-                await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -633,11 +558,15 @@ async def traffic(proxy: Proxy) -> AsyncIterator[Traffic]:
 
 
 def test_the_units_reload_reaches_the_instances_and_nothing_else(service: Service) -> None:
-    """SIGHUP would end a worker, and the parent of all."""
+    """SIGHUP would end a worker. An instance that has just been started gets its name a moment later."""
     pattern = shlex.split(NEREID["ExecReload"][0])[-1]
-    family = [service.process, *service.process.children(recursive=True)]
 
-    assert [one for one in family if re.fullmatch(pattern, one.name())] == service.instances()
+    def reached() -> list[psutil.Process]:
+        family = [service.process, *service.process.children(recursive=True)]
+        return [one for one in family if re.fullmatch(pattern, one.name())]
+
+    wait_for(lambda: len(reached()) == INSTANCES)
+    assert reached() == service.instances()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])

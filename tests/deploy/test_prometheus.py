@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.api.application import table_of
+from app.api.dialects.dialect import load
+from app.api.routes import ModelRoute
 from app.dialect_names import DIALECTS
-from app.model.heads import HEADS
 from bench.experiments.dashboard import DASHBOARD
 from bench.harness.prometheus import CONFIG
 from tests.programs import require_program
@@ -36,6 +38,7 @@ def test_the_configuration_is_valid() -> None:
     assert f"{len(ALERTS)} rules found" in shown
 
 
+@pytest.mark.system
 def test_each_alert_comes_when_it_should_and_only_then() -> None:
     """The scenarios are in `alerts_test.yml`."""
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
@@ -66,17 +69,11 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
 def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
     """In each expression that is about them; no others are."""
     patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
-    routes = {head.route for head in HEADS} | {"/detect/batch", "/predict/{model}"}
-    dialects = {
-        *("/deepstack/v1/vision/detection", "/deepstack/v1/vision/custom/{model}", "/ultralytics/api/models/{model}/predict"),
-        *("/roboflow/infer/object_detection", "/roboflow/{model}/{version}", "/cvat/api/function_invocations"),
-        *("/label-studio/predict", "/nim/v1/infer"),
-    }
+    targets = {target for _, target in table_of(load(DIALECTS)).paths}
+    routes = {target.template for target in targets if isinstance(target.handler, ModelRoute) and target.handler.takes != "text"}
 
     assert len(patterns) == 1
     for pattern in patterns:
-        assert all(re.fullmatch(pattern, version + route) for version in ("", "/v1") for route in routes)
-        assert all(re.fullmatch(pattern, route) for route in dialects)
-        assert {route.split("/")[1] for route in dialects} == set(DIALECTS)
+        assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
         others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/label-studio/webhook")
         assert not any(re.fullmatch(pattern, route) for route in others)

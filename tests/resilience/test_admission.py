@@ -11,7 +11,15 @@ from app.resilience.model_queue import Permit
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
-CAPACITY = Capacity(max_uploads=2, upload_bytes=100, memory_bytes=1000, max_requests=2, target_seconds=2.0, decode_threads=2)
+CAPACITY = Capacity(
+    max_uploads=2,
+    upload_bytes=100,
+    memory_bytes=1000,
+    max_requests=2,
+    target_seconds=2.0,
+    decode_threads=2,
+    anonymous_bytes=100,
+)
 
 
 @pytest.fixture
@@ -95,8 +103,9 @@ async def test_a_full_memory_rejects_every_request_early(admission: Admission) -
     await admission.check("tiny")
 
 
-async def test_many_rejections_are_spread_out(admission: Admission) -> None:
+async def test_many_rejections_are_spread_out(admission: Admission, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that come back at once wait for their rejection, and those that wait are accepted when there is room."""
+    monkeypatch.setattr("app.resilience.pacer._MAX_WAIT_SECONDS", 0.05)
     with admission.start_upload(), admission.start_upload():
         checks = [asyncio.create_task(admission.check("tiny")) for _ in range(3000)]
         await asyncio.sleep(0)

@@ -195,7 +195,7 @@ def test_the_limit_never_exceeds_its_ceiling(simulate: Simulate, ceiling: float)
     """However fast the model is; this also holds for the limit it starts with."""
     simulation = simulate(1, 64, 0.001, ceiling=ceiling)
     assert simulation.limit.value <= ceiling
-    simulation.run(2)
+    simulation.run(0.5)
 
     assert simulation.limit.value == ceiling
 

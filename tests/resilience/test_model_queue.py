@@ -8,15 +8,22 @@ from contextlib import suppress
 import pytest
 
 from app.errors import GatewayFull
-from app.resilience import concurrency, model_queue
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
+from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
 TARGET = 2.0
-QUICK = 0.001
+QUICK = 1.0
 """Seconds between the ends of requests of a model for which it is worth waiting."""
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let no time pass, and have requests wait for half a minute instead of 30 ms, so that no turn comes too late by chance."""
+    monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 30.0)
+    return Clock(monkeypatch, *(f"app.resilience.{name}" for name in ("model_queue", "concurrency", "deadline")))
 
 
 def open_queue(table: WorkerTable, limit: int, pace: float = 0.0) -> ModelQueue:
@@ -134,19 +141,15 @@ async def test_the_limit_is_the_average_of_what_workers_have_measured(open_table
     assert fast.limit == slow.limit == new.limit == pytest.approx((TARGET / 0.01 + TARGET / 0.02) / 2)
 
 
-async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(
-    open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(open_table: OpenTable, clock: Clock) -> None:
     """What it found last may be long out of date; after five seconds the limit is what the others find."""
-    now = 100.0
-    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
     idle, busy = (ModelQueue(open_table(), "tiny", 1000, TARGET) for _ in range(2))
     idle.measure(TARGET, 1, is_near=False)
-    now += 4
+    clock.now += 4
     busy.measure(TARGET / 101, 1, is_near=False)
     idle.refresh()
     assert busy.limit == pytest.approx((1 + 101) / 2)
-    now += 2
+    clock.now += 2
     for queue in (idle, busy):
         queue.refresh()
     assert idle.limit == busy.limit == pytest.approx(101)
@@ -178,9 +181,14 @@ async def test_requests_enter_in_order_of_arrival(waiting: tuple[ModelQueue, Per
     leave(permit)
 
 
-async def test_waiting_is_bounded(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
+async def test_waiting_is_bounded(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose turn does not come soon is rejected, however late its deadline is."""
-    queue, permit, tasks = waiting
+    monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 0.03)
+    queue = open_queue(table, 1, 0.001)
+    permit = await enter(queue)
+    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert queue.waiting == 3
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert {type(outcome) for outcome in outcomes} == {GatewayFull}
@@ -191,8 +199,8 @@ async def test_waiting_is_bounded(waiting: tuple[ModelQueue, Permit, list["async
 
 
 async def test_only_those_wait_whose_turn_will_come_in_time(table: WorkerTable) -> None:
-    """With 10 ms from one end to the next, three requests wait; the fourth is rejected at once."""
-    queue = open_queue(table, 1, 0.01)
+    """If the next three ends come within the time that a request may wait, three wait; the fourth is rejected at once."""
+    queue = open_queue(table, 1, 10.0)
     permit = await enter(queue)
     tasks = [asyncio.create_task(enter(queue)) for _ in range(4)]
     await asyncio.sleep(0)
@@ -202,8 +210,7 @@ async def test_only_those_wait_whose_turn_will_come_in_time(table: WorkerTable) 
     assert isinstance(tasks[3].exception(), GatewayFull)
     leave(permit)
     for task in tasks[:3]:
-        with suppress(GatewayFull):
-            leave(await task)
+        leave(await task)
 
 
 async def test_a_cancelled_request_leaves_the_line(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
@@ -248,30 +255,28 @@ async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
 
 
 async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While requests come, wait and are rejected timers do not pile up."""
+    """While requests come, wait and leave, timers do not pile up."""
     queue = open_queue(table, 1, QUICK)
     permit = await enter(queue)
     loop = asyncio.get_running_loop()
-    timers = 0
+    timers: list[float] = []
     call_later = loop.call_later
 
-    def counted(delay: float, *arguments: object) -> object:
-        nonlocal timers
-        timers += 1
+    def noted(delay: float, *arguments: object) -> object:
+        timers.append(delay)
         return call_later(delay, *arguments)  # type: ignore[arg-type]
 
-    async def ask() -> None:
-        with suppress(GatewayFull):
-            leave(await enter(queue))
-
-    monkeypatch.setattr(loop, "call_later", counted)
-    tasks = []
+    monkeypatch.setattr("app.resilience.line._POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(loop, "call_later", noted)
     for _ in range(60):
-        tasks += [asyncio.create_task(ask()), asyncio.create_task(ask())]
-        await asyncio.sleep(0.01)
-    await asyncio.gather(*tasks)
+        tasks = [asyncio.create_task(enter(queue)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert queue.waiting == 2
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert timers < 500
+    assert timers.count(3600.0) == 1
     leave(permit)
 
 
@@ -351,14 +356,12 @@ async def test_a_request_is_admitted_while_none_is_in_progress(table: WorkerTabl
     leave(await enter(queue, deadline=Deadline.after(0.5)))
 
 
-async def test_a_stall_makes_the_model_slower(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stall_makes_the_model_slower(table: WorkerTable, clock: Clock) -> None:
     """While nothing ends, requests are rejected that would have been admitted; one end later they are admitted again."""
-    now = 100.0
-    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
     queue = open_queue(table, 10, 0.2)
     permits = await fill(queue, 2)
     leave(await enter(queue, deadline=Deadline.after(5)))
-    now += 20
+    clock.now += 20
     with pytest.raises(GatewayFull) as caught:
         await enter(queue, deadline=Deadline.after(5))
     assert (caught.value.retry_after_seconds or 0) > 5
@@ -368,13 +371,11 @@ async def test_a_stall_makes_the_model_slower(table: WorkerTable, monkeypatch: p
     leave(permits.pop())
 
 
-async def test_a_pause_without_requests_is_no_stall(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_without_requests_is_no_stall(table: WorkerTable, clock: Clock) -> None:
     """Nothing ends because nothing was asked."""
-    now = 100.0
-    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
     queue = open_queue(table, 10, 0.2)
     leave(await enter(queue))
-    now += 3600
+    clock.now += 3600
     permits = await fill(queue, 3)
 
     leave(await enter(queue, deadline=Deadline.after(5)))
@@ -422,18 +423,16 @@ async def test_only_short_deadlines_are_compared_with_the_predicted_wait(
         leave(permit)
 
 
-async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable, clock: Clock) -> None:
     """The first one gives the limit for the next ones; one that failed would say nothing about the model."""
-    now = 100.0
-    monkeypatch.setattr(model_queue, "monotonic", lambda: now)
     queue = ModelQueue(table, "tiny", 1000, TARGET)
     before = queue.limit
     failed = await enter(queue)
-    now += 0.001
+    clock.now += 0.001
     leave(failed)
     assert queue.limit == before
     permit = await enter(queue)
-    now += 0.1
+    clock.now += 0.1
     permit.measure()
     leave(permit)
 
@@ -442,22 +441,19 @@ async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.2])
 async def test_the_limit_recovers_if_only_one_share_is_used(
-    table: WorkerTable, monkeypatch: pytest.MonkeyPatch, fraction: float
+    table: WorkerTable, clock: Clock, monkeypatch: pytest.MonkeyPatch, fraction: float
 ) -> None:
     """After a slow phase of a model that works one by one, a share that is rejected lets the limit grow again."""
-    now = 100.0
-    for module in (model_queue, concurrency):
-        monkeypatch.setattr(module, "monotonic", lambda: now)
+    monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 0.0)
     queue = ModelQueue(table, "tiny", 1000, TARGET)
     running: deque[Permit] = deque()
 
     async def process(images: int, seconds: float) -> None:
-        nonlocal now
         for _ in range(images):
             with suppress(GatewayFull):
                 while True:
                     running.append(await enter(queue, "camera", fraction, Deadline.after(1e6)))
-            now += seconds
+            clock.now += seconds
             permit = running.popleft()
             permit.measure()
             leave(permit)

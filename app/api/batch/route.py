@@ -7,7 +7,6 @@ from typing import Any
 
 from litestar import Request
 from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
@@ -17,16 +16,15 @@ from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.coco_results import CocoAnswer
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
 from app.api.client_watch import ClientWatch
-from app.api.content_type import JSON
+from app.api.content_type import JSON, MULTIPART, URLENCODED
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.formats.accept import negotiate
-from app.api.guards import GuardedRoute
 from app.api.json_response import VARY, JsonResponse
+from app.api.routes import ModelRoute
 from app.api.task_parameters import BatchParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.pipeline import Pipeline
 
 _HEADERS = [
     (b"content-type", LINES.encode()),
@@ -35,27 +33,25 @@ _HEADERS = [
 ]
 
 
-@GuardedRoute(
+@ModelRoute(
     "/detect/batch",
-    http_method=HttpMethod.POST,
+    takes="images",
+    media_types=frozenset({MULTIPART, JSON, URLENCODED}),
     summary="Detect objects in several images",
     operation_class=BatchOperation,
     responses=RESPONSES,
-    status_code=200,
 )
-async def detect_batch(
-    request: Request[Any, Any, Any], pipeline: NamedDependency[Pipeline], worker: NamedDependency[WorkerResources]
-) -> ASGIResponse:
+async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in up to 64 images, each of which succeeds or fails alone.
 
     With `Accept: application/x-ndjson` there is a line for each image as soon as it is done, and then one that sums up. With
     `format=coco-results` there is one list of COCO results for all images; if any of them fails, so does the request.
     """
-    context = context_of(request.scope)
+    context, pipeline = context_of(request.scope), worker.pipeline
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
         media_type = negotiate(context.accept, (JSON, LINES))
-        content, wanted, call = await intake.receive(client, request.scope, pipeline, [], BatchParameters, parse_batch)
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], BatchParameters, parse_batch)
         if wanted.format is not None:
             media_type = JSON
         image_ids = wanted.ids_of(len(content.images))

@@ -6,7 +6,7 @@ Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `L
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import get, post
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -21,7 +21,9 @@ from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_boxes, to_scores
+from app.api.guards import header_of
 from app.api.json_response import JsonResponse
+from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections, DetectOptions
@@ -119,10 +121,10 @@ async def function(request: AnyRequest, worker: NamedDependency[WorkerResources]
     raise UnknownModel("there is no such detector; GET /api/functions lists them")
 
 
-@post("/api/function_invocations", status_code=200)
+@ModelRoute("/api/function_invocations", key_in="query", model_header=_FUNCTION)
 async def invoke(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects with the model that a header names."""
-    name = next((value.decode("latin-1") for header, value in request.scope["headers"] if header == _FUNCTION), None)
+    name = header_of(request.scope, _FUNCTION)
     return await detect(request, worker, _Parameters, _parse, _respond, [("model", name)] if name else [])
 
 

@@ -4,13 +4,12 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import get, post, route
+from litestar import get
 from litestar.di import NamedDependency
-from litestar.enums import HttpMethod
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
@@ -19,16 +18,17 @@ from app import __version__
 from app.api import form_parts
 from app.api.body import MAX_PARTS, ParsedBody, parse_multipart
 from app.api.content_type import MULTIPART, URLENCODED, media_type
+from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, receive_small
+from app.api.dialects.detection import detect, receive_text
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.key import has_key
 from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
 from app.api.json_response import JsonResponse
 from app.api.parameters import split_classes
+from app.api.routes import ModelRoute
 from app.api.schema import Problem
 from app.pipeline.call import Detections, DetectOptions
 
@@ -52,8 +52,6 @@ _CASED = {
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
-    has_key_in_body: ClassVar[bool] = True
-
     min_confidence: Annotated[float, Meta(ge=0, le=1)] = 0.4
     url: str | None = None
     """The address of the image, if its field has one. No part of DeepStack."""
@@ -137,26 +135,24 @@ class UpdateStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     update_available: Literal[False] = False
 
 
-@post("/v1/vision/detection", status_code=200)
+@ModelRoute("/v1/vision/detection", key_in="body")
 async def detection(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects with the default model."""
     return await _detect(request, worker, "detect")
 
 
-@post("/v1/vision/custom/{model:str}", status_code=200)
+@ModelRoute("/v1/vision/custom/{model:str}", key_in="body")
 async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, "custom", [("model", model)])
 
 
-@route("/v1/vision/custom/list", http_method=[HttpMethod.GET, HttpMethod.POST], status_code=200)
+@ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
 async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelNames:
     """List the detectors."""
-    key = None
-    has_body = request.method == HttpMethod.POST and request.headers.get("content-length", "0") != "0"
-    if has_body and worker.keys is not None and not has_key(request):
-        key = (await receive_small(request, worker, _Parameters, _parse_form)).wanted.api_key
-    specs = await detectors(request, worker, key)
+    if context_of(request.scope).is_anonymous:
+        await receive_text(request, worker, _Parameters, _parse_form)
+    specs = await detectors(request, worker)
     device = "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU"
     return ModelNames(models=[spec.name for spec in specs], inference_device=device, timestamp_utc=_now())
 
@@ -179,7 +175,9 @@ async def _detect(
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    """Parse a form that need not have an image; without files, clients send it as names and values."""
+    """Parse a form that need not have an image; without files, clients send it as names and values, or nothing."""
+    if not data:
+        return ParsedBody(b"", [])
     if media_type(content_type) == URLENCODED:
         return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
     parts = form_parts.read_parts(data, content_type, MAX_PARTS)

@@ -1,14 +1,19 @@
 """What a dialect is, and the parameters that all of them have."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import msgspec
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import HTTPScope
+from litestar.types import HTTPScope, Scope
 from msgspec import Meta
 
+from app.api import problems
+from app.api.content_type import JSON
 from app.api.parameters import Parameters
+from app.api.problems import WriteError, WrittenError
 from app.api.schema import Problem
 from app.pipeline.call import DetectOptions
 
@@ -38,13 +43,29 @@ class Dialect(NamedTuple):
     """By path that the gateway or another dialect has, too: whether a request there is for this dialect."""
 
 
+def load(names: Sequence[str]) -> list[Dialect]:
+    """Return the dialects of these names."""
+    return [import_module(f"app.api.dialects.{name.replace('-', '_')}").DIALECT for name in names]
+
+
+def error_writer(dialects: Sequence[Dialect]) -> WriteError:
+    """Return what writes an error as the dialect does whose request it is; any other as the gateway does."""
+    by_name = {dialect.name: dialect for dialect in dialects}
+
+    def write(problem: Problem, scope: Scope) -> WrittenError:
+        dialect = by_name.get(scope["path"].removeprefix("/").partition("/")[0])
+        if dialect is None:
+            return problems.write(problem)
+        problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
+        return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
+
+    return write
+
+
 class DialectParameters(Parameters, frozen=True, kw_only=True):
     """Those of every dialect. Clients send others, too, which are ignored."""
 
     ignores_unknown: ClassVar[bool] = True
-    has_key_in_body: ClassVar[bool] = False
-    """Whether a request without a key in headers and query may have one in its body, which is received then."""
-
     api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
 
     @property

@@ -21,14 +21,15 @@ from app.api.content_type import JSON, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects import label_studio_tasks
-from app.api.dialects.detection import detect_each, receive_small
+from app.api.dialects.detection import detect_each, receive_text
 from app.api.dialects.detectors import find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.key import require_key
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.formats.native import to_scores
+from app.api.guards import require_key
 from app.api.json_response import JsonResponse
 from app.api.large_response import LargeResponse
+from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext, Detections, DetectOptions
@@ -124,15 +125,15 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
     return Health()
 
 
-@post("/setup", status_code=200)
+@ModelRoute("/setup", takes="text", key_in="query")
 async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelVersion:
     """Name the model of a project."""
-    received = await receive_small(request, worker, _Parameters, _parse_setup)
+    received = await receive_text(request, worker, _Parameters, _parse_setup)
     spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
     return ModelVersion(refer_to(spec.name, spec.version))
 
 
-@post("/predict", status_code=200)
+@ModelRoute("/predict", takes="images", key_in="query")
 async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in the images of tasks.
 

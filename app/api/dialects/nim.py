@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import get, post
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
@@ -23,11 +23,12 @@ from app.api.dialects import json_body
 from app.api.dialects.detection import detect_each, require_all
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.key import require_key
 from app.api.formats.native import to_boxes, to_scores
+from app.api.guards import require_key
 from app.api.json_document import JSON_ERRORS
 from app.api.json_response import JsonResponse
 from app.api.models import list_models
+from app.api.routes import ModelRoute
 from app.api.schema import ModelList
 from app.errors import MalformedRequest, ModelNotReady
 from app.pipeline.call import CallContext, Detections, DetectOptions
@@ -111,7 +112,7 @@ class NimMetadata(msgspec.Struct, frozen=True, rename="camel"):
     asset_info: list[str] = []
 
 
-@post("/v1/infer", status_code=200)
+@ModelRoute("/v1/infer", takes="images", key_in="query")
 async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in up to 64 images. Where one of them fails, the request does."""
     nbytes = 0

@@ -5,10 +5,10 @@ Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inferenc
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import get, post
+from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta
 from app.api.body import ParsedBody
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, detect_each, receive_small, require_all
+from app.api.dialects.detection import detect, detect_each, receive_text, require_all
 from app.api.dialects.detectors import detectors, find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
@@ -27,6 +27,7 @@ from app.api.formats import drawn
 from app.api.formats.answer import Answer
 from app.api.json_response import JsonResponse
 from app.api.parameters import check_model_name, split_classes
+from app.api.routes import ModelRoute
 from app.api.schema import Problem
 from app.errors import UnknownModel
 from app.pipeline.call import CallContext, Detections, DetectOptions
@@ -41,8 +42,6 @@ Usual = Literal["best", "default"]
 
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
-    has_key_in_body: ClassVar[bool] = True
-
     model_id: str | None = None
     """Name of a model, or `NAME/VERSION`."""
 
@@ -110,17 +109,17 @@ async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResourc
     return ModelDescriptions([to_description(spec) for spec in await detectors(request, worker)])
 
 
-@post("/model/add", status_code=200)
+@ModelRoute("/model/add", takes="text", key_in="body")
 async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
     """List a detector under the id by which the client calls it, before all others."""
-    received = await receive_small(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
+    received = await receive_text(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
     wanted = received.wanted
     spec = await find_detector(worker, *wanted.reference, received.call)
-    others = await detectors(request, worker, wanted.api_key)
+    others = await detectors(request, worker)
     return ModelDescriptions([to_description(spec, wanted.model_id), *map(to_description, others)])
 
 
-@post("/infer/object_detection", status_code=200)
+@ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
 async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in an image, or in each of a list of images: one that fails is an error of them all."""
     body = InferenceBody()
@@ -145,7 +144,7 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
     return await detect_each(request, worker, _V1Parameters, body.parse, respond)
 
 
-@post(_V0, status_code=200)
+@ModelRoute(_V0, key_in="query")
 async def infer_v0(
     request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str], version: FromPath[int]
 ) -> ASGIResponse:

@@ -7,7 +7,6 @@ import platform
 from typing import Annotated
 
 import msgspec
-from litestar import post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -25,6 +24,7 @@ from app.api.formats.answer import Answer
 from app.api.formats.native import to_scores
 from app.api.intake import Pairs
 from app.api.json_response import JsonResponse
+from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
 from app.pipeline.call import Detections, DetectOptions
 from app.telemetry.timing import Timing
@@ -107,13 +107,13 @@ class Prediction(msgspec.Struct, frozen=True):
     metadata: Metadata
 
 
-@post("/predict", status_code=200)
+@ModelRoute("/predict", key_in="query")
 async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects with the default model, as a dedicated endpoint does with its own."""
     return await _detect(request, worker)
 
 
-@post("/api/models/{model:str}/predict", status_code=200)
+@ModelRoute("/api/models/{model:str}/predict", key_in="query")
 async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, [("model", model)])

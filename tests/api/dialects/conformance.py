@@ -3,7 +3,6 @@
 The test file of a dialect has a subclass of `Conformance`, which says how its requests and answers look.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from io import BytesIO
@@ -20,12 +19,12 @@ from PIL import Image, ImageDraw
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from tests.api.conftest import write_keys
 from tests.faults.corpus import bombs, damage
 from tests.support import SCENE, json, sample_image, started
 
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 KEY = f"camera.{SECRET}"
-_KEYS = f'[camera]\nsha256 = ["{hashlib.sha256(SECRET.encode()).hexdigest()}"]\nscopes = ["detect"]\n'
 _ORIENTATION = 0x0112
 _MEANT = {502, 503, 504}
 """Of statuses above 499: Triton has failed."""
@@ -131,9 +130,8 @@ class Conformance(ABC):
     async def test_the_same_keys_are_valid(self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
         """Sent as clients of the dialect do; without one, or with a wrong one, the answer is 401."""
         assert triton.poll() is None
-        file = tmp_path / "keys.toml"
-        file.write_text(_KEYS)
-        own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=str(file))
+        file = write_keys(tmp_path, ("camera", SECRET, "detect"))
+        own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=file)
         async with started(create_app(own)) as server:
             sent = self.request(SCENE)
             for one, status in (

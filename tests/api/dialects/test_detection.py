@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from app.api import middleware
 from app.api.application import Application
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for
+from tests.api.conftest import post_unread, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, started, staying
 
@@ -38,14 +37,10 @@ async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[Fak
 
 
 @BOTH
-async def test_a_body_that_is_declared_too_large_is_not_read(path: str) -> None:
+async def test_a_body_that_is_declared_too_large_is_not_read(shared_app: Application, path: str) -> None:
     """Nor one of a type that cannot be an image."""
-    fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, max_file_size_mb=1))
-        async with lifespan_of(app):
-            large = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "1048577"})
-            other = await post_unread(app, path, {"Content-Type": "video/mp4", "Content-Length": "100"})
+    large = await post_unread(shared_app, path, {"Content-Type": "image/bmp", "Content-Length": "1048577"})
+    other = await post_unread(shared_app, path, {"Content-Type": "video/mp4", "Content-Length": "100"})
 
     assert (large.status, other.status) == (413, 400)  # DeepStack has no 415
 
@@ -73,14 +68,10 @@ async def test_without_a_dialect_its_paths_do_not_exist() -> None:
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application that needs API keys."""
-    file = tmp_path / "keys.toml"
-    digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    file.write_text("".join(f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["{scope}"]\n' for id_, scope in KEYS))
+    file = write_keys(tmp_path, *((id_, SECRET, scope) for id_, scope in KEYS))
     fake = FakeTriton()
-    async with serving(fake):
-        app = create_app(settings_for(fake.url, api_keys_file=str(file)))
-        async with lifespan_of(app), calling(app) as client:
-            yield client
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file))), calling(app) as client:
+        yield client
 
 
 KEYS = (("camera", "detect"), ("monitor", "health"))
@@ -99,6 +90,8 @@ BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
         ({}, f"?api_key=camera.{SECRET}", "", 400),
         ({}, "?api_key=camera.wrong", f"camera.{SECRET}", 401),
         ({}, "", f"camera.{SECRET}", 400),
+        ({}, "?api_key=", f"camera.{SECRET}", 400),
+        ({}, "?api_key=", "", 401),
         ({}, "", "camera.wrong", 401),
         ({}, "", "\N{SNOWMAN}", 401),
         ({}, "", f"monitor.{SECRET}", 403),
@@ -116,6 +109,7 @@ async def test_a_key_may_be_in_a_header_the_query_or_the_body(
 
     assert response.status_code == status, response.text
     assert response.json()["success"] is False
+    assert status == 401 or "api_key" not in response.text
 
 
 async def test_a_list_needs_a_key(guarded: httpx.AsyncClient) -> None:
@@ -133,6 +127,11 @@ async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> Non
         for form in ({"data": {"api_key": credential}}, {"data": {"api_key": credential}, "files": others}):
             assert (await guarded.post(path, **form)).status_code == status
 
+    async def chunks() -> AsyncIterator[bytes]:
+        yield f"api_key=camera.{SECRET}".encode()
+
+    chunked = await guarded.post(path, content=chunks(), headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert chunked.status_code == 200
     assert (await guarded.post(path)).status_code == 401
 
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app import __version__
+from app.api.application import Application
 from app.api.page.routes import ASSETS, FOLDER
 from app.main import create_app
 from tests.api.conftest import routes_of, settings_for
@@ -14,7 +15,6 @@ from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.support import IMAGES, json, started
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
-Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 @pytest.fixture
@@ -36,10 +36,9 @@ async def without_page() -> AsyncIterator[httpx.AsyncClient]:
         "text/html;q=0.4, */*;q=0.5",
     ],
 )
-async def test_programs_get_a_description_of_the_service(gateway: Gateway, accept: str) -> None:
+async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClient, accept: str) -> None:
     """Under the names that clients of other systems know, whatever else they accept."""
-    _, client = gateway
-    response = await client.get("/", headers={"Accept": accept})
+    response = await reader.get("/", headers={"Accept": accept})
 
     assert response.headers["content-type"] == "application/json"
     assert response.headers["vary"] == "Accept"
@@ -55,13 +54,11 @@ async def test_programs_get_a_description_of_the_service(gateway: Gateway, accep
     }
 
 
-async def test_every_endpoint_that_is_named_exists() -> None:
+async def test_every_endpoint_that_is_named_exists(shared_app: Application, reader: httpx.AsyncClient) -> None:
     """Under the path that the description has."""
-    app = create_app(settings_for("127.0.0.1:1"))
-    async with started(app) as client:
-        named = json(await client.get("/"))["endpoints"].values()
+    named = json(await reader.get("/"))["endpoints"].values()
 
-    assert set(named) <= {route.path_format for route in routes_of(app)}
+    assert set(named) <= {route.path_format for route in routes_of(shared_app)}
 
 
 async def test_a_model_on_a_gpu_is_described() -> None:
@@ -97,10 +94,10 @@ async def test_the_page_needs_no_key_and_its_files_neither(tmp_path_factory: pyt
         assert (await client.get("/models")).status_code == 401
 
 
-async def test_every_file_is_served(lonely: httpx.AsyncClient) -> None:
+async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
     """With the type that a browser expects; code is asked for again each time."""
     for name, media_type in ASSETS.items():
-        response = await lonely.get(f"/page-assets/{name}")
+        response = await reader.get(f"/page-assets/{name}")
 
         assert response.content == (FOLDER / name).read_bytes()
         assert response.headers["content-type"] == media_type
@@ -128,9 +125,9 @@ def test_the_samples_are_the_projects_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["page.html", "nothing.js", "__init__.py", "..%2Froutes.py"])
-async def test_no_other_file_is_served(lonely: httpx.AsyncClient, name: str) -> None:
+async def test_no_other_file_is_served(reader: httpx.AsyncClient, name: str) -> None:
     """Nothing else of the folder or those around it."""
-    assert (await lonely.get(f"/page-assets/{name}")).status_code == 404
+    assert (await reader.get(f"/page-assets/{name}")).status_code == 404
 
 
 async def test_without_the_page_everybody_gets_the_description(without_page: httpx.AsyncClient) -> None:

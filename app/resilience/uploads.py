@@ -1,0 +1,84 @@
+"""Bodies that are being received: how many on the whole host, and how many bytes of them."""
+
+import hashlib
+from ipaddress import IPv6Address, ip_address
+
+from app.errors import GatewayFull
+from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.worker_table import WorkerTable
+
+_ANONYMOUS = 64
+_ANONYMOUS_PER_ADDRESS = 8
+
+
+class Upload(Lease):
+    """One body that is being received and parsed; counted until it is released."""
+
+    def __init__(self, budget: MemoryBudget, table: WorkerTable, column: int, mark: int = 1) -> None:
+        """Count it in a worker's cell, by a mark that is added, and its bytes in a budget."""
+        super().__init__()
+        self._budget = budget
+        self._memory: Reservation | None = None
+        table.add(column, mark)
+        self.on_release(lambda: table.add(column, -mark))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are counted."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that were received.
+
+        Raises:
+            GatewayFull: There are too many bytes of bodies that are being received.
+        """
+        if self._memory is None:
+            self._memory = self._budget.reserve()
+            self.on_release(self._memory.release)
+        self._memory.add(nbytes)
+
+
+class AnonymousUploads:
+    """Bodies of which nobody knows yet who sends them: a few on the whole host, and very few from one address.
+
+    Each worker has a row of 64 cells, one for each of its bodies, which hold a hash of the sender's address.
+    """
+
+    def __init__(self, table: WorkerTable, max_bytes: int) -> None:
+        """Count in a table; no more than so many bytes."""
+        self._table = table
+        self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
+        self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)
+
+    def start(self, address: str) -> Upload:
+        """Count a body from an address; empty if that is not known, as on a unix socket, whose permissions say who may connect.
+
+        Raises:
+            GatewayFull: There are too many of them.
+        """
+        free_column = next((column for column in self._columns if not self._table.own(column)), None)
+        if free_column is None:
+            raise _full()
+        mark = int.from_bytes(hashlib.blake2b(_network_of(address).encode(), digest_size=7).digest()) + 1
+        upload = Upload(self.memory, self._table, free_column, mark)  # first, so that two workers never use the same room
+        marks = [cell for column in self._columns for cell in self._table.values(column) if cell]
+        if len(marks) > _ANONYMOUS or (address and marks.count(mark) > _ANONYMOUS_PER_ADDRESS):
+            upload.release()
+            raise _full()
+        return upload
+
+
+def _network_of(address: str) -> str:
+    """Return what one sender has: an address of IPv4, or the 64 bits of an IPv6 network."""
+    if not address:
+        return address
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv6Address):
+        return str(parsed.ipv4_mapped or int(parsed) >> 64)
+    return str(parsed)
+
+
+def _full() -> GatewayFull:
+    return GatewayFull("too many bodies are being received whose API key is not known yet; send it in a header", "uploads")

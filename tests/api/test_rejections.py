@@ -1,0 +1,234 @@
+"""Every route at which a model is asked, and every cause for which a request is rejected before its body is received."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+
+from app.api import application
+from app.api.application import Application
+from app.api.context import RequestContext, context_of
+from app.api.dialects.dialect import load
+from app.api.keys import ApiKeys
+from app.api.routes import ModelRoute
+from app.dialect_names import DIALECTS
+from app.pipeline.pipeline import Pipeline
+from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
+from app.telemetry.metrics import Metrics
+from app.triton.pool import TritonPool
+from tests.api.conftest import post_unread, routes_of, write_keys
+from tests.support import DEPLOYMENT, METRICS, Receive, Reply, call, lifespan_of, receiving, staying
+from tests.world import World, open_world
+
+SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
+CAMERA, MONITOR = ("X-API-Key", f"camera.{SECRET}"), ("X-API-Key", f"monitor.{SECRET}")
+JPEG, FORM, HTML = (("Content-Type", kind) for kind in ("image/jpeg", "multipart/form-data; boundary=b", "text/html"))
+LENGTH, NO_LENGTH, TOO_LONG = (("Content-Length", length) for length in ("100", "many", str(2**23)))
+HOST = ("Host", "other")
+STATUSES = {dialect.name: dialect.statuses for dialect in load(DIALECTS)}
+
+
+class Gateway(NamedTuple):
+    """An application that needs keys, and the world that it asks."""
+
+    world: World
+    app: Application
+
+    @property
+    def routes(self) -> list[tuple[str, ModelRoute]]:
+        """A path of each of its routes for models, and the route."""
+        return [
+            (route.path.replace("{model:str}", "tiny").replace("{version:int}", "1"), handler)
+            for route in routes_of(self.app)
+            for handler in getattr(route, "route_handlers", ())
+            if isinstance(handler, ModelRoute)
+        ]
+
+    async def ask(self, path: str, *headers: tuple[str, str]) -> Reply:
+        """POST a request for `tiny`, whose body must not be received."""
+        return await post_unread(self.app, f"{path}?model=tiny" if "tiny" not in path else path, list(headers))
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    file = write_keys(tmp_path, ("camera", SECRET, "detect"), ("monitor", SECRET, "health"))
+    async with open_world(max_uploads=8, upload_bytes=2**23) as world:
+        await world.until_known()
+
+        @asynccontextmanager
+        async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
+            yield world.pool, world.pipeline, METRICS
+
+        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS), ApiKeys(Path(file)))
+        async with lifespan_of(app):
+            assert len(Gateway(world, app).routes) > 15
+            yield Gateway(world, app)
+
+
+@contextmanager
+def full(world: World, *, batches_only: bool = False) -> Iterator[None]:
+    """Let the memory for images be in use."""
+    budget = world.admission.batch_memory if batches_only else world.admission.memory
+    budget.add(budget.limit_bytes)
+    yield
+    budget.add(-budget.limit_bytes)
+
+
+def status_of(path: str, status: int) -> int:
+    """Return what a dialect makes of a status."""
+    return STATUSES.get(path.split("/")[1], {}).get(status, status)
+
+
+def type_for(route: ModelRoute) -> tuple[str, str]:
+    """Return a type that a route takes."""
+    return FORM if route.media_types else JPEG
+
+
+async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
+    """401 and 403, before anything else is judged; a body that may have the key is received first."""
+    for path, route in gateway.routes:
+        wrong = [("X-API-Key", "camera.wrong"), HTML, TOO_LONG]
+        assert (await gateway.ask(path, *wrong)).status == 401, path
+        assert (await gateway.ask(path, MONITOR, HTML, TOO_LONG)).status == 403, path
+        if route.key_in != "body":
+            assert (await gateway.ask(path, HTML, TOO_LONG)).status == 401, path
+
+
+async def test_the_framing(gateway: Gateway) -> None:
+    """400, even without a key."""
+    for path, _ in gateway.routes:
+        for wrong in (HOST, NO_LENGTH, ("Content-Length", "9" * 5000)):
+            assert (await gateway.ask(path, wrong, HTML)).status == 400, path
+
+
+async def test_the_declared_type_and_length(gateway: Gateway) -> None:
+    """415, then 413; the same for a body that may have the key."""
+    for path, route in gateway.routes:
+        for key in [[CAMERA], *([[]] if route.key_in == "body" else [])]:
+            assert (await gateway.ask(path, *key, HTML, TOO_LONG)).status == status_of(path, 415), path
+            assert (await gateway.ask(path, *key, type_for(route), TOO_LONG)).status == 413, path
+
+
+async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
+    """413, as soon as there are more bytes than the route takes."""
+    for path, route in gateway.routes:
+        if path.endswith("/list"):
+            continue  # nobody looks at its body if the key is known before
+        part = {"type": "http.request", "body": bytes(2**16), "more_body": True}
+        limit = {"text": 2**16, "image": 2**20, "images": 2**22}[route.takes]
+        reply = await call(gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [CAMERA, type_for(route)])
+        assert reply.status == 413, path
+        if route.key_in == "body":
+            limit = min(limit, 2**20)  # nobody knows yet whose body it is
+            assert (await call(gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [JPEG])).status == 413, path
+
+
+async def test_a_full_gateway(gateway: Gateway) -> None:
+    """429, to a caller whose key is known; what asks no model goes on."""
+    with full(gateway.world):
+        for path, route in gateway.routes:
+            if route.takes != "text":
+                assert (reply := await gateway.ask(path, CAMERA, type_for(route), LENGTH)).status == 429, path
+                assert reply.headers["retry-after"] == "1"
+            else:
+                assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
+            assert (await gateway.ask(path, MONITOR)).status == 403, path
+            assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
+
+
+async def test_no_memory_for_batches(gateway: Gateway) -> None:
+    """429, where there may be several images."""
+    with full(gateway.world, batches_only=True):
+        for path, route in gateway.routes:
+            if route.takes == "images":
+                assert (await gateway.ask(path, CAMERA, type_for(route), LENGTH)).status == 429, path
+            else:
+                assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
+
+
+async def test_an_open_circuit(gateway: Gateway) -> None:
+    """503 where the request names the model before its body; it comes before 429, and nobody without a key learns of it."""
+    world = gateway.world
+    world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process is not healthy."
+    assert len(await world.errors(5)) == 5
+    assert world.usable == [False]
+    with full(world):
+        for path, route in gateway.routes:
+            if route.takes != "text":
+                reply = await gateway.ask(path, CAMERA, type_for(route), LENGTH)
+                assert (reply.status, reply.headers["retry-after"]) == (503, "1"), path
+            else:
+                nothing = {"type": "http.request", "body": b"", "more_body": False}
+                assert (await call(gateway.app, receiving(nothing), path, [CAMERA])).status != 503, path
+            assert (await gateway.ask(path, CAMERA, HTML)).status == status_of(path, 415), path
+
+
+async def test_a_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:
+    """Python's `int` takes more digits than ours."""
+    for version in ("1_0", "\N{ARABIC-INDIC DIGIT ONE}"):
+        assert (await gateway.ask(f"/roboflow/tiny/{version}", CAMERA, JPEG)).status == 404
+
+
+async def test_other_routes_have_the_same_framing(gateway: Gateway) -> None:
+    """Whatever the path."""
+    for path in ("/livez", "/models", "/nothing"):
+        assert (await gateway.ask(path, HOST)).status == 400
+
+
+async def test_bodies_that_may_have_a_key(gateway: Gateway) -> None:
+    """A few may be received at a time, for two seconds; callers with a key in a header do not notice."""
+    path, part = "/deepstack/v1/vision/detection", {"type": "http.request", "body": bytes(2**17), "more_body": True}
+    sending = [asyncio.create_task(call(gateway.app, staying(part), path, [FORM])) for _ in range(8)]
+    await asyncio.sleep(0)
+    reply = await gateway.ask(path, FORM)
+    assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+    assert gateway.world.admission.upload_memory.used_bytes == 0
+    assert gateway.world.admission.anonymous_uploads.memory.used_bytes == 8 * 2**17
+    broken = {"type": "http.request", "body": b"no image", "more_body": False}
+    for key in (("Authorization", f"Bearer camera.{SECRET}"), CAMERA):
+        assert (await call(gateway.app, receiving(broken), path, [JPEG, key])).status == status_of(path, 415)
+
+    await gateway.world.time.skip(2)
+    assert [answer.status for answer in await asyncio.gather(*sending)] == [408] * 8
+    assert (await call(gateway.app, receiving(broken), path, [JPEG])).status == 401
+    assert gateway.world.admission.own_bytes == 0
+
+
+async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -> None:
+    """However long the request may take; and the work of finding it takes no thread from other requests."""
+    path, busy = "/deepstack/v1/vision/detection?timeout_ms=30000", Event()
+    body = {"type": "http.request", "body": b"--b--", "more_body": False}
+    with Lease() as lease:
+        holding = asyncio.create_task(gateway.world.pipeline.run_apart(busy.wait, Deadline.after(100), lease))
+        asking = [asyncio.create_task(call(gateway.app, staying(body), path, [FORM, *key])) for key in ([], [CAMERA])]
+        assert (await asking[1]).status == 400
+        await gateway.world.time.skip(2)
+        assert (await asking[0]).status == 408
+        busy.set()
+        await holding
+
+
+async def test_a_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its_answer(gateway: Gateway) -> None:
+    """Once the key is known, it is a caller like others."""
+    contexts: list[RequestContext] = []
+
+    async def watched(scope: Any, receive: Receive, send: Any) -> None:  # noqa: ANN401
+        await gateway.app(scope, receive, send)
+        contexts.append(context_of(scope))
+
+    body = {"type": "http.request", "body": f"api_key=camera.{SECRET}".encode(), "more_body": False}
+    headers = [("Content-Type", "application/x-www-form-urlencoded")]
+    assert (await call(watched, receiving(body), "/deepstack/v1/vision/custom/list", headers)).status == 200
+    assert contexts[0].body_limits[1:] == DEPLOYMENT.body_limits[1:]
+
+
+async def test_what_takes_long_to_read_is_not_read(gateway: Gateway) -> None:
+    """A path is kept by Litestar's router, and a query is searched for keys and models."""
+    for path in ("/predict/" + "\N{GRINNING FACE}" * 1024, "/detect?" + "&".join(["a=%41"] * 65), "/nothing" * 1024):
+        assert (await gateway.ask(path)).status == 400

@@ -1,0 +1,165 @@
+"""Whose path a request has, and the name of its route."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from litestar import get, post
+from litestar.enums import ScopeType
+from litestar.types import HTTPScope, Receive, Scope, Send
+from msgspec import to_builtins
+
+from app.api.application import Application, table_of
+from app.api.dialects.dialect import Dialect, load
+from app.api.routes import UNMATCHED, ModelRoute, route_of
+from app.dialect_names import DIALECTS
+from app.main import create_app
+from tests.api.conftest import post_unread, settings_for, uploading
+from tests.support import SCENE, calling, lifespan_of
+
+
+@get("/status")
+async def status() -> None:
+    """Is at a path of its own."""
+
+
+@post("/predict")
+async def predict() -> None:
+    """Is at a path that others have, too."""
+
+
+@ModelRoute("/{model:str}/{version:int}")
+async def versioned() -> None:
+    """Is at a path with parameters."""
+
+
+def is_json(scope: HTTPScope) -> bool:
+    """Recognise a request by its type."""
+    return (b"content-type", b"application/json") in scope["headers"]
+
+
+ONE = Dialect("one", [status, predict], to_builtins, callers={"/predict": is_json})
+OTHER = Dialect("other", [predict, versioned], to_builtins, callers={"/predict": lambda scope: not is_json(scope)})
+TYPED = [(b"content-type", b"application/json")]
+
+
+def path_of(path: str, dialects: Sequence[Dialect] = (ONE, OTHER), headers: Sequence[tuple[bytes, bytes]] = ()) -> str:
+    """Return the path at which a request arrives."""
+    scope: Any = {"type": "http", "path": path, "method": "POST", "headers": list(headers)}
+    found = table_of(dialects).find(scope)
+    return path if found is None else found[0].prefix + scope["path"]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/status", "/one/status"),
+        ("/status/", "/one/status"),
+        ("/one/status", "/one/status"),
+        ("/yolo11n/3", "/other/yolo11n/3"),
+        ("/yolo11n/three", "/yolo11n/three"),
+        ("/yolo11n/1_0", "/yolo11n/1_0"),
+        ("/yolo11n/\u0661", "/yolo11n/\u0661"),
+        ("/yolo11n/3/4", "/yolo11n/3/4"),
+        ("/detect", "/detect"),
+        ("/v1/detect", "/v1/detect"),
+        ("/", "/"),
+        ("//", "//"),
+        ("//status", "/one/status"),
+        ("/yolo11n/03", "/yolo11n/03"),
+        ("", ""),
+    ],
+)
+def test_a_request_goes_to_the_dialect_that_has_its_path(path: str, expected: str) -> None:
+    """And is left alone if none has it."""
+    assert path_of(path) == expected
+
+
+def test_the_request_tells_two_dialects_with_one_path_apart() -> None:
+    """In any order of them."""
+    assert path_of("/predict", headers=TYPED) == "/one/predict"
+    assert path_of("/predict") == "/other/predict"
+    assert path_of("/predict", (OTHER, ONE), TYPED) == "/one/predict"
+
+
+def test_a_request_that_no_dialect_recognises_stays_where_it_is() -> None:
+    """The gateway may have a route for it."""
+    assert path_of("/predict", [ONE]) == "/predict"
+
+
+def test_each_name_is_that_of_a_dialect() -> None:
+    """Which says the same of itself."""
+    assert [dialect.name for dialect in load(DIALECTS)] == list(DIALECTS)
+
+
+def test_dialects_with_one_path_tell_their_requests_apart() -> None:
+    """Otherwise the first one would get all of them."""
+    claims: dict[str, list[Dialect]] = {}
+    for dialect in load(DIALECTS):
+        for path in {path for handler in dialect.handlers for path in handler.paths}:
+            claims.setdefault(path, []).append(dialect)
+
+    assert [
+        path for path, dialects in claims.items() if len(dialects) > 1 and any(path not in one.callers for one in dialects)
+    ] == []
+
+
+def watched(app: Application, routes: list[str]) -> Application:
+    """Note the route of each request to an application, once it has been answered."""
+
+    async def watch(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+        if scope["type"] == ScopeType.HTTP:
+            routes.append(route_of(scope))
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "route"),
+    [
+        ("GET", "/livez", 200, "/livez"),
+        ("HEAD", "/livez", 200, "/livez"),
+        ("OPTIONS", "/livez", 204, "/livez"),
+        ("GET", "/v1/models/", 200, "/v1/models"),
+        ("POST", "/predict/tiny", 200, "/predict/{model}"),
+        ("POST", "/v1/predict/tiny/", 200, "/v1/predict/{model}"),
+        ("POST", "/detect?model=tiny", 200, "/detect"),
+        ("POST", "/detect?confidence=2", 400, "/detect"),
+        ("GET", "/docs", 200, "/docs"),
+        ("GET", "/docs/openapi.json", 200, "/docs/openapi.json"),
+        ("GET", "/docs/nothing", 404, "/docs/{path}"),
+        ("GET", "/docs-assets/nothing", 404, "/docs-assets/{name}"),
+        ("GET", "/", 200, "/"),
+        ("GET", "/page-assets/nothing", 404, "/page-assets/{name}"),
+        ("GET", "/nowhere", 404, UNMATCHED),
+        ("POST", "/predict/", 200, "/ultralytics/predict"),
+        ("POST", "/predict/a/b", 404, UNMATCHED),
+        ("GET", "/v1/docs", 404, UNMATCHED),
+        ("POST", "/livez", 405, "/livez"),
+        ("FROBNICATE", "/livez", 405, "/livez"),
+        ("GET", "/detect", 405, "/detect"),
+        ("HEAD", "/predict/tiny", 405, "/predict/{model}"),
+        ("PUT", "/v1/predict/tiny/", 405, "/v1/predict/{model}"),
+    ],
+)
+async def test_a_request_has_the_template_of_its_path(
+    shared_app: Application, method: str, path: str, status: int, route: str
+) -> None:
+    """Also one that is rejected for its method, or fails; a path that does not exist has one name with all others."""
+    routes: list[str] = []
+    async with calling(watched(shared_app, routes)) as client:
+        response = await client.request(method, path, content=SCENE if method == "POST" else None)
+
+    assert (response.status_code, routes) == (status, [route])
+
+
+async def test_a_request_that_is_rejected_in_front_of_litestar_has_it_as_well() -> None:
+    """While the gateway is full: another client is still sending its image."""
+    routes: list[str] = []
+    app = watched(create_app(settings_for("127.0.0.1:1", max_uploads=1)), routes)
+    async with lifespan_of(app), uploading(app):
+        for path in ("/detect", "/v1/detect/", "/detect?model=other", "/predict/tiny", "/v1/predict/tiny"):
+            assert (await post_unread(app, path, {"Content-Length": "100"})).status == 429
+
+        assert routes == ["/detect", "/v1/detect", "/detect", "/predict/{model}", "/v1/predict/{model}"]

@@ -1,0 +1,93 @@
+"""The files for NGINX, as texts and as NGINX checks them: they fit the gateway; what they do is in `test_nginx.py`."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app import server
+from app.api.application import table_of
+from app.api.client_watch import body_too_large
+from app.api.dialects.dialect import load
+from app.api.routes import ModelRoute
+from app.config import Settings
+from app.dialect_names import DIALECTS
+from app.errors import BodyTooLarge, MalformedRequest
+from tests.nginx import SHIPPED, prepare
+
+INSTANCES = 3
+TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
+
+
+def value_of(directive: str, text: str = TEXT) -> str:
+    """Return the value of a directive that occurs once."""
+    (value,) = re.findall(rf"^ +{directive} ([^;]+);", text, re.MULTILINE)
+    return str(value)
+
+
+def seconds(directive: str, text: str = TEXT) -> float:
+    """Return the value of a directive that is a time."""
+    return float(value_of(directive, text).removesuffix("s"))
+
+
+def test_the_limits_are_those_of_the_gateway() -> None:
+    """As far as they have the same purpose, with the default settings."""
+    settings = Settings()
+
+    limits = re.findall(r"client_max_body_size (\S+);", TEXT)
+    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb)]
+    assert '413 "the limit is $nereid_body_limit";' in TEXT
+    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
+        assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
+    assert seconds("client_body_timeout") == settings.body_pause_seconds
+    assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
+
+
+def test_the_gateways_own_errors_have_the_same_names() -> None:
+    """A client need not know who has rejected its request."""
+    for error in (BodyTooLarge, MalformedRequest):
+        assert f"    {error.status} {error.code};\n" in TEXT
+        assert f'    {error.status} "{error.title}";\n' in TEXT
+
+
+def test_each_path_of_the_table_is_public_with_its_limit() -> None:
+    """But for a report of health, which is public below the dialect's name only; one path is that of two dialects."""
+    patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
+    own, several, dialects = patterns[:3]
+    for path, (handler, *_) in table_of(load(DIALECTS)).paths:
+        sample = re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3"))
+        location = next((pattern for pattern in (own, several, dialects) if re.search(pattern, sample)), None)
+
+        assert (location is None) == (sample == "/health")
+        assert (location == several) == (isinstance(handler, ModelRoute) and handler.takes == "images") or sample == "/predict"
+    for name in DIALECTS:
+        assert re.search(dialects, f"/{name}/anything")
+
+
+def test_instances_are_listed_in_two_ways() -> None:
+    """By their sockets and by their addresses; nothing else differs. A request may be tried at each of them."""
+    listed = [(SHIPPED / name).read_text(encoding="utf-8") for name in ("upstream.conf", "upstream.compose.conf")]
+    sockets, addresses = (re.findall(r"    server (\S+) max_fails=0;\n", text) for text in listed)
+    same = [re.sub(r" *#.*| +server .*", "", text) for text in listed]
+
+    assert sockets == [f"unix:/run/nereid/nereid-{number}.sock" for number in (1, 2, 3)]
+    assert addresses == [f"api-{number}:{Settings().port}" for number in (1, 2, 3)]
+    assert same[0].split() == same[1].split()
+    assert value_of("proxy_next_upstream_tries") == str(INSTANCES)
+
+
+def test_nginx_closes_idle_connections_before_the_gateway_does() -> None:
+    """Else a request could meet the end of the connection on which it is sent."""
+    text = (SHIPPED / "upstream.conf").read_text(encoding="utf-8")
+
+    assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001
+
+
+@pytest.mark.parametrize(
+    "servers", [["unix:/run/nereid-1.sock"] * INSTANCES, ["127.0.0.1:1"] * INSTANCES], ids=["sockets", "ports"]
+)
+def test_nginx_accepts_the_files(tmp_path: Path, servers: list[str]) -> None:
+    """Without a complaint; from 1.25.1 on it prefers another way to write `http2`."""
+    said = prepare(servers, tmp_path).check().splitlines()
+
+    assert [line for line in said if "[" in line and "http2" not in line] == []
