@@ -1,6 +1,7 @@
 """One instance of the API as a child process."""
 
 import os
+import signal
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -70,10 +71,15 @@ class ApiProcess:
         if status != _OK:
             raise CheckError("it does not answer")
 
-    def drain(self, signal: int) -> None:
+    def drain(self, number: int) -> None:
         """Let it end once its requests have ended; it is told of the signal that ends the whole service."""
         if self._process is not None:
-            self._process.send_signal(signal)
+            self._process.send_signal(number)
+
+    def renew_workers(self) -> None:
+        """Let it replace its workers, one after the other."""
+        if self.is_running and self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """End it, and its workers, at once."""

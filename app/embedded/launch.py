@@ -75,6 +75,7 @@ def environment(links: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
         # The stub uses the packages of the first python3 in PATH; it ignores PYTHONPATH.
         "PATH": f"{links / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
+        "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime's library has its maker's, and leaves a session's id in the temporary folder
     }
 
 

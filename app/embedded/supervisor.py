@@ -1,5 +1,6 @@
 """Run the instances of the API and the embedded Triton: restart what ends, and stop everything in order."""
 
+import os
 import signal
 import time
 
@@ -19,14 +20,14 @@ _MARGIN_SECONDS = 5.0
 
 
 def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
-    """Run the API, and look after it and Triton, until a signal comes or nothing helps.
+    """Run the API, and look after it and Triton, until a signal to stop comes or nothing helps; SIGHUP renews the workers.
 
     Args:
         settings: How many instances there are, and where they listen.
         triton: The embedded Triton, which is ready; None with another one.
 
     Returns:
-        An exit code: 0 after a signal.
+        An exit code: 0 after a signal to stop.
     """
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
@@ -35,6 +36,17 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     instances = [ApiProcess(settings, socket) for socket in addresses.sockets(settings)]
     services = [Service(instance) for instance in instances]
     watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
+    had_terminal = os.isatty(0)
+
+    def hang_up(*_: object) -> None:
+        if had_terminal and not os.isatty(0):  # its user has closed it
+            signals.note(signal.SIGTERM)
+            return
+        for instance, service in zip(instances, services, strict=True):
+            if service.is_ready:  # before that, nothing handles the signal
+                instance.renew_workers()
+
+    signal.signal(signal.SIGHUP, hang_up)
     try:
         _look_after(watched, services, instances, signals)
         say("waiting for requests in progress; a second signal ends them")
@@ -55,9 +67,9 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGINT and SIGTERM from now on, so that another one does not interrupt the clean-up."""
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, signal.SIG_IGN)
+    """Ignore signals from now on, so that another one does not interrupt the clean-up."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: StopSignals) -> None:

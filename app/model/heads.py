@@ -103,7 +103,6 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Head = DetectionHead | ClassificationHead
-HEADS: tuple[type[Head], ...] = get_args(Head)
 HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
 
 

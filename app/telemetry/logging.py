@@ -5,7 +5,8 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, BinaryIO, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -28,7 +29,11 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         # One write per line, because the workers share the stream.
-        logger_factory=structlog.WriteLoggerFactory() if to_console else structlog.BytesLoggerFactory(sys.stdout.buffer),
+        logger_factory=(
+            structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stdout)))
+            if to_console
+            else structlog.BytesLoggerFactory(cast("BinaryIO", _Lossy(sys.stdout.buffer)))
+        ),
         cache_logger_on_first_use=True,
     )
 
@@ -50,6 +55,21 @@ class _Forwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+class _Lossy:
+    """A stream that loses what cannot be written: a full disk must not change what the rest of the program does."""
+
+    def __init__(self, stream: TextIO | BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, as the stream takes it
+        with suppress(OSError):
+            self._stream.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of anything
