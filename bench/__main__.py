@@ -20,6 +20,7 @@ from bench.experiments import (
     locust,
     metrics,
     overload,
+    overview,
     profile,
     scale,
     server_load,
@@ -42,10 +43,11 @@ _FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, Packa
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one experiment or show earlier results, and return the exit code."""
+    """Run one experiment or show earlier results, and return the exit code. Without arguments, the overview is run."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
     for experiment in (
+        overview,
         server_load,
         versus,
         overload,
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         experiment.add_to(commands)
     _add_results(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["overview"])
     try:
         return int(options.run(options))
     except _FAILURES as error:

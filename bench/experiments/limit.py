@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure decoding and letterbox without a server, HTTP with nothing behind it, and Nereid with the null model."""
     cores = len(os.sched_getaffinity(0))
     with image_files(options.images) as files:
-        fresh = _bare("nereid", files, options.seconds, cores)
-        reused = _bare("nereid_shm", files, options.seconds, cores)
+        fresh = measure_bare("nereid", files, options.seconds)
+        reused = measure_bare("nereid_shm", files, options.seconds)
     load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
     served: dict[str, Cost] = {}
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
@@ -84,7 +84,8 @@ def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None =
     return Cost(measured.outcome.rate, measured.cpu_ms["gateway"])
 
 
-def _bare(candidate: str, files: Path, seconds: float, cores: int) -> Cost:
+def measure_bare(candidate: str, files: Path, seconds: float) -> Cost:
     """Run decode and letterbox of a candidate of `stages` on all cores."""
+    cores = len(os.sched_getaffinity(0))
     spent: list[Spent] = spend(candidate, files, seconds, processes=cores, steps=IMAGE_STEPS)
     return Cost(sum(one.images / one.seconds for one in spent), sum(one.total for one in spent) / cores)
