@@ -46,10 +46,15 @@ binary:
 image *args:
     @deploy/container/build {{ args }}
 
-# Run the tests in two processes
+# Run the tests in two processes, in an order that is shuffled anew each time
 [group('develop')]
 test *args:
     @python -m pytest -n 2 --dist loadfile {{ args }}
+
+# Run the tests with real servers, restarts and real time; nginx, Prometheus and Chromium must be installed
+[group('develop')]
+test-system *args:
+    @python -m pytest -n 2 --dist loadfile -m system -o timeout=600 -o faulthandler_timeout=660 {{ args }}
 
 # Run the tests with branch coverage of app/, which takes a third longer
 [group('develop')]
@@ -59,25 +64,31 @@ coverage *args:
     @coverage combine --quiet
     @coverage report
 
+# Change the code in thirty small wrong ways, and see which the tests notice
+[group('develop')]
+mutants:
+    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak' --cov=app --cov-context=test --cov-report=
+    @python -m tests.tools.mutants run
+
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]
 smoke:
-    @python -m pytest -q -o timeout=600 tests/system/test_smoke.py
+    @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, for about 20 minutes; nginx and Prometheus must be installed
+# Inject faults and hostile input into real processes, in file order, for about 20 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
-    @python -m pytest -m faults -o timeout=1800 {{ args }}
+    @python -m pytest -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 {{ args }}
 
 # Build the one file and the container image, and run them where nothing else is installed; needs root, buildah and debootstrap
 [group('develop')]
 packages *args:
-    @python -m pytest -m packages -o timeout=3000 tests/deploy {{ args }}
+    @python -m pytest -m packages -o timeout=3000 -o faulthandler_timeout=3060 tests/deploy {{ args }}
 
 # Let processes die and clients leave for about 16 minutes, and look for losses, wrong answers and leaks; nginx must be installed
 [group('develop')]
 soak *args:
-    @python -m pytest -m soak -o timeout=1800 tests/faults {{ args }}
+    @python -m pytest -m soak -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 tests/faults {{ args }}
 
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
 [group('develop')]
@@ -97,7 +108,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: quick full sustained sweep open overload tail versus limit locust scale stages metrics workers options compare report accuracy instances dashboard
+# Measure: overview quick full sustained sweep open overload tail versus limit locust scale stages metrics workers options compare report accuracy instances dashboard
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

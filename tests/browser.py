@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from tests.programs import require_program
+
+expect.set_options(timeout=30_000)  # milliseconds
 
 _READS_CANVAS = "willReadFrequently"  # advice for pages that read their canvas as often as the tests do
 _NOTE_VIOLATIONS = """

@@ -1,12 +1,16 @@
-"""One real embedded Triton for the whole session, with the project's models and the small ones of `tests/fakes/models.py`."""
+"""What holds for every test, and one real embedded Triton with the project's models and those of `tests/fakes/models.py`."""
 
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
+import hypothesis
 import msgspec
 import pytest
 
@@ -24,19 +28,79 @@ from app.zoo.download import download
 from app.zoo.pull import pull
 from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
+from tests.leftovers import Run
 from tests.support import REPOSITORY, ROOT, SHARED, TABLE_VARIABLE, OpenTable, started
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
 SHARED_YOLOX_SHA256 = "695e750a5d5754bb5a8d5325643b59282191a7e7a564e435a415fd3c578eab14"
 
+# Why a test may be skipped under CI, where everything that can be installed is; any other skip is a failure there.
+SKIPS_UNDER_CI = (
+    "nvidia-dali-cuda120 is not installed",  # its wheel does not exist for every Python and machine
+    "this machine has no IPv6",
+    "under numpy 1, which Python 3.13 has not",  # what Triton lacks there
+)
+
+_RUN = pytest.StashKey[Run]()
+
+# The same examples in each run: what has passed passes again. Fuzzing beyond them is one of the longer runs.
+hypothesis.settings.register_profile("tests", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[_RUN] = Run()
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the reference; the embedded Triton has it anyway
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI"):
+        _, _, reason = report.longrepr  # type: ignore[misc, str-unpack]  # of a skipped test: file, line and reason
+        if not any(allowed in reason for allowed in SKIPS_UNDER_CI):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; under CI that is a failure"
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    yield
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    if leftovers := run.leftovers():
+        print(*(f"LEFT BEHIND {name}" for name in leftovers), sep="\n")  # noqa: T201 - after the summary
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.exitstatus == pytest.ExitCode.OK:
+        run.remove_folder()
+    else:
+        print(f"temporary files are in {run.folder}")  # noqa: T201
+
+
+@contextmanager
+def one_process_at_a_time(folder: Path) -> Iterator[Path]:
+    """Make a folder, and hold its lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder
+
 
 @pytest.fixture(scope="session")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The published networks by model, as far as they are available."""
+def networks() -> dict[str, Path]:
+    """The published networks by model, as far as they are available; downloaded once, so that later runs need no network."""
     entries = registry.load(REPOSITORY / "models.toml")
-    folder = tmp_path_factory.mktemp("networks")
-    found = {name: download(entries[name], folder) for name in ("yolo11n", "efficientnet_lite0")}
+    found = {}
+    with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
+        for name in ("yolo11n", "efficientnet_lite0"):
+            found[name] = folder / entries[name].file_name
+            if not found[name].is_file():
+                with TemporaryDirectory(dir=folder) as unfinished:
+                    download(entries[name], Path(unfinished)).rename(found[name])
     if SHARED_YOLOX.is_file():
         found["yolox_nano"] = download(entries["yolox_nano"], SHARED, source=SHARED_YOLOX, sha256=SHARED_YOLOX_SHA256)
     return found

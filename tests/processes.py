@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import psutil
+import pytest
 
 PATIENCE_SECONDS = 20
 
@@ -42,3 +43,10 @@ def no_process_left() -> Iterator[None]:
     before = children()
     yield
     wait_until_gone(children() - before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Demand of every test of a module that imports this that none of its processes outlives it."""
+    with no_process_left():
+        yield

@@ -30,9 +30,7 @@ from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
-from app.triton.pool import TritonPool
 from app.triton.regions import Regions
-from app.triton.server import TritonServer
 from app.triton.shared_memory import SHM
 from app.triton.transport import Mode, Transport
 from tests.fakes import models
@@ -180,7 +178,7 @@ async def call(app: Application, receive: Receive, path: str = "/", headers: Hea
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in pairs],
+        "headers": [(b"host", b"nereid"), *((name.lower().encode(), value.encode()) for name, value in pairs)],
         "client": ("127.0.0.1", 1),
         "server": ("nereid", 80),
         "extensions": {},
@@ -215,30 +213,25 @@ async def transport_in_use(client: httpx.AsyncClient) -> str:
 
 
 async def eventually(holds: Callable[[], bool]) -> bool:
-    """Wait up to ten seconds until something holds."""
-    for _ in range(100):
+    """Wait until something holds; return whether it does within half a minute, which is long even for a busy machine."""
+    for _ in range(3000):
         if holds():
             return True
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.01)
     return False
 
 
 async def until_ready(client: httpx.AsyncClient) -> None:
     """Wait until the default model is ready; a connection to a Triton that was restarted takes a moment."""
-    for _ in range(50):
+    for _ in range(3000):
         if (await client.get("/readyz")).status_code == 200:
             return
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.01)
 
 
 def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
     """Make the transport of a worker whose one Triton is used without a pool."""
     return Transport(mode, Regions(client))
-
-
-def pool_of(client: TritonClient, transport: Transport) -> TritonPool:
-    """Make a pool with one Triton."""
-    return TritonPool(transport, [TritonServer(client)])
 
 
 @contextmanager
@@ -252,7 +245,13 @@ def open_buffer(transport: Transport) -> Iterator[InputBuffer]:
 def open_admission(**changes: Any) -> Iterator[Admission]:  # noqa: ANN401
     """Make the admission of a worker that is alone on its host, and has room for any test."""
     capacity = Capacity(
-        max_uploads=100, upload_bytes=2**30, memory_bytes=2**30, max_requests=100, target_seconds=1e6, decode_threads=2
+        max_uploads=100,
+        upload_bytes=2**30,
+        memory_bytes=2**30,
+        max_requests=100,
+        target_seconds=1e6,
+        decode_threads=2,
+        anonymous_bytes=2**30,
     )
     table = WorkerTable()
     yield Admission(table, capacity._replace(**changes))
@@ -276,14 +275,14 @@ def in_cycles(kind: type[T]) -> Iterator[list[T]]:
 
 def own_arenas() -> list[Path]:
     """List the arenas of this process."""
-    return list(SHM.glob(f"nereid-{os.getpid()}-*"))
+    return sorted(SHM.glob(f"nereid-{os.getpid()}-*"))
 
 
 async def regions(settings: Settings) -> list[str]:
     """List the regions that a real Triton has mapped, by the names of their files."""
     client = TritonClient(settings.triton_url, settings.control_key_path)
     try:
-        return list((await client.list_regions()).values())
+        return sorted((await client.list_regions()).values())
     finally:
         await client.close()
 

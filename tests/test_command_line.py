@@ -29,6 +29,7 @@ from app.zoo.download import DownloadError
 from app.zoo.pull import PullError
 from app.zoo.registry import PublishedModel, RegistryError
 from tests.fakes import http
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, free_port
 
 VARIABLE = "WORKER_TABLE_FD"
@@ -802,7 +803,8 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     assert failed == "nereid: Triton cannot be run here"
 
 
-def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("pulled")
+def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ctrl-C stops it, which is not a failure."""
     done: list[str] = []
 
@@ -810,9 +812,6 @@ def test_triton_alone_can_be_interrupted(repository: Path, monkeypatch: pytest.M
         def poll(self) -> int:
             raise KeyboardInterrupt
 
-    (repository / "yolo11n" / "1").mkdir(parents=True)
-    (repository / "yolo11n" / "config.pbtxt").touch()
-    (repository / "yolo11n" / "1" / "model.onnx").touch()
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Running(done))
 

@@ -14,6 +14,14 @@ from bench.harness.triton import Triton, embedded_triton, fixture_triton
 from bench.models.repository import write_fixture
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the bench that need a Triton are `system`."""
+    for item in items:
+        if {"fixtures", "reloadable"} & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.system)
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Iterator[Triton]:
     """The Triton, running."""

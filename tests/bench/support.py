@@ -2,13 +2,14 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 import pytest
 
 from app.triton.shared_memory import SHM
@@ -87,12 +88,12 @@ async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
         yield fake
     finally:
         server.close()
-        await asyncio.sleep(0.01)
+        await server.wait_closed()
 
 
-def abandoned_arenas() -> set[str]:
-    """Return the names of arenas in shared memory whose process has ended."""
-    return {path.name for path in SHM.glob("nereid-*") if not psutil.pid_exists(int(path.name.split("-")[1]))}
+def arenas_of(pids: Iterable[int]) -> list[Path]:
+    """Return the arenas in shared memory that processes have made."""
+    return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
 
 
 # Runs an application of `bench.contestants.reference` with stand-ins for its client and the image, and prints what the client does.
@@ -136,18 +137,28 @@ def clients_of(contestant: str, requests: int) -> list[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
+@cache
+def _encode(milliseconds: Sequence[float]) -> tuple[str, float]:
+    """Encode latencies; return their mean, too, which takes long to compute from what is encoded."""
+    made = Outcome(0.0, 0, {}, encode_latencies(value / 1e3 for value in milliseconds), {}, 0.0)
+    return made.latency, made.mean
+
+
 def make_outcome(milliseconds: Sequence[float], model: str = "", **statuses: int) -> Outcome:
     """Make up an outcome of two seconds with these latencies; statuses are given as s200=1, error=2."""
     counted = {name.removeprefix("s"): count for name, count in statuses.items()} or {"200": len(milliseconds)}
-    return Outcome(
+    latency, mean = _encode(tuple(milliseconds))
+    made = Outcome(
         seconds=2.0,
         requests=sum(counted.values()),
         statuses=counted,
-        latency=encode_latencies(value / 1e3 for value in milliseconds),
+        latency=latency,
         stages={"decode": 2.0, "infer": 5.0, "total": 9.0},
         driver_cpu=0.25,
         model=model,
     )
+    vars(made)["mean"] = mean
+    return made
 
 
 USE = TritonUse(inferences=100, executions=40, queue_ms=1.5, compute_ms=30.0, batches={"1": 10, "3": 30})

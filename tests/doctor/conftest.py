@@ -35,6 +35,13 @@ def hurting(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
+def small(settings: Settings, triton: EmbeddedTriton) -> Settings:
+    """Settings of the session's Triton; a small model without dynamic batching is the default one."""
+    assert triton.poll() is None
+    return msgspec.structs.replace(settings, model="six_columns", timeout_seconds=10, port=free_port())
+
+
+@pytest.fixture
 def without_triton(tmp_path: Path) -> Settings:
     """Settings of a Triton that does not run."""
     return Settings(triton_urls=f"127.0.0.1:{free_port()}", model_repository=str(tmp_path), port=free_port())

@@ -55,6 +55,7 @@ def good(fake_triton: Fake) -> Fake:
     return fake_triton
 
 
+@pytest.mark.system
 def test_batches_of_a_model_without_batching_stay_at_one(hurting: Settings, capsys: Capture) -> None:
     """They are measured while requests queue."""
     examined = examine(msgspec.structs.replace(hurting, model="one_by_one"), capsys, with_burst=True)
@@ -64,6 +65,7 @@ def test_batches_of_a_model_without_batching_stay_at_one(hurting: Settings, caps
     assert "batches of 1.0" in examined["burst"].message
 
 
+@pytest.mark.system
 def test_requests_of_a_burst_are_joined(hurting: Settings, capsys: Capture) -> None:
     """Nothing is to be done about a model whose config lets Triton do that."""
     examined = examine(hurting, capsys, with_burst=True)
@@ -74,12 +76,12 @@ def test_requests_of_a_burst_are_joined(hurting: Settings, capsys: Capture) -> N
 
 
 @pytest.mark.parametrize(("with_burst", "images"), [(True, SINGLE + AT_ONCE), (False, SINGLE)])
-def test_triton_gets_no_more_than_is_told(hurting: Settings, capsys: Capture, with_burst: bool, images: int) -> None:  # noqa: FBT001
+def test_triton_gets_no_more_than_is_told(small: Settings, capsys: Capture, with_burst: bool, images: int) -> None:  # noqa: FBT001
     """Triton itself counts them."""
-    before = asyncio.run(count_images(hurting))
-    examine(hurting, capsys, with_burst=with_burst)
+    before = asyncio.run(count_images(small))
+    examine(small, capsys, with_burst=with_burst)
 
-    assert asyncio.run(count_images(hurting)) - before == images
+    assert asyncio.run(count_images(small)) - before == images
 
 
 @pytest.mark.parametrize(("queue", "images"), [(0, AT_ONCE), (20, 10), (1000, AT_ONCE), (6, 0)])

@@ -14,6 +14,7 @@ from app.config import Settings
 from app.doctor import gateway
 from app.doctor.finding import Severity
 from tests.doctor.setups import assert_useful
+from tests.fakes.http import answering
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import free_port
 from tests.system.gateway import running_gateway
@@ -37,6 +38,16 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_useful(finding, Severity.WARNING, says=["something else", str(settings.port)], fix="--port")
 
 
+def test_what_answers_like_a_gateway_is_one() -> None:
+    """Whether it is ready is told."""
+    with answering(b"") as url:
+        finding = gateway.check(Settings(port=int(url.rpartition(":")[2])))
+
+    assert finding.severity is Severity.OK
+    assert f"a gateway runs at {url}, and is ready" in finding.message
+
+
+@pytest.mark.system
 async def test_a_gateway_runs(tmp_path: Path) -> None:
     """It tells whether it is ready."""
     fake = FakeTriton()

@@ -56,6 +56,7 @@ def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
     return {finding["code"]: msgspec.convert(finding, Finding) for finding in findings}
 
 
+@pytest.mark.system
 def test_many_workers_on_one_core() -> None:
     """The process is bound to that core."""
     core = min(os.sched_getaffinity(0))
@@ -65,6 +66,7 @@ def test_many_workers_on_one_core() -> None:
     assert "decode_threads" not in found
 
 
+@pytest.mark.system
 def test_few_open_files() -> None:
     """The hard limit counts, because the soft one is raised."""
     found = run_in_shell("ulimit -Sn 200; ulimit -Hn 300;")
@@ -74,6 +76,7 @@ def test_few_open_files() -> None:
     )
 
 
+@pytest.mark.system
 @AS_ROOT
 def test_a_small_dev_shm() -> None:
     """As a container has it by default."""

@@ -104,10 +104,33 @@ def test_a_slow_libjpeg_in_pillow(without_triton: Settings, monkeypatch: pytest.
     assert_useful(found["pillow_jpeg"], Severity.WARNING, says=["without libjpeg-turbo"], fix="libjpeg-dev")
 
 
-@pytest.mark.parametrize(
+LIBRARIES = pytest.mark.parametrize(
     ("package", "code", "fix"),
     [("simplejpeg", "jpeg_decoder", "--force-reinstall simplejpeg"), ("cv2", "opencv", "--force-reinstall opencv-python-headless")],
 )
+
+
+@LIBRARIES
+def test_a_missing_library_is_named(
+    without_triton: Settings, monkeypatch: pytest.MonkeyPatch, package: str, code: str, fix: str
+) -> None:
+    """With what installs it."""
+    monkeypatch.delattr("app.imaging.jpeg")  # so that it is imported anew
+    monkeypatch.delitem(sys.modules, "app.imaging.jpeg")
+    monkeypatch.setitem(sys.modules, package, None)
+
+    assert_useful(check(without_triton)[code], Severity.FAILURE, says=[package, "does not start"], fix=fix)
+
+
+def test_a_decoder_that_gives_up_is_named(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow decodes in its place."""
+    monkeypatch.setattr("app.imaging.jpeg.read_size", lambda _: None)
+
+    assert_useful(check(without_triton)["jpeg_decoder"], Severity.WARNING, says=["Pillow does it"], fix="simplejpeg")
+
+
+@pytest.mark.system
+@LIBRARIES
 def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) -> None:
     """The examination goes on without it; nothing but its absence is reported for it."""
     exit_code, found = run_prepared(f"sys.modules[{package!r}] = None")
@@ -117,6 +140,7 @@ def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) ->
     assert [name for name, finding in found.items() if finding.severity is Severity.FAILURE] == [code, "triton"]
 
 
+@pytest.mark.system
 def test_a_decoder_that_leaves_ordinary_files_to_pillow() -> None:
     """It does not fail, but is slow: nobody would notice."""
     refusing = "from types import ModuleType as M; m = M('simplejpeg'); m.decode_jpeg_header = lambda *_, **__: [][0]"

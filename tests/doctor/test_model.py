@@ -1,6 +1,5 @@
 """What is said of the default model: real models in a real Triton, each with one thing that hurts."""
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import pytest
 from app.config import Settings
 from app.doctor.finding import Severity
 from app.embedded.server import EmbeddedTriton
+from tests.doctor import setups
 from tests.doctor.setups import assert_useful, examine
 from tests.support import NEEDS_BYTES
 
@@ -18,15 +18,16 @@ def with_model(settings: Settings, model: str) -> Settings:
     return msgspec.structs.replace(settings, model=model)
 
 
-def test_a_model_without_a_queue_policy(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_queue_policy(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Its queue has no end."""
-    examined = examine(with_model(hurting, "no_policy"), capsys)
+    examined = examine(with_model(small, "unbatched"), capsys)
 
-    assert_useful(examined["queue_policy"], Severity.WARNING, says=["no_policy", "max_queue_size"], fix="max_queue_size: 256")
+    assert_useful(examined["queue_policy"], Severity.WARNING, says=["unbatched", "max_queue_size"], fix="max_queue_size: 256")
     assert "allow_timeout_override: true" in str(examined["queue_policy"].fix)
     assert "queue_delay" not in examined.bad
 
 
+@pytest.mark.system
 def test_a_model_that_keeps_single_requests_waiting(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """The delay is compared with what an inference takes."""
     examined = examine(with_model(hurting, "long_delay"), capsys)
@@ -35,6 +36,7 @@ def test_a_model_that_keeps_single_requests_waiting(hurting: Settings, capsys: p
     assert "queue_policy" not in examined.bad
 
 
+@pytest.mark.system
 def test_a_model_that_ignores_deadlines(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a default timeout, Triton does not look at that of a request."""
     examined = examine(with_model(hurting, "expired"), capsys)
@@ -42,6 +44,7 @@ def test_a_model_that_ignores_deadlines(hurting: Settings, capsys: pytest.Captur
     assert_useful(examined["queue_timeout"], Severity.WARNING, says=["deadline"], fix="default_timeout_microseconds: 600000000")
 
 
+@pytest.mark.system
 def test_a_model_without_class_names(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """The fix is a line for its config."""
     examined = examine(with_model(hurting, "nameless"), capsys)
@@ -49,12 +52,12 @@ def test_a_model_without_class_names(hurting: Settings, capsys: pytest.CaptureFi
     assert_useful(examined["labels"], Severity.WARNING, says=["nameless"], fix='parameters { key: "labels"')
 
 
-def test_a_model_that_takes_floats(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_takes_floats(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Its images are four times as large as they need be."""
-    examined = examine(with_model(hurting, "floats"), capsys)
+    examined = examine(small, capsys)
 
     assert_useful(
-        examined["input_type"], Severity.WARNING, says=["12 kB as FP32", "3 kB as UINT8"], fix="TYPE_UINT8 dims: [ 32, 32, 3 ]"
+        examined["input_type"], Severity.WARNING, says=["197 kB as FP32", "49 kB as UINT8"], fix="TYPE_UINT8 dims: [ 128, 128, 3 ]"
     )
 
 
@@ -70,6 +73,7 @@ def test_a_classifier(settings: Settings, triton: EmbeddedTriton, capsys: pytest
     assert_useful(broken["inference"], Severity.FAILURE, says=["infinite", "not finite"], fix="log")
 
 
+@pytest.mark.system
 def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """It names them; its config is checked all the same."""
     examined = examine(with_model(hurting, "two_inputs"), capsys)
@@ -80,6 +84,7 @@ def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.Capt
     assert not examined.all("inference")
 
 
+@pytest.mark.system
 def test_a_model_that_could_not_be_loaded(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Triton's reason is told."""
     examined = examine(with_model(hurting, "broken"), capsys)
@@ -90,6 +95,7 @@ def test_a_model_that_could_not_be_loaded(hurting: Settings, capsys: pytest.Capt
     )
 
 
+@pytest.mark.system
 def test_a_model_whose_config_triton_rejects(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Triton does not tell why; the file in the repository does."""
     examined = examine(with_model(hurting, "too_large"), capsys)
@@ -102,19 +108,17 @@ def test_a_model_whose_config_triton_rejects(hurting: Settings, capsys: pytest.C
     )
 
 
-def test_a_model_that_triton_does_not_have(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_triton_does_not_have(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """It is another thing than a model that could not be loaded."""
-    examined = examine(with_model(hurting, "nowhere"), capsys)
+    examined = examine(with_model(small, "nowhere"), capsys)
 
     assert examined.code == 1
     assert_useful(examined["model"], Severity.FAILURE, says=["Triton does not have nowhere"], fix="nereid pull nowhere")
 
 
-def test_the_config_is_checked_without_triton(
-    without_triton: Settings, hurting: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_config_is_checked_without_triton(without_triton: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the file in the model repository, which the fix names."""
-    shutil.copytree(Path(hurting.model_repository, "long_delay"), tmp_path / "long_delay")
+    setups.write(tmp_path)
     examined = examine(with_model(without_triton, "long_delay"), capsys)
 
     assert_useful(examined["queue_delay"], Severity.WARNING, says=["200 ms"], fix=str(tmp_path / "long_delay" / "config.pbtxt"))

@@ -41,6 +41,7 @@ WITH_A_MODEL = {
 }
 
 
+@pytest.mark.system
 def test_a_good_model_gives_no_advice(
     hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,17 +69,17 @@ def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.Captu
 
 @pytest.mark.parametrize(("is_strict", "code"), [(False, 0), (True, 1)])
 def test_a_warning_is_exit_code_1_if_it_is_to_be(
-    hurting: Settings,
+    small: Settings,
     capsys: pytest.CaptureFixture[str],
     is_strict: bool,  # noqa: FBT001
     code: int,
 ) -> None:
     """Without `--strict`, scripts go on."""
-    examined = examine(msgspec.structs.replace(hurting, model="nameless"), capsys, is_strict=is_strict)
+    examined = examine(small, capsys, is_strict=is_strict)
 
     assert examined.code == code
     assert examined.report.status is Severity.WARNING
-    assert examined["labels"].severity is Severity.WARNING
+    assert examined["batching"].severity is Severity.WARNING
     assert examined.report.failures == 0
 
 
@@ -92,19 +93,19 @@ def test_json_is_one_document_for_other_programs(without_triton: Settings, capsy
     assert {finding["severity"] for finding in document["findings"]} >= {"ok", "failure"}
 
 
-def test_text_is_one_line_per_finding_and_one_per_line_of_a_fix(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_one_line_per_finding_and_one_per_line_of_a_fix(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines of a config can be copied; the last line counts."""
-    settings = msgspec.structs.replace(hurting, model="no_policy")
+    settings = msgspec.structs.replace(small, model="unbatched")
     findings = examine(settings, capsys).report.findings
     code = report.run(settings, as_json=False, is_strict=False, with_burst=False)
     lines = capsys.readouterr().out.splitlines()
     start = next(
-        index for index, line in enumerate(lines) if line.startswith("WARN  queue_policy: no_policy has no max_queue_size")
+        index for index, line in enumerate(lines) if line.startswith("WARN  queue_policy: unbatched has no max_queue_size")
     )
 
     assert code == 0
     assert sum(line[:6] in {"ok    ", "WARN  ", "FAIL  "} for line in lines) == len(findings)
-    assert lines[start + 1].startswith("      fix: add to dynamic_batching in ")
-    assert lines[start + 2].strip() == "default_queue_policy {"
-    assert lines[start + 6].strip() == "max_queue_size: 256"
+    assert lines[start + 1].startswith("      fix: add to ")
+    assert lines[start + 2].strip() == "dynamic_batching {"
+    assert lines[start + 8].strip() == "max_queue_size: 256"
     assert lines[-1] == f"0 failures, {sum(line.startswith('WARN') for line in lines)} warnings"

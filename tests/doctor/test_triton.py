@@ -83,12 +83,12 @@ def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> N
     assert not examined.all("triton")
 
 
-def test_an_old_triton_of_ones_own(hurting: Settings, capsys: Capture) -> None:
+def test_an_old_triton_of_ones_own(small: Settings, capsys: Capture) -> None:
     """It may crash, and can be updated; the embedded one cannot."""
-    examined = examine(as_foreign(hurting), capsys)
+    examined = examine(as_foreign(small), capsys)
 
     assert_useful(examined["triton_version"], Severity.WARNING, says=["2.51.0", "may crash"], fix="2.59.1")
-    assert examine(hurting, capsys)["triton_version"].severity is Severity.OK
+    assert examine(small, capsys)["triton_version"].severity is Severity.OK
 
 
 def test_a_new_triton(without_triton: Settings, capsys: Capture) -> None:
@@ -120,28 +120,27 @@ def test_a_slow_connection(without_triton: Settings, monkeypatch: pytest.MonkeyP
     assert_useful(examined["latency"], Severity.WARNING, says=[" ms"], fix="Triton's host")
 
 
-def test_shared_memory_is_tried_and_nothing_is_left(hurting: Settings, capsys: Capture) -> None:
+def test_shared_memory_is_tried_and_nothing_is_left(small: Settings, capsys: Capture) -> None:
     """Triton has really mapped it, and forgotten it again."""
-    before = own_arenas()
-    examined = examine(hurting, capsys)
+    before = own_arenas(), asyncio.run(regions(small))
+    examined = examine(small, capsys)
 
     assert examined["shared_memory"].severity is Severity.OK
-    assert asyncio.run(regions(hurting)) == []
-    assert own_arenas() == before
+    assert (own_arenas(), asyncio.run(regions(small))) == before
 
 
 @pytest.mark.parametrize(("mode", "severity"), [("auto", Severity.WARNING), ("shm", Severity.FAILURE)])
-def test_shared_memory_that_needs_a_key(hurting: Settings, capsys: Capture, mode: str, severity: Severity) -> None:
+def test_shared_memory_that_needs_a_key(small: Settings, capsys: Capture, mode: str, severity: Severity) -> None:
     """Without it pixels are copied, or nothing works if that is not wanted."""
-    examined = examine(as_foreign(hurting, triton_control_key_file="", transport=mode), capsys)
+    examined = examine(as_foreign(small, triton_control_key_file="", transport=mode), capsys)
 
     assert_useful(examined["shared_memory"], severity, says=["restricted"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
     assert_useful(examined["models"], Severity.WARNING, says=["restricted"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
 
 
-def test_the_embedded_tritons_own_key_that_cannot_be_read(hurting: Settings, tmp_path: Path, capsys: Capture) -> None:
+def test_the_embedded_tritons_own_key_that_cannot_be_read(small: Settings, tmp_path: Path, capsys: Capture) -> None:
     """Another user's process has no access to it."""
-    examined = examine(msgspec.structs.replace(hurting, triton_home=str(tmp_path)), capsys)
+    examined = examine(msgspec.structs.replace(small, triton_home=str(tmp_path)), capsys)
 
     for code in ("shared_memory", "models"):
         assert_useful(examined[code], Severity.WARNING, says=["restricted"], fix="as the user who runs the embedded Triton")
@@ -174,27 +173,28 @@ def test_a_triton_elsewhere_has_other_memory(without_triton: Settings, monkeypat
     assert not examined.all("instances")
 
 
-def test_a_machine_without_shared_memory(hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_machine_without_shared_memory(small: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """The reason is the system's."""
 
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Arena, "__init__", fail)
-    examined = examine(hurting, capsys)
+    examined = examine(small, capsys)
 
     assert_useful(examined["shared_memory"], Severity.WARNING, says=["Permission denied"], fix="tmpfs")
 
 
-def test_inline_needs_no_shared_memory(hurting: Settings, capsys: Capture) -> None:
+def test_inline_needs_no_shared_memory(small: Settings, capsys: Capture) -> None:
     """It is not tried; that it is not used is another finding."""
-    examined = examine(msgspec.structs.replace(hurting, transport="inline"), capsys)
+    examined = examine(msgspec.structs.replace(small, transport="inline"), capsys)
 
     assert examined["shared_memory"].severity is Severity.OK
     assert_useful(examined["transport"], Severity.WARNING, says=["inline"], fix="unset NEREID_TRANSPORT")
     assert not examined.all("dev_shm")
 
 
+@pytest.mark.system
 def test_models_that_are_not_ready_are_named_with_the_reason(hurting: Settings, capsys: Capture) -> None:
     """Those besides the default model are no failure."""
     examined = examine(hurting, capsys)

@@ -15,8 +15,8 @@ import pytest
 from app.config import Settings
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError, StartError
-from tests import processes
-from tests.processes import children, wait_for, wait_until_gone
+from tests.processes import children, nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
 
 LIVE = "for _ in $(seq 1200); do sleep 0.05; done"
@@ -32,20 +32,18 @@ def own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         os.close(int(os.environ["WORKER_TABLE_FD"]))
 
 
-@pytest.fixture(autouse=True)
-def no_process_left() -> Iterator[None]:
-    """Demand of every test that none of its processes outlives it."""
-    with processes.no_process_left():
-        yield
+def written(folder: Path, script: str) -> Path:
+    """Write a shell script that takes the API's place."""
+    program = folder / "api"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return program
 
 
 @contextmanager
 def running(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Iterator[ApiProcess]:
     """Run a shell script in the API's place until the block ends; it notes something before it goes on."""
-    program = folder / "api"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(written(folder, script)))
     process = ApiProcess(Settings(workers=3), folder / "nereid-1.sock")
     process.spawn()
     try:
@@ -137,7 +135,7 @@ def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.Mo
 def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """It is told of the signal, and its exit code is known once it has ended."""
     name = number.name.removeprefix("SIG")
-    script = f"trap 'sleep 0.2; exit 7' {name}; touch {notes(tmp_path)}; {LIVE}"
+    script = f"trap 'exit 7' {name}; touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
         assert process.is_running
         process.drain(number)
@@ -173,11 +171,14 @@ def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
     """The kernel tells it, so that it can clean up."""
     script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; {LIVE}"
+    program = written(tmp_path, script)
     code = f"""
-import pathlib, signal, pytest
-from tests.embedded.test_api_process import running
-with running(pathlib.Path({str(tmp_path)!r}), pytest.MonkeyPatch(), {script!r}):
-    signal.pause()
+import signal, sys
+from app.config import Settings
+from app.embedded.api_process import ApiProcess
+sys.executable = {str(program)!r}
+ApiProcess(Settings()).spawn()
+signal.pause()
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         wait_for(notes(tmp_path).exists)

@@ -21,7 +21,7 @@ import pytest
 from app.embedded import install as module
 from app.embedded.install import REQUIREMENTS, WHEEL, WHEEL_SHA256, InstallError, install, libpython_folder
 from app.host.packages import PackageError
-from tests.support import ROOT
+from app.host.program import ROOT
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 STUB = "triton_python_backend_stub"

@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -44,8 +43,13 @@ class Script:
     def poll(self) -> int | None:
         return self.code
 
-    def check(self) -> None:
+    @property
+    def check(self) -> Callable[[], None]:
+        """A check; counted as soon as it is ordered, in the thread that orders it."""
         self.checked += 1
+        return self.run_check
+
+    def run_check(self) -> None:
         self.checked_in.add(threading.current_thread())
         result = self.checks.pop(0) if self.checks else None
         assert self.may_check.wait(processes.PATIENCE_SECONDS)
@@ -90,15 +94,14 @@ def until(service: Service, holds: Callable[[], bool]) -> None:
 
 
 def until_checked(service: Service, program: Script, count: int) -> None:
-    """Look after the program until it has been checked that often."""
-    until(service, lambda: program.found >= count)
+    """Look after the program until it has been checked that often, and the service has seen what was found."""
+    until(service, lambda: program.found >= count and service._check is None)  # noqa: SLF001 - it is not seen at once
 
 
 def look_often(service: Service) -> None:
-    """Look after the program, as often and as long as it would take to check it if it were to be checked."""
+    """Look after the program; more than the first look would not order a check if that did not."""
     for _ in range(10):
         service.tick()
-        time.sleep(0.01)
 
 
 def see_it_end(service: Service, program: Script, code: int = 1) -> None:
@@ -373,7 +376,7 @@ def test_closing_waits_for_nothing(watch: Watch) -> None:
     program = Script()
     program.may_check.clear()
     service = watch(program, is_ready=True)
-    until(service, lambda: program.checked == 1)
+    until(service, lambda: bool(program.checked_in))
     service.close()
     assert program.found == 0
 

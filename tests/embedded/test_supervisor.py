@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,17 +19,18 @@ import pytest
 
 from app.config import Settings
 from app.embedded.server import EmbeddedTriton
-from app.embedded.service import CheckError
+from app.embedded.service import CheckError, Service
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host.ports import find_free
 from tests import processes
-from tests.processes import wait_for, wait_until_gone
+from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
+from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 from tests.support import free_port
 
 VARIABLE = "WORKER_TABLE_FD"
 
 # Stands in for `python -m app api`: writes down what happens to it, and answers /livez.
-API = """#!{python}
+API = """#!{python} -IS
 import os, signal, socket, subprocess, sys, threading, time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -42,8 +42,9 @@ name = Path(path).stem + " " if path else ""
 def note(text):
     with notes.open("a") as file:
         file.write(name + text + "\\n")
-def noted(text):
-    return name + text in notes.read_text().splitlines()
+def wait_until(holds):
+    while not holds():
+        time.sleep(0.02)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -61,8 +62,8 @@ def stop(number, _):
     note("told to stop by " + signal.Signals(number).name)
     {stop}
 
+signal.signal(signal.SIGHUP, lambda *_: note("told to renew its workers"))
 signal.signal(signal.SIGTERM, stop)
-signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGINT, stop)
 note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own session" if os.getsid(0) == os.getpid() else "ours"))
 note("process " + str(os.getpid()))
@@ -71,9 +72,8 @@ if path:
     Path(path).unlink(missing_ok=True)
 server = Server(path or ({host!r}, {port}), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-{serve}
-for _ in range(1200):
-    time.sleep(0.05)
+while True:
+    signal.pause()
 """
 PYTHON = sys.executable
 STARTED = "started with -P -m app api in its own session"
@@ -89,10 +89,11 @@ class Api:
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
         self.program = folder / "api"
+        self.may_end = folder / "may end"
         self._notes = folder / "notes"
 
-    def write(self, *, begin: str = "", serve: str = "", stop: str = AT_ONCE) -> None:
-        """Write it; what it does before and after it listens, and when it is told to stop, is Python."""
+    def write(self, *, begin: str = "", stop: str = AT_ONCE) -> None:
+        """Write it; what it does before it listens, and when it is told to stop, is Python."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.settings.host, self.settings.host)  # noqa: S104
         text = API.format(
             python=PYTHON,
@@ -101,7 +102,6 @@ class Api:
             host=host,
             port=self.settings.port,
             begin=begin,
-            serve=serve,
             stop=stop,
         )
         written = self.program.with_name("written")
@@ -245,7 +245,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(autouse=True)
 def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take back what `supervise` did to this process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever is written
     yield
     if os.environ[VARIABLE]:
@@ -255,23 +255,33 @@ def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_process_left() -> Iterator[None]:
-    """Demand of every test that none of its processes outlives it."""
-    with processes.no_process_left():
-        yield
+def haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, restart soon, and take signals for one although a busy machine may be late with the second."""
+    monkeypatch.setattr("app.host.signals._SAME_SECONDS", 60)
+    monkeypatch.setattr("app.embedded.supervisor._POLL_SECONDS", 0.01)
+    for name in ("_STARTING_CHECK", "_RECHECK", "_FIRST_DELAY"):
+        monkeypatch.setattr(f"app.embedded.service.{name}_SECONDS", 0.02)
+
+
+LookAgain = Callable[[], None]
 
 
 @pytest.fixture
-def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let restarts follow each other at once."""
-    monkeypatch.setattr("app.embedded.service._FIRST_DELAY_SECONDS", 0.0)
+def look_again(monkeypatch: pytest.MonkeyPatch) -> LookAgain:
+    """Waits until `supervise` has looked after everything again."""
+    looks: list[Service] = []
+    tick = Service.tick
 
+    def tick_and_note(service: Service) -> None:
+        tick(service)
+        looks.append(service)
 
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the API a moment to end its requests."""
-    monkeypatch.setattr("app.embedded.supervisor._MARGIN_SECONDS", 0.3)
-    monkeypatch.setattr(Settings, "drain_seconds", 0)
+    def wait() -> None:
+        before = len(looks)
+        wait_for(lambda: len(looks) > before + 10)
+
+    monkeypatch.setattr(Service, "tick", tick_and_note)
+    return wait
 
 
 @contextmanager
@@ -330,16 +340,13 @@ def test_api_that_cannot_start_ends_everything(api: Api, settings: Settings, ter
     assert terminal.lines == [f"the API exited with code {code}"]
 
 
-IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
-
-
 @pytest.mark.parametrize(
     "host",
     [
         Host("127.0.0.1", "127.0.0.1"),
         Host("0.0.0.0", "127.0.0.1"),  # noqa: S104
-        pytest.param(Host("::", "[::1]"), marks=IPV6),
-        pytest.param(Host("::1", "[::1]"), marks=IPV6),
+        pytest.param(Host("::", "[::1]"), marks=NEEDS_IPV6),
+        pytest.param(Host("::1", "[::1]"), marks=NEEDS_IPV6),
     ],
 )
 def test_address_is_shown_once_the_api_answers(
@@ -348,7 +355,7 @@ def test_address_is_shown_once_the_api_answers(
     """The person at the terminal gets an address that can be opened, whatever the API listens on."""
     api.settings = settings = msgspec.structs.replace(settings, host=host.listens_on)
     listen = tmp_path / "listen"
-    api.write(begin=f"while not os.path.exists({str(listen)!r}): time.sleep(0.02)")
+    api.write(begin=f"wait_until(lambda: os.path.exists({str(listen)!r}))")
 
     def act() -> None:
         wait_for(api.has_noted(STARTED))
@@ -365,13 +372,22 @@ def test_address_is_shown_once_the_api_answers(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_requests_end(api: Api, settings: Settings, terminal: Terminal, number: signal.Signals) -> None:
+@pytest.mark.parametrize("is_sent_twice", [False, True])
+def test_a_signal_lets_requests_end(
+    api: Api, settings: Settings, terminal: Terminal, number: signal.Signals, *, is_sent_twice: bool
+) -> None:
     """The API gets the same one, once, and is waited for; the exit code is 0 whatever its own is."""
-    api.write(stop="time.sleep(0.5); note('drained'); os._exit(3)")
-    with meanwhile(stop_when(terminal.shows("ready"), number=number)):
-        assert supervise(settings, None) == 0
+    api.write(stop=f"wait_until(lambda: os.path.exists({str(api.may_end)!r})); note('drained'); os._exit(3)")
+    told = f"told to stop by {number.name}"
 
-    assert api.notes() == [STARTED, ASKED, f"told to stop by {number.name}", "drained"]
+    def act() -> None:
+        stop_when(terminal.shows("ready"), *[api.has_noted(told)] * is_sent_twice, number=number)()
+        wait_for(api.has_noted(told))
+        api.may_end.touch()
+
+    with meanwhile(act):
+        assert supervise(settings, None) == 0
+    assert api.notes() == [STARTED, ASKED, told, "drained"]
     assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
 
 
@@ -399,24 +415,19 @@ def test_a_second_signal_ends_what_does_not_end_itself(
         wait_until_gone([psutil.Process(child)])
 
 
-def test_a_signal_that_is_sent_twice_is_one(api: Api, settings: Settings, terminal: Terminal) -> None:
-    """The API is waited for."""
-    api.write(stop="time.sleep(0.5); note('drained'); os._exit(3)")
-    with meanwhile(stop_when(terminal.shows("ready"), api.has_noted(TOLD))):
-        assert supervise(settings, None) == 0
-
-    assert api.notes() == [STARTED, ASKED, TOLD, "drained"]
-
-
-@pytest.mark.usefixtures("impatience")
-def test_api_that_does_not_end_in_time_is_killed(api: Api, settings: Settings, terminal: Terminal) -> None:
+def test_api_that_does_not_end_in_time_is_killed(
+    api: Api, settings: Settings, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the time that its requests may take, without a second signal; so are its children."""
+    monkeypatch.setattr("app.embedded.supervisor._MARGIN_SECONDS", 0.3)
+    monkeypatch.setattr(Settings, "drain_seconds", 0)
+    settings = msgspec.structs.replace(settings, drain_delay_seconds=0)
     before = processes.children()
     api.write(begin=CHILD, stop=NEVER)
     with meanwhile(stop_when(terminal.shows("ready"))):
         assert supervise(settings, None) == 0
 
-    assert api.notes() == [STARTED, ASKED, TOLD]
+    assert api.notes()[:2] == [STARTED, ASKED]
     assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
     wait_until_gone(processes.children() - before)
 
@@ -429,7 +440,7 @@ def test_signals_can_be_ignored() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Terminal) -> None:
+def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Terminal, look_again: LookAgain) -> None:
     """The address is not shown again."""
 
     def act() -> None:
@@ -437,7 +448,7 @@ def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Term
         first = api.process()
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: api.process() != first and api.notes().count(ASKED) == 2)
-        time.sleep(0.5)  # more than one look at the API
+        look_again()
         stop()
 
     with meanwhile(act):
@@ -480,14 +491,16 @@ def test_a_socket_of_the_settings_takes_the_place_of_the_port(
     assert api.notes("api") == [STARTED, ASKED, TOLD]
 
 
-def test_nothing_is_ready_before_all_instances_answer(api: Api, two: Settings, terminal: Terminal, tmp_path: Path) -> None:
+def test_nothing_is_ready_before_all_instances_answer(
+    api: Api, two: Settings, terminal: Terminal, tmp_path: Path, look_again: LookAgain
+) -> None:
     """A proxy may be told then that it can start."""
     listen = tmp_path / "listen"
-    api.write(begin=f"while name == 'nereid-2 ' and not os.path.exists({str(listen)!r}): time.sleep(0.02)")
+    api.write(begin=f"wait_until(lambda: name != 'nereid-2 ' or os.path.exists({str(listen)!r}))")
 
     def act() -> None:
         wait_for(api.has_noted(f"nereid-1 {ASKED}"))
-        time.sleep(0.5)  # more than one look at the instances
+        look_again()
         assert terminal.lines == []
         listen.touch()
         wait_for(terminal.shows("ready: 2 instances"))
@@ -527,11 +540,46 @@ def test_an_instance_that_cannot_start_ends_all(api: Api, two: Settings, termina
 def test_all_instances_drain_together(api: Api, two: Settings, terminal: Terminal) -> None:
     """Each of them ends only once the other one has been told to stop, too."""
     others = f"{{'nereid-1 {TOLD}', 'nereid-2 {TOLD}'}}"
-    api.write(stop=f"while not {others} <= set(notes.read_text().splitlines()): time.sleep(0.02)\n    note('drained'); os._exit(0)")
+    api.write(stop=f"wait_until(lambda: {others} <= set(notes.read_text().splitlines())); note('drained'); os._exit(0)")
     with meanwhile(stop_when(terminal.shows("ready"))):
         assert supervise(two, None) == 0
 
     assert [api.notes(f"nereid-{number}")[-1] for number in (1, 2)] == ["drained", "drained"]
+
+
+def test_a_hang_up_renews_the_workers_of_all_instances(api: Api, two: Settings, terminal: Terminal) -> None:
+    """And ends nothing: that is what operators send to a service that is to read its files again."""
+    renewed = [f"nereid-{number} told to renew its workers" for number in (1, 2)]
+
+    def hang_up_and_stop() -> None:
+        wait_for(terminal.shows("ready"))
+        stop(signal.SIGHUP)
+        wait_for(api.has_noted(*renewed))
+        stop()
+
+    with meanwhile(hang_up_and_stop):
+        assert supervise(two, None) == 0
+
+
+def test_a_hang_up_of_the_terminal_stops_everything(api: Api, settings: Settings, terminal: Terminal) -> None:
+    """Its user has closed the window."""
+    ours, theirs = os.openpty()
+    stdin = os.dup(0)
+    os.dup2(theirs, 0)
+    os.close(theirs)
+
+    def close_terminal() -> None:
+        wait_for(terminal.shows("ready"))
+        os.close(ours)
+        stop(signal.SIGHUP)
+
+    with meanwhile(close_terminal):
+        assert supervise(settings, None) == 0
+    os.dup2(stdin, 0)
+    os.close(stdin)
+
+    assert api.notes()[-1] == TOLD
+    assert "told to renew its workers" not in api.notes()
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 7", "kill -SEGV $$"])
@@ -553,14 +601,14 @@ def test_triton_that_ends_again_and_again_is_restarted_later_and_later(
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
 ) -> None:
     """The API goes on all the time."""
-    triton = run_triton("exit 7", "sleep 0.5; exit 8")
-    with meanwhile(stop_when(lambda: triton.starts == 3)):
+    triton = run_triton("exit 7", "exit 8")
+    with meanwhile(stop_when(lambda: triton.starts == 3 and api.has_noted(STARTED)())):
         assert supervise(settings, triton) == 0
 
     assert api.notes().count(STARTED) == 1
     assert [line for line in terminal.lines if line.startswith("Triton")] == [
         "Triton exited with code 7; restarting it",
-        "Triton exited with code 8; restarting it in 0.5 s",
+        "Triton exited with code 8; restarting it in 0.02 s",
     ]
 
 
@@ -568,12 +616,13 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
     """It runs, but its inferences fail; nothing is left of that process."""
     triton = run_triton()
     triton.works = False
+    wait_for(lambda: triton.starts == 1)
     broken = psutil.Process(triton.pid)
 
     def act() -> None:
         wait_for(terminal.shows("Triton does not work (its inference failed); restarting it"))
         triton.works = True
-        wait_for(lambda: triton.starts == 2)
+        wait_for(lambda: triton.starts == 2 and api.has_noted(STARTED)())
         stop()
 
     with meanwhile(act):
@@ -582,7 +631,6 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
     assert api.notes().count(STARTED) == 1
 
 
-@pytest.mark.usefixtures("no_delay")
 def test_triton_that_cannot_be_restarted_ends_everything(
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
 ) -> None:
@@ -603,7 +651,10 @@ def test_triton_that_cannot_be_restarted_ends_everything(
     reason = f"could not be started (port {settings.triton_http_port} is in use; "
     assert [line.startswith(f"Triton {reason}") for line in terminal.lines[2:]] == [True] * 5
     assert terminal.lines[1] == "Triton exited with code -9; restarting it"
-    assert [line.endswith("; restarting it") for line in terminal.lines[2:]] == [True] * 4 + [False]
+    assert [line.rpartition(")")[2] for line in terminal.lines[2:]] == [
+        *(f"; restarting it in {seconds} s" for seconds in (0.02, 0.04, 0.08, 0.16)),
+        "",
+    ]
 
 
 def test_leftovers_are_removed_only_with_a_triton_of_ones_own(

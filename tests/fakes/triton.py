@@ -48,6 +48,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.may_answer = asyncio.Event()
         """Inferences wait for it."""
         self.may_answer.set()
+        self.held: set[str] | None = None
+        """Ids of those that do, if not all."""
         self.may_tell = asyncio.Event()
         """Questions about the server and its models wait for it."""
         self.may_tell.set()
@@ -88,7 +90,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         self.running += 1
         self.most_running = max(self.running, self.most_running)
         try:
-            await self.may_answer.wait()
+            if self.held is None or request.id in self.held:
+                await self.may_answer.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

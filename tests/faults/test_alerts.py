@@ -24,8 +24,6 @@ from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, ask
 from tests.processes import wait_until_gone
 from tests.programs import require_program
 
-pytestmark = pytest.mark.faults
-
 _IMAGE = models.solid(10, 20, 30)
 _GOOD = encode(_IMAGE, Content_Type="image/png")
 _NONSENSE = encode(models.solid(120, 0, 0), "/predict/nonsense", Content_Type="image/png")
@@ -143,7 +141,7 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
         if len(workers := watched.gateway.workers()) == WORKERS:
             workers[0].kill()
             killed += 1
-        await asyncio.sleep(2)
+        await asyncio.sleep(6)  # more often, Granian takes it for a crash loop and ends
 
     assert killed > 5
 

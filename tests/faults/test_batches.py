@@ -2,22 +2,25 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from collections import Counter
 from pathlib import Path
+from time import monotonic
 
 import httpx
 import pytest
+from PIL import Image
 
 from bench.experiments.batch import encode_form
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.corpus import bombs
-from tests.faults.exchange import Answer, Connection, ask, encode
+from tests.faults.exchange import Answer, Case, Connection, ask, ask_all, encode
 from tests.faults.serving import Gateway, serving, unharmed
+from tests.imaging.samples import encode as encode_image
+from tests.processes import wait_for
 from tests.scrape import Samples, scrape
 from tests.support import sample_image
-
-pytestmark = pytest.mark.faults
 
 _CAT = sample_image("chelsea.jpg")
 _PARTS = 10_000
@@ -46,12 +49,13 @@ async def _require_free(gateway: Gateway) -> None:
             admitted = sum(value for name, value in samples.items() if name.startswith("api_model_active_requests"))
             return admitted + sum(samples[name] for name in _IN_USE)
 
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while used(await scrape(client)):  # noqa: ASYNC110 - nobody tells when it is free
                 await asyncio.sleep(0.2)
     assert (await ask(gateway.url, encode(_CAT))).status == 200
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", sorted(bombs()))
 async def test_64_bombs(gateway: Gateway, name: str) -> None:
     """Each is rejected by its header, and nothing remains of them."""
@@ -62,6 +66,7 @@ async def test_64_bombs(gateway: Gateway, name: str) -> None:
     await _require_free(gateway)
 
 
+@pytest.mark.system
 async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
     """Only that one fails."""
     with unharmed(gateway):
@@ -71,6 +76,7 @@ async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
     await _require_free(gateway)
 
 
+@pytest.mark.system
 async def test_thousands_of_parts(gateway: Gateway) -> None:
     """Rejected before most of them are parsed."""
     with unharmed(gateway):
@@ -84,11 +90,31 @@ async def test_thousands_of_parts(gateway: Gateway) -> None:
     await _require_free(gateway)
 
 
+async def test_memory_is_returned_after_large_batches(null_triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:
+    """A worker that has received bodies of 120 MB is back at 1.5 times what it had within 15 s."""
+    image = encode_image(Image.new("RGB", (1_000, 630)), "BMP")  # 1.9 MB
+    encoded = b64encode(image).decode()
+    several = json.dumps({"images": [encoded] * 48}).encode()
+    requests = [_batch(*[image] * 64), encode(several, "/detect/batch", Content_Type="application/json")]
+    with serving(null_triton, tmp_path) as gateway:
+        await ask_all(gateway.url, [Case("", encode(_CAT))] * 200)
+        before = gateway.rss()
+        answers = await ask_all(gateway.url, [Case("", request) for request in requests * 3], clients=2)
+        peak, started = gateway.rss(), monotonic()
+        await asyncio.to_thread(wait_for, lambda: gateway.rss() <= 1.5 * before)
+        seconds = monotonic() - started
+
+    record_figure("large batches: memory in the end, MiB", peak / 2**20)
+    record_figure("large batches: memory is at 1.5 times that of before, after, s", seconds, 15)
+    assert {answer.status for _, answer in answers} == {200}
+    assert seconds <= 15
+
+
 async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway) -> None:
     """What has not begun never does: a model of 20 ms an image does not see most of the images."""
     request = _batch(*[_CAT] * 64, path="/detect/batch?model=wait_20", Accept="application/x-ndjson")
     lines, seen = len(gateway.log_lines()), await _executions(null_triton)
-    with unharmed(gateway):
+    with unharmed(gateway, growth_mb=50):
         for _ in range(_STREAMS // 10):
             connections = [await Connection.open(gateway.url) for _ in range(10)]
             for connection in connections:
@@ -104,6 +130,7 @@ async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway)
     assert await _executions(null_triton) - seen < _STREAMS * 64 / 2
 
 
+@pytest.mark.system
 async def test_streams_that_are_not_read(gateway: Gateway) -> None:
     """They hold neither permits nor slots, only lines."""
     request = _batch(*[_CAT] * 64, path="/detect/batch?confidence=0", Accept="application/x-ndjson")

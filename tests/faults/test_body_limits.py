@@ -11,8 +11,6 @@ from tests.faults.exchange import NO_ANSWER, Connection, ask
 from tests.faults.serving import Gateway, unharmed
 from tests.nginx import proxying
 
-pytestmark = pytest.mark.faults
-
 _LIMIT = 50 * 2**20
 _CHUNK = b"10000\r\n" + bytes(65_536) + b"\r\n"
 _UPLOADS = 4
@@ -65,7 +63,7 @@ async def test_a_body_without_end(gateway: Gateway, record_figure: RecordFigure)
             sent.append(chunks * 65_536)
             assert (await answering).status == 413
 
-    with unharmed(gateway):
+    with unharmed(gateway, growth_mb=50):
         await asyncio.gather(*(upload() for _ in range(_UPLOADS)))
 
     record_figure("endless body: sent until the answer, MiB", max(sent) / 2**20, (_LIMIT + _BUFFERS) / 2**20)
@@ -74,6 +72,7 @@ async def test_a_body_without_end(gateway: Gateway, record_figure: RecordFigure)
     assert peak - before <= _UPLOADS * _LIMIT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", FRAMINGS)
 async def test_unclear_framing_is_rejected(gateway: Gateway, name: str) -> None:
     """Row 25: a request whose length is not clear has no image, whichever way it is read."""
@@ -83,6 +82,7 @@ async def test_unclear_framing_is_rejected(gateway: Gateway, name: str) -> None:
     assert answer.status in {400, 415, NO_ANSWER}
 
 
+@pytest.mark.system
 async def test_nginx_passes_no_unclear_framing_on(gateway: Gateway, tmp_path: Path) -> None:
     """Row 25: NGINX rejects such a request by itself, so that it and the gateway cannot disagree about where it ends."""
     with proxying([gateway.address], tmp_path) as proxy:
@@ -91,3 +91,25 @@ async def test_nginx_passes_no_unclear_framing_on(gateway: Gateway, tmp_path: Pa
 
     assert {answer.status for answer in answers} <= {400, 501}
     assert len(gateway.log_lines()) == lines
+
+
+@pytest.mark.system
+async def test_granian_prefers_chunks_to_a_length(gateway: Gateway) -> None:
+    """It could reject the request; instead it closes the connection, so that nothing behind it is taken for another one."""
+    lines = len(gateway.log_lines())
+    answer = await ask(gateway.url, _HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+
+    assert (answer.status, answer.headers["connection"]) == (415, "close")
+    assert (await asyncio.to_thread(gateway.wait_for_log, lines + 1))[-1]["request_bytes"] == 3
+
+
+@pytest.mark.system
+async def test_granian_takes_a_client_that_closes_its_side_for_gone(gateway: Gateway) -> None:
+    """The request is answered, to nobody."""
+    lines = len(gateway.log_lines())
+    async with await Connection.open(gateway.url) as connection:
+        await connection.send(_HEAD + b"Content-Length: 5\r\n\r\nabcde")
+        connection.writer.write_eof()
+        assert (await connection.receive()).status == NO_ANSWER
+
+    assert (await asyncio.to_thread(gateway.wait_for_log, lines + 1))[-1]["status"] == 415

@@ -15,7 +15,6 @@ from tests.faults.serving import serving
 from tests.faults.traffic import traffic
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]
 

@@ -7,7 +7,6 @@ from time import monotonic
 
 import httpx
 import psutil
-import pytest
 
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
@@ -15,8 +14,6 @@ from tests.faults.exchange import Case, Connection, ask, ask_all, encode
 from tests.faults.serving import Gateway, serving, unharmed
 from tests.processes import wait_for
 from tests.support import sample_image
-
-pytestmark = pytest.mark.faults
 
 _CAT = sample_image("chelsea.jpg")
 _CLIENTS = 200
@@ -47,7 +44,7 @@ async def test_a_client_that_leaves_during_the_upload(null_triton: Triton, gatew
     await asyncio.sleep(1)
     calls, fds, lines = await _executions(null_triton, "null"), gateway.fds(), len(gateway.log_lines())
 
-    with unharmed(gateway):
+    with unharmed(gateway, growth_mb=50):
         for _ in range(_CLIENTS):
             connection = await Connection.open(gateway.url)
             await connection.send(encode(_CAT)[: len(_CAT) // 2])
@@ -69,7 +66,7 @@ async def test_a_client_that_leaves_during_the_inference(
     calls, lines = await _executions(null_triton, "wait_20"), len(gateway.log_lines())
     clients = 16
 
-    with unharmed(gateway):
+    with unharmed(gateway, growth_mb=50):
         connections = [await Connection.open(gateway.url) for _ in range(clients)]
         for connection in connections:
             await connection.send(encode(_CAT, path))
@@ -108,7 +105,7 @@ async def test_ten_thousand_clients_that_give_up(null_triton: Triton, tmp_path: 
         await asyncio.gather(*(give_up(_GIVE_UPS // 40) for _ in range(8)))
         await asyncio.sleep(_SETTLE_SECONDS)
         fds, rss = gateway.fds(), gateway.rss()
-        with unharmed(gateway):
+        with unharmed(gateway, growth_mb=50):
             await asyncio.gather(*(give_up(_GIVE_UPS // 8) for _ in range(8)))
             seconds = await _seconds_until_closed(gateway, fds)
             await asyncio.sleep(_SETTLE_SECONDS)  # what they have left behind in Triton ends

@@ -20,8 +20,7 @@ from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.traffic import Traffic, traffic
 from tests.nginx import proxying
 from tests.processes import has_ended
-
-pytestmark = pytest.mark.faults
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 
 _REQUESTS = 5000
 _PATIENCE_SECONDS = 60.0
@@ -241,10 +240,11 @@ async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_fi
     assert counted.slowest < 5.25
 
 
+@pytest.mark.system
 async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Row 18: those that use too much memory, here all of them, and those of an instance that gets SIGHUP."""
     (tmp_path / "nginx").mkdir()
-    with running_fleet(fault_repository, tmp_path, settings={"worker_max_memory_mb": 10}) as fleet:
+    with running_fleet(fault_repository, tmp_path, settings={"worker_max_memory_mb": 10, "timeout_seconds": 20}) as fleet:
         sockets = [f"unix:{socket}" for socket in fleet.sockets]
         with proxying(sockets, tmp_path / "nginx") as proxy:
             first = set(fleet.workers())

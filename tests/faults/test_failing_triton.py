@@ -26,8 +26,6 @@ from tests.faults.test_resources import NEEDS_MOUNTS, on_a_full_disk
 from tests.faults.traffic import traffic
 from tests.support import eventually
 
-pytestmark = pytest.mark.faults
-
 _PATIENCE_SECONDS = 30.0
 _SECONDS = 5.0
 """The gateway's deadline."""
@@ -170,6 +168,7 @@ async def test_a_full_queue_never_opens_the_circuit(gateway: Gateway, record_fig
     assert (await ask(gateway.url, asked)).status == 200
 
 
+@pytest.mark.system
 async def test_a_model_that_triton_has_no_longer(tmp_path: Path) -> None:
     """Row 8: after a restart without it, it is 503; one that Triton never had is 404; with it again, it is used again."""
     repository, home = tmp_path / "models", tmp_path / "home"
@@ -182,7 +181,7 @@ async def test_a_model_that_triton_has_no_longer(tmp_path: Path) -> None:
         await eventually(lambda: not triton.process.is_running())
         await asyncio.to_thread(server.start)
         try:
-            with gateway_to(triton, tmp_path, workers=1) as gateway:
+            with gateway_to(triton, tmp_path, workers=1, timeout_seconds=20) as gateway:
                 for _ in range(10):
                     assert (await ask(gateway.url, asked)).status == 200
                 (repository / "nonsense").rename(tmp_path / "nonsense")
@@ -205,10 +204,11 @@ async def test_a_model_that_triton_has_no_longer(tmp_path: Path) -> None:
     assert again.status == 200
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", models.NONSENSE, ids=[text.replace(" ", "-") for text in models.NONSENSE.values()])
 async def test_nonsense_is_never_an_answer(gateway: Gateway, value: int) -> None:
     """Row 9: 502, whatever is wrong, without the model's own words; the circuit stays closed."""
-    asked = encode(models.solid(value, 0, 0), "/predict/nonsense", Content_Type="image/png")
+    asked = encode(models.solid(value, 0, 0), "/predict/nonsense?timeout_ms=20000", Content_Type="image/png")
     answers = [await ask(gateway.url, asked) for _ in range(12)]
 
     assert {answer.status for answer in answers} == {502}
@@ -216,10 +216,11 @@ async def test_nonsense_is_never_an_answer(gateway: Gateway, value: int) -> None
     assert not any(b"secret" in answer.body for answer in answers)
 
 
+@pytest.mark.system
 @NEEDS_MOUNTS
 async def test_a_full_dev_shm(triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Row 12: the tensors travel inline, and nothing dies of a page that is not there."""
-    with gateway_to(triton, tmp_path, on_a_full_disk(Path("/dev/shm"), log=tmp_path / "dd.log")) as gateway:  # noqa: S108
+    with gateway_to(triton, tmp_path, on_a_full_disk(Path("/dev/shm"), log=tmp_path / "dd.log"), timeout_seconds=20) as gateway:  # noqa: S108
         pids = gateway.pids()
         async with traffic(gateway.url) as counted:
             await counted.until(1000)

@@ -20,7 +20,6 @@ from tests.faults.relay import relay
 from tests.faults.traffic import traffic
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.skipif(
         subprocess.run(["unshare", "--net", "ip", "link"], check=False, capture_output=True).returncode != 0,
         reason="a network of its own needs root or CAP_NET_ADMIN, and ip from iproute2",

@@ -12,8 +12,6 @@ from tests.faults.serving import Gateway
 from tests.nginx import proxying
 from tests.support import NEEDS_BYTES
 
-pytestmark = pytest.mark.faults
-
 _ROUNDS, _SECONDS, _CLIENTS = 3, 4.0, 16
 
 

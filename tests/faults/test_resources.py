@@ -19,9 +19,8 @@ from tests.faults.exchange import Answer, Case, Connection, ask, ask_all, encode
 from tests.faults.serving import Gateway, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 
-pytestmark = pytest.mark.faults
-
 _IMAGE = scene("JPEG")
+_MEMORY_LIMIT = 'api_reserved_bytes_limit{purpose="images"}'
 _LIVEZ = encode(b"", "/livez", "GET")
 _FORM = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n%b\r\n--x--\r\n'
 _MAX_FILES = 120
@@ -58,6 +57,7 @@ async def _sampling(gateway: Gateway, samples: list[int]) -> AsyncIterator[None]
             await task
 
 
+@pytest.mark.system
 @NEEDS_MOUNTS
 @pytest.mark.parametrize("size", [1_000, 5_000_000])
 async def test_a_full_disk_for_temporary_files(null_triton: Triton, tmp_path: Path, size: int) -> None:
@@ -125,12 +125,13 @@ async def test_more_images_than_memory(null_triton: Triton, tmp_path: Path, reco
         "max_file_size_mb": 10,
         "timeout_seconds": 20,
     }
-    budget = 10 * 2**20 + 25_000_000 * 16
     samples: list[int] = []
     with serving(null_triton, tmp_path, settings=settings) as gateway:
         await ask_all(gateway.url, [Case("", encode(_IMAGE))] * 200)
+        page = (await ask(gateway.url, encode(b"", "/metrics", "GET"))).body.decode()
+        (budget,) = (float(line.split()[1]) for line in page.splitlines() if line.startswith(_MEMORY_LIMIT))
         before = gateway.rss()
-        with unharmed(gateway):
+        with unharmed(gateway, growth_mb=50):
             async with _sampling(gateway, samples):
                 answers = await ask_all(gateway.url, [Case("", encode(images[n % 3])) for n in range(200)], clients=200)
         assert (await ask(gateway.url, encode(_IMAGE))).status == 200
@@ -157,7 +158,7 @@ async def test_64_bombs_at_once(gateway: Gateway, record_figure: RecordFigure) -
             others.append(await ask(gateway.url, _LIVEZ))
             await asyncio.sleep(0.05)
 
-    with unharmed(gateway):
+    with unharmed(gateway, growth_mb=50):
         task = asyncio.create_task(live())
         answers = await ask_all(gateway.url, [*cases, *above[:64]], clients=128)
         task.cancel()

@@ -24,7 +24,7 @@ from tests.faults.serving import Gateway, serving
 from tests.imaging.samples import NOISE
 from tests.imaging.samples import encode as encode_image
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.system
 
 _CANARY = "canary7f3a"
 """Begins every canary; what follows tells where it was sent."""

@@ -16,8 +16,6 @@ from tests.faults.serving import Gateway
 from tests.faults.test_failing_triton import gateway_to, stopped
 from tests.faults.traffic import traffic
 
-pytestmark = pytest.mark.faults
-
 _SHARE, _SHARE_SECONDS = 0.4, 5.0
 """What a Triton that is back must get of the images, and how soon."""
 _WINDOW_SECONDS = 0.5

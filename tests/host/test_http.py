@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.host.http import get_status
+from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 from tests.support import free_port
 
 PATIENCE_SECONDS = 10.0
@@ -85,7 +86,7 @@ def test_url_without_a_path_is_the_root() -> None:
     assert server.asked.startswith(b"GET / HTTP/1.1\r\n")
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@NEEDS_IPV6
 def test_ipv6_address_is_reached() -> None:
     """It has brackets in a URL."""
     listening, url = on_tcp("::1")

@@ -81,24 +81,16 @@ def test_the_exporter_of_traces_is_recognised_without_importing_it(monkeypatch: 
     assert not has_exporter()
 
 
-def test_wheel_is_downloaded(index: Path, downloads: Path) -> None:
-    """Of several versions the pinned one is taken, from where pip is configured to look."""
+def test_wheel_is_downloaded(index: Path, downloads: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of several versions the pinned one, from where pip is configured to look, without what it requires, and quietly."""
     for version in ("0.9", "1.0", "1.0.1", "2.0"):
-        tiny_wheel(index, version)
+        tiny_wheel(index, version, metadata="Requires-Dist: nereid-no-such-package\n")
 
     wheel = download_wheel(f"{NAME}==1.0", downloads)
 
-    assert wheel == downloads / "nereid_test_tiny-1.0-py3-none-any.whl"
+    assert list(downloads.iterdir()) == [wheel] == [downloads / "nereid_test_tiny-1.0-py3-none-any.whl"]
     assert sha256(wheel) == sha256(index / wheel.name)
-
-
-def test_dependencies_are_not_downloaded(index: Path, downloads: Path) -> None:
-    """Only the wheel itself is needed, whatever it requires."""
-    tiny_wheel(index, metadata="Requires-Dist: nereid-no-such-package\n")
-
-    wheel = download_wheel(f"{NAME}==1.0", downloads)
-
-    assert list(downloads.iterdir()) == [wheel]
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 def test_wheel_that_does_not_exist_is_an_error(index: Path, downloads: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -147,11 +139,8 @@ def test_source_distribution_is_not_downloaded(index: Path, downloads: Path, tmp
 def test_progress_of_pip_is_shown_on_a_terminal(
     index: Path, downloads: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Elsewhere pip is quiet; its output never gets onto stdout, which belongs to the logs."""
+    """It never gets onto stdout, which belongs to the logs."""
     tiny_wheel(index)
-    download_wheel(f"{NAME}==1.0", downloads)
-    assert tuple(capfd.readouterr()) == ("", "")
-
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     download_wheel(f"{NAME}==1.0", downloads)
     out, err = capfd.readouterr()
@@ -263,6 +252,22 @@ def test_another_sha256_is_an_error(tmp_path: Path) -> None:
     assert str(caught.value) == f"file.bin is not the expected file: its SHA-256 is {sha256(file)}, expected {expected}"
 
 
+def test_requirements_are_installed_by_the_python_of_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Only wheels, only with their hashes, and into an environment that is new."""
+    python, environment = tmp_path / "python", tmp_path / "environment"
+    program = f'echo "$0" "$@"; [ -d {environment} ] || {{ mkdir -p {environment}/bin; cp "$0" {environment}/bin; }}'
+    python.write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+    python.chmod(0o755)
+
+    make_environment(environment, tmp_path / "requirements.txt", str(python))
+    options = "--require-hashes --only-binary=:all:"
+    assert capfd.readouterr().err.splitlines() == [
+        f"{python} -P -m venv --clear {environment}",
+        f"{environment}/bin/python -P -m pip install --quiet --disable-pip-version-check {options} -r {tmp_path}/requirements.txt",
+    ]
+
+
+@pytest.mark.system
 def test_environment_has_what_is_required_and_nothing_of_ours(index: Path, tmp_path: Path) -> None:
     """It is a Python of its own in which the requirements can be imported, and what was in the folder is gone."""
     wheel = tiny_wheel(index)
@@ -279,6 +284,7 @@ def test_environment_has_what_is_required_and_nothing_of_ours(index: Path, tmp_p
     assert not (environment / "old").exists()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("options", [f"--hash=sha256:{'0' * 64}", ""], ids=["another hash", "no hash"])
 def test_requirement_must_have_the_hash_of_its_wheel(index: Path, tmp_path: Path, options: str) -> None:
     """A wheel that is not the locked one is not installed, and neither is one that is not locked."""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.host.ports import find_free, is_free, is_listening, is_loopback, is_this_machine, remove_stale_socket, resolve
-
-IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 
 
 def test_port_is_free_until_someone_listens() -> None:
@@ -47,7 +46,7 @@ def test_port_of_all_addresses_is_in_use_on_each() -> None:
         assert not is_free("0.0.0.0", server.getsockname()[1])  # noqa: S104 - nobody listens
 
 
-@IPV6
+@NEEDS_IPV6
 def test_ipv6_address_has_ports_too() -> None:
     """The host may be an IPv6 address."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
@@ -140,7 +139,7 @@ def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch, addresses: l
     assert resolve("localhost") == "127.0.0.1"
 
 
-@IPV6
+@NEEDS_IPV6
 def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a name has another address, on which the port is free, before that one."""
     look_up = socket.getaddrinfo
@@ -160,7 +159,7 @@ def test_unknown_host_has_no_address() -> None:
         resolve("no-such-host.invalid")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=IPV6)])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6)])
 def test_process_that_listens_is_known(host: str) -> None:
     """It is this one, and no other."""
     with (

@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -143,17 +142,16 @@ def test_the_argument_is_private_before_the_first_instruction(monkeypatch: pytes
 
 
 WATCH = """
-import json, os, sys, time
-sought = [line.strip().encode() for line in sys.stdin]
+import json, os, select, sys
+sought = [text.encode() for text in json.loads(sys.stdin.readline())]
 names = ["cmdline"]
 if os.getuid() == 0:
     names.append("environ")
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-seen, rounds, end = set(), 0, time.monotonic() + 60
-while rounds < 100 or (not seen and time.monotonic() < end):
-    rounds += 1
+seen = set()
+while not select.select([0], [], [], 0)[0]:
     for process in filter(str.isdigit, os.listdir("/proc")):
         for name in names:
             try:
@@ -162,9 +160,10 @@ while rounds < 100 or (not seen and time.monotonic() < end):
             except OSError:
                 continue
             seen.update((name, text.decode()) for text in sought if text in content)
+    os.write(2, b".")
 print(json.dumps(sorted(seen)))
 """
-"""Looks for texts at all processes, many times, and until it sees one; as another user if it may become one."""
+"""Looks for texts at all processes, again and again, as another user if it may become one. Tells of each round on stderr."""
 WAIT = ["sh", "-c", "read line", "--watched-program"]
 """Ends when it is killed."""
 
@@ -172,15 +171,18 @@ WAIT = ["sh", "-c", "read line", "--watched-program"]
 def what_is_seen(start_program: Callable[[], Process]) -> list[list[str]]:
     """Start `WAIT` again and again while another process looks for it and for the secret; return what was seen where."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", WATCH], stdin=pipe, stdout=pipe, text=True) as watcher:
+    with subprocess.Popen([sys.executable, "-c", WATCH], stdin=pipe, stdout=pipe, stderr=pipe) as watcher:
         assert watcher.stdin is not None
-        watcher.stdin.write(f"{SECRET}\n{WAIT[-1]}\n")
-        watcher.stdin.close()
-        while watcher.poll() is None:
-            with start_program() as process:
-                time.sleep(0.001)
-                process.kill()
         assert watcher.stdout is not None
+        assert watcher.stderr is not None
+        watcher.stdin.write(json.dumps([SECRET, WAIT[-1]]).encode() + b"\n")
+        watcher.stdin.flush()
+        for _ in range(20):
+            with start_program() as process:
+                for _ in range(3):  # the rounds that were over before, the one under way, and a whole one
+                    os.read(watcher.stderr.fileno(), 2**16)
+                process.kill()
+        watcher.stdin.close()
         return list(json.load(watcher.stdout))
 
 
@@ -312,15 +314,15 @@ def test_options_are_those_of_popen(tmp_path: Path) -> None:
 
 def test_the_program_ends_with_its_parent() -> None:
     """What the preparation asks the kernel for outlives the change."""
-    code = f"""
-import os, time
+    code = """
+import os, signal
 from functools import partial
 from app.host import private_argument
 from app.host.processes import die_with_parent
 private_argument.start(
     ["sh", "-c", "echo $$; exec sleep 60", "sh"], "x", env=dict(os.environ), preexec_fn=partial(die_with_parent, os.getpid())
 )
-time.sleep({processes.PATIENCE_SECONDS})"""
+signal.pause()"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         (pid,) = read(parent)
         child = psutil.Process(int(pid))

@@ -1,11 +1,14 @@
 """Decoding: the pixels of every format, mode and orientation, at the size that is needed."""
 
+import pickle
 import random
 import subprocess
 import sys
 import tracemalloc
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache, partial
 from io import BytesIO
 from typing import Any
 
@@ -218,30 +221,31 @@ def test_other_sixteen_bit_modes_are_scaled(colour: int, channels: int) -> None:
     np.testing.assert_array_equal(pixels, to_rgb(high[:, :, 0]) if channels == 2 else high[:, :, :3])
 
 
-LARGE = NOISE.resize((1200, 1001))
-WITH_ALPHA = Image.fromarray(np.dstack([np.asarray(LARGE), np.asarray(LARGE.convert("L"))]))
+QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
+"""Options of formats that take long to write."""
+
+
+def large(mode: str) -> Image.Image:
+    """Make an image of 1200 x 1001."""
+    if mode == "P":
+        return NOISE.quantize(60).resize((1200, 1001))
+    image = NOISE.resize((1200, 1001))
+    if mode.endswith("A"):
+        image.putalpha(image.convert("L"))
+    return image.convert(mode)
 
 
 @pytest.mark.parametrize(
-    ("image", "image_format"),
+    ("mode", "image_format"),
     [
-        (LARGE, "PNG"),
-        (LARGE, "BMP"),
-        (LARGE, "WEBP"),
-        (WITH_ALPHA, "PNG"),
-        (WITH_ALPHA.convert("LA"), "PNG"),
-        (LARGE.convert("L"), "PNG"),
-        (LARGE.convert("1"), "PNG"),
-        (LARGE.quantize(60), "PNG"),
-        (LARGE.quantize(60), "GIF"),
-        (LARGE.quantize(60), "BMP"),
-        (LARGE.convert("CMYK"), "JPEG"),
+        *[(mode, "PNG") for mode in ("RGB", "RGBA", "LA", "L", "1", "P")],
+        *[("RGB", "BMP"), ("RGB", "WEBP"), ("P", "GIF"), ("P", "BMP"), ("CMYK", "JPEG")],
     ],
-    ids=["RGB", "RGB BMP", "RGB WebP", "RGBA", "LA", "L", "1", "P", "P GIF", "P BMP", "CMYK JPEG"],
 )
-def test_large_image_has_the_pixels_that_pillow_converts(image: Image.Image, image_format: str) -> None:
+def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format: str) -> None:
     """It is converted in parts, which do not show; the last of them is smaller than the others."""
-    data = encode(image, image_format)
+    image = large(mode)
+    data = encode(image, image_format, **QUICK.get(image_format, {}))
     header = read_header(data, limits(2 * MEGA))
 
     pixels = decode(header, image.size)
@@ -252,7 +256,7 @@ def test_large_image_has_the_pixels_that_pillow_converts(image: Image.Image, ima
 
 def test_large_palette_with_transparency_keeps_its_colours() -> None:
     """In parts, too, and without a warning."""
-    palette = LARGE.quantize(60)
+    palette = large("P")
 
     pixels = decode(read_header(encode(palette, "PNG", transparency=bytes(range(60))), limits(2 * MEGA)), palette.size)
 
@@ -293,32 +297,40 @@ def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> Non
         header.file.getpixel((0, 0))
 
 
-def flat(mode: str, image_format: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Encode a grey image of 4000 x 3000."""
-    return encode(Image.new(mode, (4000, 3000), (99,) * len(mode) if mode != "P" else 9), image_format, **options)
+@cache
+def flat(mode: str, image_format: str, orientation: int = 1, size: tuple[int, int] = (4000, 3000), **options: int) -> bytes:
+    """Encode a grey image."""
+    image = Image.new(mode, size, (99,) * len(mode) if mode != "P" else 9)
+    exif = {} if orientation == 1 else {"exif": exif_of(orientation)}
+    return encode(image, image_format, **exif, **options, **QUICK.get(image_format, {}))
 
 
+Make = Callable[[], bytes]
+"""Encodes an image when it is needed, and not when the tests are collected."""
 ESTIMATES = {
-    "JPEG": (flat("RGB", "JPEG"), (2001, 1501), 3),
-    "half a JPEG": (flat("RGB", "JPEG"), (2000, 1500), 3 / 4),
-    "upside down": (flat("RGB", "JPEG", exif=exif_of(3)), (4000, 3000), 6),
-    "sideways": (flat("RGB", "JPEG", exif=exif_of(6)), (1500, 2000), 6 / 4),
-    "progressive": (flat("RGB", "JPEG", progressive=True), (2000, 1500), 3 / 4 + 8),
-    "CMYK": (flat("CMYK", "JPEG"), (1999, 1499), 7 / 4),
-    "progressive CMYK": (flat("CMYK", "JPEG", progressive=True), (4000, 3000), 7 + 8),
-    "PNG": (flat("RGBA", "PNG"), (1, 1), 7),
-    "turned PNG": (flat("RGB", "PNG", exif=exif_of(6)), (1, 1), 7),
-    "BMP": (flat("RGB", "BMP"), (1, 1), 7),
-    "GIF": (flat("P", "GIF"), (1, 1), 7),
-    "WebP": (flat("RGB", "WEBP"), (1, 1), 16),
+    "JPEG": (partial(flat, "RGB", "JPEG"), (2001, 1501), 3),
+    "half a JPEG": (partial(flat, "RGB", "JPEG"), (2000, 1500), 3 / 4),
+    "upside down": (partial(flat, "RGB", "JPEG", 3), (4000, 3000), 6),
+    "sideways": (partial(flat, "RGB", "JPEG", 6), (1500, 2000), 6 / 4),
+    "progressive": (partial(flat, "RGB", "JPEG", progressive=True), (2000, 1500), 3 / 4 + 8),
+    "CMYK": (partial(flat, "CMYK", "JPEG"), (1999, 1499), 7 / 4),
+    "progressive CMYK": (partial(flat, "CMYK", "JPEG", progressive=True), (4000, 3000), 7 + 8),
+    "PNG": (partial(flat, "RGBA", "PNG"), (1, 1), 7),
+    "turned PNG": (partial(flat, "RGB", "PNG", 6), (1, 1), 7),
+    "BMP": (partial(flat, "RGB", "BMP"), (1, 1), 7),
+    "GIF": (partial(flat, "P", "GIF"), (1, 1), 7),
+    "WebP": (partial(flat, "RGB", "WEBP"), (1, 1), 16),
 }
-OPENCV_ESTIMATES = {"AVIF": (flat("RGB", "AVIF"), (1, 1), 32), "TIFF": (flat("RGB", "TIFF"), (1, 1), 16)}
+OPENCV_ESTIMATES = {
+    "AVIF": (partial(flat, "RGB", "AVIF", size=(2000, 1500)), (1, 1), 32),
+    "TIFF": (partial(flat, "RGB", "TIFF"), (1, 1), 16),
+}
 
 
-@pytest.mark.parametrize(("data", "min_decode_size", "pixel_bytes"), ESTIMATES.values(), ids=ESTIMATES)
-def test_memory_is_estimated_by_the_format_and_size(data: bytes, min_decode_size: tuple[int, int], pixel_bytes: float) -> None:
+@pytest.mark.parametrize(("make", "min_decode_size", "pixel_bytes"), ESTIMATES.values(), ids=ESTIMATES)
+def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size: tuple[int, int], pixel_bytes: float) -> None:
     """By the size that the image is really decoded at, and more if libjpeg has to keep coefficients."""
-    header = read_header(data, limits(12 * MEGA))
+    header = read_header(make(), limits(12 * MEGA))
 
     estimate = estimate_decode_bytes(header, min_decode_size)
 
@@ -326,42 +338,63 @@ def test_memory_is_estimated_by_the_format_and_size(data: bytes, min_decode_size
     assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA), 0)
 
 
-@pytest.mark.parametrize(("data", "min_decode_size", "pixel_bytes"), OPENCV_ESTIMATES.values(), ids=OPENCV_ESTIMATES)
-def test_memory_of_a_file_that_is_written_anew_is_estimated(
-    data: bytes, min_decode_size: tuple[int, int], pixel_bytes: int
-) -> None:
+@pytest.mark.parametrize(("make", "min_decode_size", "pixel_bytes"), OPENCV_ESTIMATES.values(), ids=OPENCV_ESTIMATES)
+def test_memory_of_a_file_that_is_written_anew_is_estimated(make: Make, min_decode_size: tuple[int, int], pixel_bytes: int) -> None:
     """With the file itself; an AVIF takes twice as much, and may have half the pixels."""
-    most = PixelLimits(scalable=0, other=12 * MEGA * pixel_bytes // 16)
+    data = make()
+    header = read_header(data, limits(24 * MEGA))
+    pixels = header.width * header.height
+    most = PixelLimits(scalable=0, other=pixels * pixel_bytes // 16)
 
     estimate = estimate_decode_bytes(read_header(data, most), min_decode_size)
 
-    assert estimate == 12 * MEGA * pixel_bytes + 2 * len(data)
+    assert estimate == pixels * pixel_bytes + 2 * len(data)
     assert estimate == max_decode_bytes(most, len(data))
 
 
+# Decodes files, each in a process of its own, and prints how much memory that has taken, and how much was estimated.
 MEASURE = """
-import sys
+import os, pickle, sys
 from pathlib import Path
 from app.imaging.decode import decode, estimate_decode_bytes
 from app.imaging.header import PixelLimits, read_header
 def status(field):
     return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
-header = read_header(sys.stdin.buffer.read(), PixelLimits(10**8, 10**8))
-Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-before = status("VmRSS")
-size = int(sys.argv[1]), int(sys.argv[2])
-decode(header, size)
-print(status("VmHWM") - before, estimate_decode_bytes(header, size))
+while sys.stdin.buffer.peek(1):
+    data, size = pickle.load(sys.stdin.buffer)
+    if os.fork() == 0:
+        header = read_header(data, PixelLimits(10**8, 10**8))
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = status("VmRSS")
+        decode(header, size)
+        print(status("VmHWM") - before, estimate_decode_bytes(header, size), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit("it failed")
 """
 
 
-@pytest.mark.parametrize(("data", "min_decode_size"), [case[:2] for case in [*ESTIMATES.values(), *OPENCV_ESTIMATES.values()]])
-def test_decoding_takes_no_more_memory_than_estimated(data: bytes, min_decode_size: tuple[int, int]) -> None:
-    """As the kernel counts it, but for a few megabytes that do not depend on the image."""
-    command = [sys.executable, "-c", MEASURE, *map(str, min_decode_size)]
-    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
+@pytest.fixture(scope="module")
+def measuring() -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-c", MEASURE]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
 
-    taken, estimate = map(int, output.split())
+
+CASES = {**ESTIMATES, **OPENCV_ESTIMATES}
+
+
+@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in CASES.values()], ids=CASES)
+def test_decoding_takes_no_more_memory_than_estimated(
+    measuring: "subprocess.Popen[bytes]", make: Make, min_decode_size: tuple[int, int]
+) -> None:
+    """As the kernel counts it, but for a few megabytes that do not depend on the image."""
+    assert measuring.stdin is not None
+    assert measuring.stdout is not None
+    pickle.dump((make(), min_decode_size), measuring.stdin)
+    measuring.stdin.flush()
+
+    taken, estimate = map(int, measuring.stdout.readline().split())
     assert taken < estimate + 8_000_000
 
 

@@ -9,33 +9,23 @@ import numpy as np
 import pytest
 
 from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
-from app.pipeline import batch_request
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext, Detections, DetectOptions
-from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
-from app.triton.client import TritonClient
-from app.triton.transport import Transport
 from tests.fakes.https import Host, response, serving
-from tests.fakes.triton import FakeTriton, infer_response
+from tests.fakes.triton import infer_response
 from tests.pipeline.gate import Gate
-from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, in_cycles, open_admission, pool_of
+from tests.support import SCENE, eventually, in_cycles
+from tests.world import World
 
 OPTIONS = DetectOptions(None, 0.5, None, 10)
 IMAGE = "/scene.bmp"
 TABLE = np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32)
 
-Fake = tuple[FakeTriton, TritonClient]
-
-
-@pytest.fixture
-async def gate() -> AsyncIterator[Gate]:
-    made = Gate()
-    yield made
-    made.opened.set()
+pytestmark = pytest.mark.world(mode="inline", memory_bytes=40 * len(SCENE))
 
 
 @pytest.fixture
@@ -47,18 +37,11 @@ async def host() -> AsyncIterator[Host]:
 
 
 @pytest.fixture
-async def pipeline(fake_triton: Fake, host: Host) -> AsyncIterator[Pipeline]:
-    """A pipeline with one thread and little memory, on a fake Triton that finds `TABLE`."""
-    fake, client = fake_triton
-    fake.answer = infer_response(output0=TABLE)
-    transport = Transport("inline")
-    with open_admission(memory_bytes=40 * len(SCENE)) as admission:
-        pool = pool_of(client, transport)
-        made = Pipeline(pool, admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION, fetcher=host.fetcher())
-        yield made
-        fake.may_answer.set()
-        await made.close()
-    await transport.close()
+async def world(world: World, host: Host) -> World:
+    """One with little memory, whose Triton finds `TABLE`."""
+    world.fake.answer = infer_response(output0=TABLE)
+    world.pipeline.fetcher = host.fetcher()
+    return world
 
 
 def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
@@ -72,10 +55,8 @@ def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
     return str(found) if isinstance(found, Exception) else type(found).__name__
 
 
-async def open_batch(
-    pipeline: Pipeline, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS
-) -> BatchRequest:
-    return await BatchRequest.open(pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
+async def open_batch(world: World, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
+    return await BatchRequest.open(world.pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
 async def outcomes(batch: BatchRequest) -> list[Any]:
@@ -84,146 +65,155 @@ async def outcomes(batch: BatchRequest) -> list[Any]:
         return [await image for image in done]
 
 
-def used(pipeline: Pipeline) -> tuple[int, int]:
+def used(world: World) -> tuple[int, int]:
     """Return the bytes that images have reserved, and that batches have."""
-    return pipeline.admission.memory.used_bytes, pipeline.admission.batch_memory.used_bytes
+    return world.admission.memory.used_bytes, world.admission.batch_memory.used_bytes
 
 
-async def test_images_succeed_and_fail_alone(pipeline: Pipeline) -> None:
+async def test_images_succeed_and_fail_alone(world: World) -> None:
     """Each with stages of its own; the list of images is emptied, and all memory is given back."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
-    found = await outcomes(await open_batch(pipeline, images))
+    found = await outcomes(await open_batch(world, images))
 
     assert sorted(name for name, _ in found) == ["Detections", "Detections", "MalformedRequest", "UnsupportedFormat"]
     for name, stages in found:
         assert (stages == ["model", "queue", "decode", "batch", "infer", "post"]) is (name == "Detections")
     assert images == []
-    assert used(pipeline) == (0, 0)
+    assert used(world) == (0, 0)
 
 
-async def test_what_they_have_in_common_fails_at_once(pipeline: Pipeline) -> None:
+async def test_what_they_have_in_common_fails_at_once(world: World) -> None:
     """Before any image is looked at."""
     with pytest.raises(InvalidParameter):
-        await open_batch(pipeline, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
-    assert used(pipeline) == (0, 0)
+        await open_batch(world, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
+    assert used(world) == (0, 0)
 
 
-async def test_images_are_counted_before_triton_is_asked_for_the_model(fake_triton: Fake, pipeline: Pipeline) -> None:
+async def test_images_are_counted_before_triton_is_asked_for_the_model(world: World) -> None:
     """However long that takes: a batch without room does not ask, and what is counted is given back whatever the answer is."""
-    fake, _ = fake_triton
-    fake.may_tell.clear()
-    waiting = asyncio.create_task(open_batch(pipeline, [SCENE] * 15, 0.5, OPTIONS._replace(model="other")))
-    assert await eventually(lambda: fake.config_reads > 0)
-    assert used(pipeline) == (15 * len(SCENE), 15 * len(SCENE))
-    reads = fake.config_reads
+    world.fake.may_tell.clear()
+    waiting = asyncio.create_task(open_batch(world, [SCENE] * 15, 20, OPTIONS._replace(model="other")))
+    assert await eventually(lambda: world.fake.config_reads > 0)
+    assert used(world) == (15 * len(SCENE), 15 * len(SCENE))
+    reads = world.fake.config_reads
     with pytest.raises(GatewayFull):
-        await open_batch(pipeline, [SCENE] * 10, options=OPTIONS._replace(model="another"))
+        await open_batch(world, [SCENE] * 10, options=OPTIONS._replace(model="another"))
 
-    assert fake.config_reads == reads
+    assert world.fake.config_reads == reads
+    await world.time.skip(20)
     with pytest.raises(DeadlinePassed):
         await waiting
-    assert used(pipeline) == (0, 0)
-    fake.may_tell.set()
+    assert used(world) == (0, 0)
 
 
-async def test_images_that_wait_hold_their_bytes_and_no_pixels(
-    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate
-) -> None:
+async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     """And few of them are in front of a thread, so that a single request has its turn soon."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep) as done:
+    async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
-        images, batches = used(pipeline)
+        images, batches = used(world)
         assert batches == 10 * len(SCENE)
-        assert images <= batches + 10 * pipeline.admission.queues["tiny"].own * 3 * 32 * 32
+        assert images <= batches + 10 * world.admission.queues["tiny"].own * 3 * 32 * 32
         assert len(entered) == 1
-        assert pipeline._pool.waiting <= 1  # noqa: SLF001 - of a pool with one thread
+        assert world.pipeline._pool.waiting <= 1  # noqa: SLF001 - of a pool with one thread
         gate.opened.set()
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 10
-    assert used(pipeline) == (0, 0)
+    assert used(world) == (0, 0)
 
 
 async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_ended(
-    monkeypatch: pytest.MonkeyPatch, fake_triton: Fake, pipeline: Pipeline, gate: Gate
+    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
     """Nothing new begins, and no permit is left."""
-    fake, _ = fake_triton
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline, [SCENE] * 10)).run(keep):
+    async with (await open_batch(world, [SCENE] * 10)).run(keep):
         assert await eventually(gate.reached.is_set)
-    assert used(pipeline)[1] == 10 * len(SCENE)
+    assert used(world)[1] == 10 * len(SCENE)
     gate.opened.set()
 
-    assert await eventually(lambda: used(pipeline) == (0, 0))
-    assert (len(entered), fake.requests) == (1, [])
-    assert pipeline.admission.queues["tiny"].in_progress == 0
+    assert await eventually(lambda: used(world) == (0, 0))
+    assert (len(entered), world.fake.requests) == (1, [])
+    assert world.admission.queues["tiny"].in_progress == 0
 
 
-async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, gate: Gate) -> None:
+async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     """At the deadline of the batch, all of them; each error tells what was slow."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
-    async with (await open_batch(pipeline, [SCENE] * 5, 0.2)).run(explain) as done:
+    async with (await open_batch(world, [SCENE] * 5, 20)).run(explain) as done:
+        assert await eventually(gate.reached.is_set)
+        await world.round_trip()
+        await world.time.skip(20)
         found = Counter([await image for image in done])
 
     assert found == {"the request took too long in the gateway": 2, "the images before it took too long": 3}
     gate.opened.set()
-    assert await eventually(lambda: used(pipeline) == (0, 0))
+    assert await eventually(lambda: used(world) == (0, 0))
 
 
-async def test_a_slow_model_is_no_matter_of_other_images(fake_triton: Fake, pipeline: Pipeline) -> None:
+async def test_a_slow_model_is_no_matter_of_other_images(world: World) -> None:
     """The error is that of a single image."""
-    fake, _ = fake_triton
-    fake.may_answer.clear()
-    async with (await open_batch(pipeline, [SCENE] * 3, 0.3)).run(explain) as done:
+    world.hold()
+    async with (await open_batch(world, [SCENE] * 3, 20)).run(explain) as done:
+        assert await eventually(lambda: len(world.fake.requests) == 3)
+        await world.time.skip(20)
         assert [await image for image in done] == ["the model did not answer in time"] * 3
 
 
-async def test_batches_take_a_part_of_the_memory(pipeline: Pipeline) -> None:
+async def test_batches_take_a_part_of_the_memory(world: World) -> None:
     """One that is larger is possible alone; the next one is rejected as a whole."""
-    async with (await open_batch(pipeline, [SCENE] * 30)).run(keep) as done:
+    async with (await open_batch(world, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
-            await outcomes(await open_batch(pipeline, [SCENE]))
+            await outcomes(await open_batch(world, [SCENE]))
         assert raised.value.reason == "memory"
         assert str(raised.value) == "the gateway has no memory left for the images of this batch"
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 30
-    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
+    assert [name for name, _ in await outcomes(await open_batch(world, [SCENE]))] == ["Detections"]
 
 
-async def test_an_image_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
+async def test_an_image_waits_for_memory(world: World) -> None:
     """It is tried again until there is some, or until the deadline."""
-    monkeypatch.setattr(batch_request, "_PAUSE_SECONDS", 0.01)
-    others = pipeline.admission.memory.reserve()
-    others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
-    asyncio.get_running_loop().call_later(0.2, others.release)
-    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE]))] == ["Detections"]
-
-    others.add(pipeline.admission.memory.limit_bytes - len(SCENE))
-    assert [name for name, _ in await outcomes(await open_batch(pipeline, [SCENE], 0.2))] == ["GatewayFull"]
+    others = world.admission.memory.reserve()
+    for seconds, outcome in ((30, "Detections"), (20, "GatewayFull")):
+        others.add(world.admission.memory.limit_bytes - len(SCENE))
+        waiting = asyncio.ensure_future(outcomes(await open_batch(world, [SCENE], seconds)))
+        await world.round_trip()
+        assert not waiting.done()
+        if outcome == "Detections":
+            others.release()
+        else:
+            await world.time.skip(seconds)
+        assert [name for name, _ in await waiting] == [outcome]
     others.release()
-    assert used(pipeline) == (0, 0)
+    assert used(world) == (0, 0)
 
 
 @pytest.mark.parametrize("part", ["memory", "batch_memory"])
-async def test_an_address_waits_for_memory(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, host: Host, part: str) -> None:
+async def test_an_address_waits_for_memory(world: World, host: Host, part: str) -> None:
     """As an image does that came with the request, also for that of batches."""
-    monkeypatch.setattr(batch_request, "_PAUSE_SECONDS", 0.01)
-    budget: MemoryBudget = getattr(pipeline.admission, part)
+    budget: MemoryBudget = getattr(world.admission, part)
     others = budget.reserve()
     others.add(budget.limit_bytes - 100)  # the address itself has room
-    asyncio.get_running_loop().call_later(0.2, others.release)
-    found = await outcomes(await open_batch(pipeline, [host.url(IMAGE)]))
-    assert found == [("Detections", ["fetch", "model", "queue", "decode", "batch", "infer", "post"])]
+    waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)])))
+    assert await eventually(lambda: len(host.requests) == 1 and not host.open_connections)
+    await world.round_trip()
+    assert not waiting.done()
+    others.release()
+    assert await waiting == [("Detections", ["fetch", "model", "queue", "decode", "batch", "infer", "post"])]
     assert len(host.requests) == 2
 
-    others.add(budget.limit_bytes - 100)  # the address itself has room
-    assert await outcomes(await open_batch(pipeline, [host.url(IMAGE)], 0.3)) == [("GatewayFull", [])]
+    others.add(budget.limit_bytes - 100)
+    waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)], 20)))
+    assert await eventually(lambda: len(host.requests) == 3 and not host.open_connections)
+    await world.round_trip()
+    await world.time.skip(20)
+    assert await waiting == [("GatewayFull", [])]
     others.release()
-    assert used(pipeline) == (0, 0)
+    assert used(world) == (0, 0)
 
 
-async def test_errors_keep_no_image(pipeline: Pipeline) -> None:
+async def test_errors_keep_no_image(world: World) -> None:
     """No reference cycle keeps a batch until the garbage collector runs."""
     with in_cycles(CallContext) as kept:
-        await outcomes(await open_batch(pipeline, [SCENE[:500], b"junk", SCENE]))
+        await outcomes(await open_batch(world, [SCENE[:500], b"junk", SCENE]))
 
     assert not kept

@@ -1,7 +1,6 @@
 """The memory of an input tensor: a slot if there is one, which is given back with the request's lease."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
@@ -10,24 +9,20 @@ from app.errors import TritonUnavailable
 from app.pipeline.buffer import InputBuffer
 from app.resilience.lease import Lease
 from app.triton.arena_size import SLOTS
-from app.triton.client import TritonClient
 from app.triton.shared_memory import Slot
 from app.triton.transport import Transport
-from tests.fakes.triton import FakeTriton
-from tests.support import open_buffer, transport_to
+from tests.support import open_buffer
+from tests.world import World
 
 NBYTES = 4096
 SHAPE = (64, 64)
 
 
 @pytest.fixture
-async def transport(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Transport]:
+async def transport(world: World) -> Transport:
     """A transport with slots of `NBYTES`."""
-    _, client = fake_triton
-    made = transport_to(client)
-    await made.prepare(NBYTES)
-    yield made
-    await made.close()
+    await world.transport.prepare(NBYTES)
+    return world.transport
 
 
 def allocated(buffer: InputBuffer) -> Slot:
@@ -74,10 +69,9 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
         assert slot.arena.lent_bytes == NBYTES
 
 
-async def test_without_shared_memory_a_tensor_has_memory_of_its_own(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
     """The type and the shape are the same."""
-    _, client = fake_triton
-    with open_buffer(transport_to(client, "inline")) as buffer:
+    with open_buffer(Transport("inline")) as buffer:
         tensor = buffer.allocate(SHAPE, np.float16, NBYTES * 2)
 
         assert buffer.slot is None
@@ -106,10 +100,9 @@ async def test_a_buffer_that_was_not_allocated_frees_nothing(transport: Transpor
     assert slot.arena.lent_bytes == NBYTES
 
 
-async def test_a_missing_slot_is_an_error_where_shared_memory_is_required(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> None:
     """The transport says so; nothing was taken that would have to be freed."""
-    _, client = fake_triton
-    with pytest.raises(TritonUnavailable), open_buffer(transport_to(client, "shm")) as buffer:
+    with pytest.raises(TritonUnavailable), open_buffer(Transport("shm")) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
 
 

@@ -1,12 +1,15 @@
 """Questions about images."""
 
+from typing import get_args
 from unittest.mock import Mock
 
 import pytest
 
 from app.detection.select import Suppression
-from app.model.heads import HEADS, TASKS, DetectionHead, Head, OutputFormat
+from app.model.heads import TASKS, DetectionHead, Head, OutputFormat
 from app.pipeline import call
+
+HEADS = get_args(Head)
 
 
 def test_tasks_and_heads_belong_together() -> None:

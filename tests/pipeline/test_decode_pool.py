@@ -14,10 +14,7 @@ from app.pipeline.decode_pool import DecodePool
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from tests.support import eventually
-
-
-def soon() -> Deadline:
-    return Deadline.after(0.3)
+from tests.world import Time
 
 
 def later() -> Deadline:
@@ -97,23 +94,24 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
     """More would only compete for the cores."""
     pool, gates = DecodePool(threads), [Gate() for _ in range(5)]
     running = [asyncio.ensure_future(pool.run(gate, later(), Lease())) for gate in gates]
-    assert await eventually(lambda: sum(gate.has_started.is_set() for gate in gates) == threads)
-    await asyncio.sleep(0.1)
-    assert [gate.has_started.is_set() for gate in gates] == [index < threads for index in range(5)]
-    for gate in gates:
+    for ended, gate in enumerate(gates):
+        started = min(threads + ended, 5)
+        assert await eventually(lambda started=started: sum(gate.has_started.is_set() for gate in gates) == started)  # type: ignore[misc]
         gate.may_end.set()
 
     assert await asyncio.gather(*running) == ["done"] * 5
     pool.close()
 
 
-async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate) -> None:
+async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate, time: Time) -> None:
     """Its request has ended, and the job would delay others."""
     ran: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
     assert await eventually(gate.has_started.is_set)
+    late = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
+    await time.skip(30)
     with pytest.raises(DeadlinePassed, match="took too long"):
-        await pool.run(lambda: ran.append(True), soon(), Lease())
+        await late
     gate.may_end.set()
     await blocking
     await pool.run(lambda: None, later(), Lease())
@@ -122,15 +120,17 @@ async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool,
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePool, gate: Gate, how: str) -> None:
+async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePool, gate: Gate, time: Time, how: str) -> None:
     """A thread cannot be stopped; only the waiting ends, and what the work uses is given back when it has ended."""
     released: list[bool] = []
     with Lease() as lease:
         lease.on_release(lambda: released.append(True))
-        asking = asyncio.ensure_future(pool.run(gate, soon() if how == "deadline" else later(), lease))
+        asking = asyncio.ensure_future(pool.run(gate, later(), lease))
         assert await eventually(gate.has_started.is_set)
         if how == "cancel":
             asking.cancel()
+        else:
+            await time.skip(30)
         with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
             await asking
     assert released == []
@@ -140,17 +140,19 @@ async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePoo
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate: Gate, how: str) -> None:
+async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate: Gate, time: Time, how: str) -> None:
     """The request ends at once, although the thread is still busy with another one."""
     released: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+    blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
     assert await eventually(gate.has_started.is_set)
     with Lease() as lease:
         lease.on_release(lambda: released.append(True))
-        asking = asyncio.ensure_future(pool.run(lambda: None, soon() if how == "deadline" else later(), lease))
+        asking = asyncio.ensure_future(pool.run(lambda: None, later(), lease))
         await asyncio.sleep(0)
         if how == "cancel":
             asking.cancel()
+        else:
+            await time.skip(30)
         with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
             await asking
     assert released == [True]
@@ -238,7 +240,7 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
     assert await eventually(gate.has_started.is_set)
-    threading.Timer(0.2, gate.may_end.set).start()
+    threading.Timer(0.1, gate.may_end.set).start()
     pool.close()
 
     assert gate.may_end.is_set()

@@ -17,11 +17,11 @@ from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.telemetry.timing import DRAW, Timing
-from app.triton.client import TritonClient
-from tests.fakes.triton import SPEC, FakeTriton
+from tests.fakes.triton import SPEC
 from tests.imaging.samples import encode
 from tests.pipeline.gate import Gate
-from tests.support import AGGREGATION, LIMITS, METRICS, eventually, open_admission, pool_of, transport_to
+from tests.support import eventually
+from tests.world import World
 
 FOUND = Detections(
     np.array([[10, 20, 60, 70]], np.float32),
@@ -42,16 +42,11 @@ def call(seconds: float = 30) -> CallContext:
 
 
 @pytest.fixture
-async def pipeline(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Pipeline]:
+async def pipeline(world: World) -> AsyncIterator[Pipeline]:
     """A pipeline with one thread, whose memory and backlog must be back in the end."""
-    _, client = fake_triton
-    transport = transport_to(client)
-    with open_admission() as admission:
-        made = Pipeline(pool_of(client, transport), admission, METRICS, "tiny", frozenset(), LIMITS, AGGREGATION)
-        yield made
-        await made.close()
-        await transport.close()
-        assert (admission.memory.own_bytes, admission.decode_backlog.pixels) == (0, 0)
+    yield world.pipeline
+    await world.pipeline.close()
+    assert (world.admission.memory.own_bytes, world.admission.decode_backlog.pixels) == (0, 0)
 
 
 async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
@@ -65,9 +60,10 @@ async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
     assert list(context.timing.stages) == ["draw"]
 
 
-async def test_memory_and_backlog_count_while_a_picture_is_drawn(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_and_backlog_count_while_a_picture_is_drawn(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
     """In a decoding thread; also when the caller has left meanwhile."""
-    gate = Gate()
     threads = gate.block(monkeypatch, draw_module, "draw_picture")
     task = asyncio.create_task(draw(pipeline, LARGE, FOUND, "image/png", call()))
     assert await asyncio.to_thread(gate.reached.wait, 10)
@@ -84,9 +80,8 @@ async def test_memory_and_backlog_count_while_a_picture_is_drawn(pipeline: Pipel
     assert await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
 
 
-async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The thread cannot be stopped, but nobody waits for it."""
-    gate = Gate()
     gate.block(monkeypatch, draw_module, "draw_picture")
 
     context = call(0.05)

@@ -1,7 +1,6 @@
 """The input tensor of a model from an encoded image: every type and order of axes and channels, and files as they are."""
 
 import tracemalloc
-from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
 
@@ -16,10 +15,10 @@ from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.preprocess import fill_input
 from app.triton.arena_size import SLOTS
-from app.triton.client import TritonClient
 from app.triton.transport import Transport
-from tests.fakes.triton import CONFIG, FakeTriton
-from tests.support import open_buffer, transport_to
+from tests.fakes.triton import CONFIG
+from tests.support import open_buffer
+from tests.world import World
 
 LIMITS = PixelLimits(10**6, 10**6)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
@@ -48,17 +47,9 @@ def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -
 
 
 @pytest.fixture
-async def inline(fake_triton: tuple[FakeTriton, TritonClient]) -> Transport:
+def inline() -> Transport:
     """A transport without shared memory."""
-    return transport_to(fake_triton[1], "inline")
-
-
-@pytest.fixture
-async def shared(fake_triton: tuple[FakeTriton, TritonClient]) -> AsyncIterator[Transport]:
-    """A transport with shared memory."""
-    made = transport_to(fake_triton[1])
-    yield made
-    await made.close()
+    return Transport("inline")
 
 
 def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
@@ -66,14 +57,6 @@ def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
     with open_buffer(transport) as buffer:
         fill_input(data, model, LIMITS, unlimited, buffer)
         return buffer.tensor.copy()
-
-
-def free_slots(transport: Transport, model: ModelSpec) -> int:
-    """Count the slots of a model's size that are free."""
-    slot = transport.take(model.image_bytes, model.image_bytes)
-    assert slot
-    slot.free()
-    return (slot.arena.nbytes - slot.arena.lent_bytes) // model.image_bytes
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -138,17 +121,17 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     [("TYPE_UINT8", [4, 6, 3], "RGB"), ("TYPE_FP32", [3, 4, 6], "RGB"), ("TYPE_UINT8", [3, 4, 6], "BGR")],
 )
 async def test_the_tensor_is_the_same_in_shared_memory(
-    inline: Transport, shared: Transport, data_type: str, dims: list[int], channels: str
+    inline: Transport, world: World, data_type: str, dims: list[int], channels: str
 ) -> None:
     """A slot gets the same tensor, and nothing of its previous content remains."""
     model = spec(data_type, dims, channels=channels)
-    await shared.prepare(model.image_bytes)
-    slot = shared.take(model.image_bytes, model.image_bytes)
+    await world.transport.prepare(model.image_bytes)
+    slot = world.transport.take(model.image_bytes, model.image_bytes)
     assert slot
     slot.array((model.image_bytes,), np.uint8)[:] = 77
     slot.free()
     data = file(PIXELS[:2])
-    with open_buffer(shared) as buffer:
+    with open_buffer(world.transport) as buffer:
         fill_input(data, model, LIMITS, unlimited, buffer)
         assert buffer.slot == slot
         np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
@@ -203,18 +186,18 @@ async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> 
 
 
 @pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
-async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is_shared: bool) -> None:  # noqa: FBT001
+async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shared: bool) -> None:  # noqa: FBT001
     """A file of exactly the slot's size, with its length, fits; a larger one has memory of its own."""
     model = spec("TYPE_STRING", [1], square="64")
-    await shared.prepare(model.image_bytes)
+    await world.transport.prepare(model.image_bytes)
     data = file(PIXELS)
     data += bytes(model.image_bytes - 4 - len(data) + more)
-    with open_buffer(shared) as buffer:
+    with open_buffer(world.transport) as buffer:
         fill_input(data, model, LIMITS, unlimited, buffer)
 
         assert (buffer.slot is not None) is is_shared
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
-    assert free_slots(shared, model) == SLOTS
+    assert world.free_slots(model.image_bytes) == SLOTS
 
 
 @pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
@@ -230,35 +213,35 @@ async def test_a_file_lies_in_a_slot_if_it_fits(shared: Transport, more: int, is
     ids=["no image", "empty", "too large", "too narrow", "no header"],
 )
 async def test_a_rejected_image_takes_no_memory(
-    shared: Transport, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
+    world: World, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
 ) -> None:
     """The header is checked before there is a tensor, for every input format."""
     model = spec(data_type, dims, square="32")
-    await shared.prepare(model.image_bytes)
-    with open_buffer(shared) as buffer:
+    await world.transport.prepare(model.image_bytes)
+    with open_buffer(world.transport) as buffer:
         with pytest.raises(expected):
             fill_input(data, model, LIMITS, unlimited, buffer)
         assert buffer.slot is None
         assert buffer.tensor.nbytes == 0
-        assert free_slots(shared, model) == SLOTS
+        assert world.free_slots(model.image_bytes) == SLOTS
 
 
 @pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32])])
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
 async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
-    shared: Transport, data_type: str, dims: list[int], image_format: str
+    world: World, data_type: str, dims: list[int], image_format: str
 ) -> None:
     """It has a slot by then."""
     model = spec(data_type, dims)
-    await shared.prepare(model.image_bytes)
+    await world.transport.prepare(model.image_bytes)
     noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
     data = file(noise, image_format)
-    with open_buffer(shared) as buffer:
+    with open_buffer(world.transport) as buffer:
         with pytest.raises(InvalidImage):
             fill_input(data[: len(data) // 2], model, LIMITS, unlimited, buffer)
         assert buffer.slot is not None
 
-    assert free_slots(shared, model) == SLOTS
+    assert world.free_slots(model.image_bytes) == SLOTS
 
 
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:

@@ -1,6 +1,7 @@
 """Gauges of a worker, from what it has in use."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -12,11 +13,8 @@ from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.deadline import Deadline
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
-from app.triton.client import TritonClient
-from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
-from app.triton.transport import Transport
-from tests.support import open_admission
+from tests.fakes.triton import FakeTriton
+from tests.world import World
 
 
 async def noop() -> None:
@@ -28,41 +26,46 @@ def metrics(table: WorkerTable) -> Metrics:
     return Metrics(table, "0")
 
 
+@pytest.fixture
+def decode_pool() -> Iterator[DecodePool]:
+    made = DecodePool(1)
+    yield made
+    made.close()
+
+
 def shown(metrics: Metrics, name: str, label: str = "triton") -> dict[str, float]:
     """Return the numbers of a metric, by a label."""
     (family,) = (family for family in metrics.collect() if family.name == name)
     return {sample.labels[label]: sample.value for sample in family.samples}
 
 
-async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(metrics: Metrics) -> None:
+@pytest.mark.world(FakeTriton, FakeTriton)
+async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
+    metrics: Metrics, world: World, decode_pool: DecodePool
+) -> None:
     """Its gauges do not stay as they were, those of the others do."""
-    gone, stays = (TritonServer(TritonClient(f"192.0.2.{number}:8001")) for number in (1, 2))
-    pool = TritonPool(Transport("inline"), [gone, stays])
+    gone, stays = world.pool.servers
     for server in (gone, stays):
         served = server.model("tiny")
         served.calls = 1
         served.circuit = CircuitBreaker("tiny", noop)
         served.circuit.state = "open"
-    decode_pool = DecodePool(1)
-    with open_admission() as admission:
-        sample(metrics, admission, pool, decode_pool, {})
-        for name in ("api_triton_left_out", "api_triton_calls"):
-            assert shown(metrics, name) == {gone.address: 1, stays.address: 1}
-        pool.remove(gone)
-        await pool.refresh()
-        sample(metrics, admission, pool, decode_pool, {})
+    sample(metrics, world.admission, world.pool, decode_pool, {})
+    for name in ("api_triton_left_out", "api_triton_calls"):
+        assert shown(metrics, name) == {gone.address: 1, stays.address: 1}
+    world.pool.remove(gone)
+    await world.pool.refresh()
+    sample(metrics, world.admission, world.pool, decode_pool, {})
 
     for name in ("api_triton_left_out", "api_triton_calls"):
         assert shown(metrics, name) == {gone.address: 0, stays.address: 1}
-    decode_pool.close()
-    await pool.close()
 
 
-async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics) -> None:
+@pytest.mark.world(memory_bytes=1000)
+async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, world: World, decode_pool: DecodePool) -> None:
     """Those that wait for their turn, whatever their API key; the memory is a part of that for images."""
-    pool = TritonPool(Transport("inline"), [])
-    decode_pool = DecodePool(1)
-    with open_admission(memory_bytes=1000) as admission, ExitStack() as admitted:
+    admission = world.admission
+    with ExitStack() as admitted:
         shares = (Share("a", 0.5), Share("b", 0.5))
         lines = [admission.batch_line("tiny", 1, share) for share in shares]
         for line in lines:
@@ -75,11 +78,9 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics) ->
                     admitted.callback(admitting.cancel)
         reservation = admission.reserve_for_batch("images")
         reservation.add(100)
-        sample(metrics, admission, pool, decode_pool, {})
+        sample(metrics, admission, world.pool, decode_pool, {})
         assert shown(metrics, "api_model_waiting_batch_images", "model") == {"tiny": 2}
-        assert shown(metrics, "api_reserved_bytes", "purpose") == {"uploads": 0, "images": 100, "batches": 100}
+        assert shown(metrics, "api_reserved_bytes", "purpose") == {"uploads": 0, "anonymous": 0, "images": 100, "batches": 100}
         limits = shown(metrics, "api_reserved_bytes_limit", "purpose")
         assert (limits["images"], limits["batches"]) == (1000, 500)
         reservation.release()
-    decode_pool.close()
-    await pool.close()

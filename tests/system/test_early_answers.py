@@ -5,8 +5,10 @@ import hashlib
 import json
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
+from tests.scrape import scrape
 from tests.support import free_port
 from tests.system.gateway import RunningGateway, running_gateway
 
@@ -20,7 +22,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     """A gateway of one worker that needs a key, receives one body at a time, and accepts 6 MiB."""
     folder = tmp_path_factory.mktemp("gateway")
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    (folder / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
+    (folder / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect", "health"]\n')
     options = {"workers": 1, "max_uploads": 1, "max_file_size_mb": 6, "api_keys_file": folder / "keys.toml"}
     async with running_gateway(f"127.0.0.1:{free_port()}", folder, **options) as running:
         yield running
@@ -127,10 +129,14 @@ async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connecti
     assert await is_alive(connection)
 
 
-async def test_a_full_gateway_answers_a_client_that_goes_on_sending(connection: Connection, another: Connection) -> None:
+async def test_a_full_gateway_answers_a_client_that_goes_on_sending(
+    gateway: RunningGateway, connection: Connection, another: Connection
+) -> None:
     """With 429; the upload that takes the only place goes on meanwhile."""
     await another.send(head(KEY, length=8) + b"1234")
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url, headers={"X-API-Key": f"camera.{SECRET}"}) as client:
+        while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question
+            pass
     assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")
     assert await is_alive(connection)
     await another.send(b"5678")

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -41,18 +42,31 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
     network = networks[PIXEL_MODEL]
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
     pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], repository, source=network, sha256=digest)
-    http, grpc_port, metrics = find_free(3)
-    ports = {"triton_http_port": http, "triton_grpc_port": grpc_port, "triton_metrics_port": metrics}
-    return msgspec.structs.replace(settings, model_repository=str(repository), **ports)
+    return with_own_ports(msgspec.structs.replace(settings, model_repository=str(repository)))
+
+
+def with_own_ports(settings: Settings) -> Settings:
+    """Return settings for another Triton."""
+    http, grpc, metrics = find_free(3)
+    return msgspec.structs.replace(settings, triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[EmbeddedTriton]:
+    """Run a Triton until the block ends."""
+    server = EmbeddedTriton(settings)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")
 def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
     """A Triton with both models."""
-    server = EmbeddedTriton(own)
-    server.start()
-    yield server
-    server.stop()
+    with running(own) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +152,17 @@ async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient)
     assert f"./just pull {FILE_MODEL}" in problem["detail"]
 
 
-def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings, own_triton: EmbeddedTriton) -> None:
+def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings) -> None:
     """Until then its checks succeed, for which they need no image."""
-    check_inference(own.triton_http_port, FILE_MODEL, 30)
-    processes = [
-        child for child in psutil.Process(own_triton.pid).children(recursive=True) if FILE_MODEL in " ".join(child.cmdline())
-    ]
-    assert processes
-    for process in processes:
-        process.kill()
+    mortal = with_own_ports(own)
+    with running(mortal) as server:
+        check_inference(mortal.triton_http_port, FILE_MODEL, 30)
+        children = psutil.Process(server.pid).children(recursive=True)
+        processes = [child for child in children if FILE_MODEL in " ".join(child.cmdline())]
+        assert processes
+        for process in processes:
+            process.kill()
 
-    with pytest.raises(CheckError, match="has died") as caught:
-        check_inference(own.triton_http_port, FILE_MODEL, 30)
-    assert caught.value.is_final
+        with pytest.raises(CheckError, match="has died") as caught:
+            check_inference(mortal.triton_http_port, FILE_MODEL, 30)
+        assert caught.value.is_final

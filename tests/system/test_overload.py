@@ -1,10 +1,9 @@
 """More requests than a model can answer, with real processes: some are answered, the others are told when to come back."""
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -12,9 +11,10 @@ import numpy as np
 import psutil
 import pytest
 
-from bench import models as bench_models
 from bench.harness.triton import Triton, embedded_triton
+from bench.models.repository import write_fixture
 from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.scrape import scrape
 from tests.support import SCENE, eventually
 from tests.system.gateway import RunningGateway, running_gateway
 
@@ -38,10 +38,8 @@ async def ask(client: httpx.AsyncClient) -> httpx.Response:
 @pytest.fixture(scope="module")
 def waiting_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     """A real Triton with a model that answers 20 images a second."""
-    repository, source = tmp_path_factory.mktemp("models"), Path(bench_models.__file__).parent
-    shutil.copytree(source / MODEL, repository / MODEL)
-    (repository / MODEL / "1").mkdir(exist_ok=True)
-    shutil.copyfile(source / "model.py", repository / MODEL / "1" / "model.py")
+    repository = tmp_path_factory.mktemp("models")
+    write_fixture(MODEL, repository)
     with embedded_triton(repository, MODEL) as triton:
         yield triton
 
@@ -61,6 +59,23 @@ async def test_what_cannot_be_answered_is_rejected_and_the_rest_is_answered(wait
         assert (await ask(client)).status_code == 200
 
 
+def connections(worker: psutil.Process, port: int) -> int:
+    """Count the connections of clients that a worker handles."""
+    return sum(used.laddr.port == port and used.status == psutil.CONN_ESTABLISHED for used in worker.net_connections("tcp"))
+
+
+async def until_each_worker_knows_the_other(gateway: RunningGateway) -> None:
+    """Ask over several connections, until both workers have been asked and have told of both."""
+    async with asyncio.timeout(60):
+        asked: set[int] = set()
+        while len(asked) < 2:
+            async with AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(calling(gateway)) for _ in range(8)]
+                told = await asyncio.gather(*map(scrape, clients))
+                if all(found["api_workers"] == 2 for found in told):
+                    asked |= {worker.pid for worker in gateway.workers() if connections(worker, gateway.port)}
+
+
 @asynccontextmanager
 async def stalled(folder: Path) -> AsyncIterator[tuple[FakeTriton, RunningGateway, httpx.AsyncClient]]:
     """Run a gateway of two workers on a Triton that does not answer until it may."""
@@ -71,8 +86,7 @@ async def stalled(folder: Path) -> AsyncIterator[tuple[FakeTriton, RunningGatewa
         running_gateway(fake.url, folder, workers=2, max_requests=LIMIT, timeout_seconds=60) as gateway,
         calling(gateway) as client,
     ):
-        # The workers learn of each other in the first second.
-        await asyncio.sleep(2)
+        await until_each_worker_knows_the_other(gateway)
         fake.may_answer.clear()
         fake.most_running = 0
         try:
@@ -110,15 +124,11 @@ async def test_clients_that_leave_give_their_places_back_when_triton_has_ended(t
         assert (await ask(client)).status_code == 429
         fake.may_answer.set()
 
-        assert await eventually(lambda: fake.running == 0)
-        await asyncio.sleep(1)  # the gateway learns of it a moment later
+        async with asyncio.timeout(60):  # the gateway learns of it a moment later
+            while (await scrape(client))['api_model_active_requests{model="tiny"}']:
+                pass
         assert {response.status_code for response in await asyncio.gather(*(ask(client) for _ in range(LIMIT)))} == {200}
     assert fake.cancelled == 0
-
-
-def connections(worker: psutil.Process, port: int) -> int:
-    """Count the connections of clients that a worker handles."""
-    return sum(used.laddr.port == port and used.status == psutil.CONN_ESTABLISHED for used in worker.net_connections("tcp"))
 
 
 async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) -> None:
@@ -129,17 +139,15 @@ async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) ->
         fake.requests.clear()
         max(gateway.workers(), key=lambda worker: connections(worker, gateway.port)).kill()
         assert await eventually(lambda: fake.running < LIMIT)
-        for _ in range(50):
-            asking += [asyncio.create_task(ask(client)) for _ in range(LIMIT)]
-            await asyncio.sleep(0.2)
-            if fake.running == LIMIT:
-                break
-        assert fake.running == LIMIT
+        async with asyncio.timeout(60):
+            while fake.running < LIMIT:
+                asking.append(asyncio.create_task(ask(client)))
+                await eventually(lambda: asking[-1].done() or fake.running == LIMIT)
+        # The worker that takes the place of the killed one warms up, which counts as a request, too.
+        warming_up = sum(request.id == "warm-up" for request in fake.requests)
         fake.may_answer.set()
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
 
-        # The worker that takes the place of the killed one warms up, which counts as a request, too.
-        warming_up = sum(request.id == "warm-up" for request in fake.requests)
         statuses = Counter(outcome.status_code for outcome in outcomes if isinstance(outcome, httpx.Response))
         assert statuses[200] == LIMIT - warming_up
         assert set(statuses) <= {200, 429}

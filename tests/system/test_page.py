@@ -72,6 +72,9 @@ async def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
 async def page(browser: Browser, gateway: RunningGateway) -> AsyncIterator[Page]:
     """The page on a laptop whose screen has two pixels for each of CSS."""
     async with opened(browser, gateway.url, device_scale_factor=2, permissions=["clipboard-read", "clipboard-write"]) as made:
+        await expect(made.get_by_label("Model")).to_have_value(
+            "six_columns"
+        )  # a list that comes later hides what is said before it
         yield made
 
 

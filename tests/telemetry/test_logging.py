@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -45,6 +47,18 @@ def test_text_that_is_not_unicode_is_logged(capsys: pytest.CaptureFixture[str]) 
     structlog.get_logger().info("request", path="/\udcff")
 
     assert json.loads(capsys.readouterr().out)["path"] == "/\udcff"
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, log_format: Literal["json", "console"]) -> None:
+    """The caller does not notice a full disk."""
+    with Path("/dev/full").open("w", encoding="ascii") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        logging.configure("info", log_format)
+        structlog.get_logger().info("request", text="x" * 100_000)
+        structlog.get_logger().warning("slow")
+        with suppress(OSError):
+            full.close()
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ async def test_a_receiver_that_refuses_harms_nobody(
     receiver: Receiver, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The spans are lost, which is logged."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     receiver.status = status
 
     assert await trace()

@@ -108,9 +108,10 @@ async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -
         await client.close()
 
 
-async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_triton: Fake) -> None:
+async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still be starting; until it answers, nothing is assumed of it."""
     fake, client = fake_triton
+    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     fake.query_refusal = SILENCE
     assert await eventually(lambda: fake.server_reads > 0)
     assert client.server is None
@@ -122,7 +123,7 @@ async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_trito
 async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) -> None:
     """Closing ends the wait for a connection."""
     assert alone.server is None
-    await asyncio.wait_for(alone.close(), 5)
+    await asyncio.wait_for(alone.close(), 10)
 
 
 async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
@@ -144,6 +145,20 @@ async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -
         with pytest.raises(TritonUnavailable):
             await question
     assert not await client.is_ready("tiny")
+
+
+async def test_a_triton_that_hangs_is_unavailable(fake_triton: Fake, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while, which is short here."""
+    fake, client = fake_triton
+    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
+    fake.may_tell.clear()
+    fake.may_map.clear()
+
+    for question in (client.read_server(), client.read_config("tiny"), client.register(arena)):
+        with pytest.raises(TritonUnavailable):
+            await question
+    assert not await client.is_ready("tiny")
+    await client.unregister(arena.region)
 
 
 async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, arena: Arena) -> None:
@@ -261,23 +276,27 @@ async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton:
     assert not isinstance(caught.value, TritonUnavailable)
 
 
-async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake) -> None:
+async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was killed may have left an inference behind that reads it."""
     fake, client = fake_triton
+    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 20.0)
+    monkeypatch.setattr(client_module, "_UNREGISTER_ATTEMPTS", 2000)
     fake.regions, fake.still_read = {"region"}, 3
     await client.unregister("region")
 
     assert fake.regions == set()
 
 
-async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake) -> None:
+async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a worker does not wait for an inference that hangs."""
     fake, client = fake_triton
+    await client.read_server()
+    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.5)
     fake.regions, fake.still_read = {"region"}, 1_000_000
-    await asyncio.wait_for(client.unregister("region"), 30)
+    await client.unregister("region")
 
     assert fake.regions == {"region"}
-    assert fake.still_read < 1_000_000 - 1
+    assert fake.still_read < 1_000_000
 
 
 async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
@@ -364,12 +383,19 @@ async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) 
     assert answer.outputs["output0"].nbytes > 5_000_000
 
 
+async def until_a_question_is_late(fake: FakeTriton, client: TritonClient, seconds: float) -> None:
+    """Let a call end at its deadline: one that was made before and had less time would have ended, too."""
+    fake.may_tell.clear()
+    with pytest.raises(TritonUnavailable):
+        await client.ask("ServerMetadata", messages.ServerMetadataRequest(), seconds)
+
+
 async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> None:
     """The time is for Triton's queue; the RPC itself is not cut off, because that can crash Triton."""
     fake, client = fake_triton
     fake.may_answer.clear()
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.05))
-    await asyncio.sleep(0.5)
+    await until_a_question_is_late(fake, client, 0.3)
     assert not asking.done()
     fake.may_answer.set()
 
@@ -426,10 +452,11 @@ async def test_an_inference_may_wait_for_a_connection() -> None:
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=5, waits_for_connection=True))
-    await asyncio.sleep(0.3)
+    with pytest.raises(Unreachable):
+        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
     assert not asking.done()
     async with serving(fake, port):
-        assert (await asyncio.wait_for(asking, 30)).version == "1"
+        assert (await asking).version == "1"
         await client.close()
 
 
@@ -447,15 +474,15 @@ async def test_an_inference_ends_sometime_if_triton_survives_that(
     assert await eventually(lambda: client.server == ServerInfo(version))
     fake.may_answer.clear()
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.1))
-    await asyncio.sleep(0.6)
-    assert asking.done() is ends
-    assert fake.cancelled == ends
-    fake.may_answer.set()
 
     if ends:
         with pytest.raises(Unanswered, match="did not answer in time"):
             await asking
+        assert await eventually(lambda: fake.cancelled == 1)
     else:
+        await until_a_question_is_late(fake, client, 0.6)
+        assert (asking.done(), fake.cancelled) == (False, 0)
+        fake.may_answer.set()
         assert (await asking).version == "1"
 
 

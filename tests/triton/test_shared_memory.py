@@ -44,15 +44,29 @@ def test_the_name_of_a_region_is_a_secret() -> None:
     assert not [suffix for suffix in suffixes if suffix in files]
 
 
+@pytest.fixture
+def own_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in place of /dev/shm, in which nobody else sweeps."""
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
+    return tmp_path
+
+
+def killed_arena(folder: Path) -> list[str]:
+    """Return the command of a process that creates an arena, prints its name and is killed."""
+    script = (
+        "import os, sys; from pathlib import Path; from app.triton import shared_memory; shared_memory.SHM = Path(sys.argv[1]);"
+        "print(shared_memory.Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
+    )
+    return [sys.executable, "-c", script, str(folder)]
+
+
 @pytest.mark.parametrize("name", ["nereid-1-0123abcd", "nereid-4194304-0123abcd"])
-def test_a_file_that_is_gone_is_removed(name: str) -> None:
+def test_a_file_that_is_gone_is_removed(own_shm: Path, name: str) -> None:
     """As long as it exists, it is not, whoever it belongs to."""
     assert shared_memory.is_removed(name)
-    (SHM / name).touch()
-    try:
-        assert not shared_memory.is_removed(name)
-    finally:
-        (SHM / name).unlink()
+    (own_shm / name).touch()
+    assert not shared_memory.is_removed(name)
+    (own_shm / name).unlink()
     assert shared_memory.is_removed(name)
 
 
@@ -193,43 +207,32 @@ def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert room() is None
 
 
-def test_the_arenas_of_killed_workers_are_swept() -> None:
+def test_the_arenas_of_killed_workers_are_swept(own_shm: Path) -> None:
     """The arena of a process that has ended is removed, whatever its process id; those of living processes are not."""
-    script = "import os; from app.triton.shared_memory import Arena; print(Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
-    dead = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    dead = subprocess.run(killed_arena(own_shm), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096)
-    reused = SHM / f"nereid-{os.getpid()}-00000000"  # the process id was given to this process since
-    (SHM / dead).rename(reused)
-    swept = shared_memory.sweep()
+    reused = own_shm / f"nereid-{os.getpid()}-00000000"  # the process id was given to this process since
+    (own_shm / dead).rename(reused)
 
-    try:
-        assert reused.name in swept
-        assert not reused.exists()
-        assert alive.name not in swept
-        assert (SHM / alive.name).exists()
-    finally:
-        alive.close()
+    assert shared_memory.sweep() == [reused.name]
+    assert [path.name for path in own_shm.iterdir()] == [alive.name]
+    alive.close()
 
 
-def test_files_that_are_not_arenas_are_left_alone() -> None:
+def test_files_that_are_not_arenas_are_left_alone(own_shm: Path) -> None:
     """Any user can write to /dev/shm, under any name; no such file makes the sweep fail."""
-    folder, pipe, link = (SHM / f"nereid-1-{number:08}" for number in range(3))
-    other = SHM / "nereid-notes"
+    folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
+    other = own_shm / "nereid-notes"
     folder.mkdir()
     os.mkfifo(pipe)
-    link.symlink_to(SHM / "nothing")
+    link.symlink_to(own_shm / "nothing")
     other.touch()
 
-    try:
-        assert not {folder.name, pipe.name, link.name, other.name} & set(shared_memory.sweep())
-        assert all(os.path.lexists(path) for path in (folder, pipe, link, other))
-    finally:
-        folder.rmdir()
-        for path in (pipe, link, other):
-            path.unlink()
+    assert shared_memory.sweep() == []
+    assert all(os.path.lexists(path) for path in (folder, pipe, link, other))
 
 
-def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch: pytest.MonkeyPatch, own_shm: Path) -> None:
     """Another worker may sweep between the creation of the file and the lock."""
     lock = fcntl.flock
     swept: list[str] = []
@@ -245,14 +248,13 @@ def test_an_arena_that_is_swept_before_it_is_locked_is_created_again(monkeypatch
 
     assert swept
     assert made.name not in swept
-    assert (SHM / made.name).exists()
+    assert (own_shm / made.name).exists()
     made.close()
 
 
-def test_the_arena_of_a_zombie_is_swept() -> None:
+def test_the_arena_of_a_zombie_is_swept(own_shm: Path) -> None:
     """In a container without an init process, a killed worker may remain a zombie."""
-    script = "import os; from app.triton.shared_memory import Arena; print(Arena(4096).name, flush=True); os.kill(os.getpid(), 9)"
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(killed_arena(own_shm), cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends
 

@@ -21,7 +21,8 @@ from app.zoo.registry import DetectionRecipe
 from tests.fakes import models
 from tests.support import IMAGES, REPOSITORY, SHARED
 
-PHOTOS = sorted([*IMAGES.glob("*.jpg"), *(SHARED / "images").glob("*.jpg")])
+PHOTOS = sorted(IMAGES.glob("*.jpg"))
+MORE_PHOTOS = [pytest.param(path, marks=pytest.mark.system) for path in sorted((SHARED / "images").glob("*.jpg"))]
 SQUARE = 256
 ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
@@ -193,7 +194,7 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
     }
 
 
-@pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PHOTOS, *MORE_PHOTOS], ids=lambda path: path.stem)
 def test_composed_model_finds_what_the_published_network_finds(subject: Subject, path: Path) -> None:
     """On a real photo it finds the same as the plain network, fed by numpy, with a textbook suppression."""
     canvas = on_canvas(path, subject.recipe.square)

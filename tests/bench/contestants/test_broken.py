@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.harness.lineup import Lineup
 from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop
@@ -9,7 +11,7 @@ from bench.load.driver import run
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 from tests.bench.support import clients_of, needs_reference
 
-pytestmark = needs_reference
+pytestmark = [needs_reference, pytest.mark.system]
 
 
 def test_it_answers(fixtures: Triton, tmp_path: Path) -> None:

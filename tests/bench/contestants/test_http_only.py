@@ -8,12 +8,13 @@ import pytest
 from app.host.ports import find_free, is_free
 from bench.contestants.http_only import App
 from bench.harness.counters import read_counters
+from bench.harness.meters import family
 from bench.harness.processes import running
 from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import Sample
-from tests.bench.support import abandoned_arenas
+from tests.bench.support import arenas_of
 from tests.support import call, receiving, sample_image
 
 SAMPLE = Sample("coffee", sample_image("coffee.jpg"), frozenset())
@@ -24,15 +25,17 @@ def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton:
     """With a Triton, each body reaches it, and no shared memory is left behind."""
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
-    before, arenas = read_counters(fixtures.url, "null_file"), abandoned_arenas()
+    before = read_counters(fixtures.url, "null_file")
     settings = fixtures.settings
     triton = {"BENCH_TRITON": settings.triton_url, "BENCH_TRITON_KEY": str(settings.control_key_path)} if with_triton else {}
     with running(command, triton, port, "/", tmp_path / "log") as server:
         outcome = run(drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
+        pids = [process.pid for process in family(server.process)]
+        assert bool(arenas_of(pids)) is with_triton
 
     assert outcome.statuses == {"200": 20}
     assert read_counters(fixtures.url, "null_file").since(before).inferences == (20 if with_triton else 0)
-    assert abandoned_arenas() <= arenas
+    assert not arenas_of(pids)
     assert is_free("127.0.0.1", port)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import psutil
+import pytest
 
 from app.config import Settings
 from app.host.ports import is_free
@@ -14,6 +15,7 @@ from bench.load.images import SAMPLE_FOLDER, coco_samples
 from tests.bench.support import needs_reference
 
 
+@pytest.mark.system
 @needs_reference
 def test_it_finds_what_is_in_the_images_without_a_triton(settings: Settings, tmp_path: Path) -> None:
     """The composed network runs in its one process, so it needs no Triton; each sample contains an object that is known."""

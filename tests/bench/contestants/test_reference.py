@@ -20,7 +20,7 @@ from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 from tests.bench.support import clients_of, needs_reference
 from tests.support import sample_image
 
-pytestmark = needs_reference
+pytestmark = [needs_reference, pytest.mark.system]
 
 
 def post(url: str, declared: int) -> bytes:

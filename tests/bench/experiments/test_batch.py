@@ -30,6 +30,7 @@ def test_a_batch_is_compared_with_the_longer_of_decoding_and_model() -> None:
     assert Round(20, 12, 90, 100, 250).throughput_ratio == pytest.approx(2.5)
 
 
+@pytest.mark.system
 def test_rounds_and_medians_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """From a real gateway and a real Triton."""
     folder: Path = SAMPLE_FOLDER

@@ -13,6 +13,7 @@ from tests.programs import require_program
 from tests.support import free_port
 
 
+@pytest.mark.system
 def test_it_draws_what_a_prometheus_has(tmp_path: Path) -> None:
     """Every panel is on the page, also if there is nothing to show in it."""
     require_program("prometheus", "prometheus")
@@ -42,6 +43,7 @@ def test_what_is_missing_is_one_line(
     assert message in line
 
 
+@pytest.mark.system
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the file."""
     require_program("prometheus", "prometheus")

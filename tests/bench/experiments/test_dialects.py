@@ -34,6 +34,7 @@ def test_frigate_sends_a_small_square() -> None:
     assert request.path == "/v1/vision/detection"
 
 
+@pytest.mark.system
 def test_every_dialect_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a real gateway and a real Triton; the others are left out, as is a model that has not been pulled."""
     monkeypatch.setattr(dialects, "loadable_models", lambda _: set())

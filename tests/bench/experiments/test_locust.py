@@ -75,6 +75,7 @@ def test_without_its_environment_the_command_says_how_to_make_it(
     assert "./just bench locust --install" in capsys.readouterr().err
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
     """Whether or not a server runs: each request fails, and is counted and named."""

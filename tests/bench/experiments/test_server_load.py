@@ -57,7 +57,7 @@ class Everything(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    request_queue_size = 64
+    request_queue_size = 1024  # the open loop connects 256 at once
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """CPU time by step, and the candidates it is measured for."""
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from bench.experiments.stages import IMAGE_STEPS, Spent, describe, image_files, 
 from bench.harness.errors import ContestantError
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER
-from tests.bench.support import abandoned_arenas
+from tests.bench.support import arenas_of
 from tests.support import sample_image
 
 PROGRAM = """
@@ -29,15 +31,23 @@ def files(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(CANDIDATES.keys() - {"reference"}))
-def test_a_candidate_runs(fixtures: Triton, files: Path, name: str) -> None:
+def test_a_candidate_runs(fixtures: Triton, files: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate gets through an image, step by step; Nereid's up to the answer, and it leaves nothing behind."""
-    before = abandoned_arenas()
+    pids: list[int] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+            super().__init__(*arguments, **options)
+            pids.append(self.pid)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     (spent,) = spend(name, files, 0.05, triton=fixtures.settings)
 
     assert spent.images > 0
     assert {"decode", "letterbox", "free"} <= spent.milliseconds.keys()
     assert ({"client", "framework", "encode"} <= spent.milliseconds.keys()) is name.startswith("nereid")
-    assert abandoned_arenas() <= before
+    assert pids
+    assert not arenas_of(pids)
 
 
 def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) -> None:
@@ -47,6 +57,7 @@ def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) ->
     assert spent.images > 32
 
 
+@pytest.mark.system
 def test_only_the_steps_asked_for_run(files: Path) -> None:
     """Several processes run at the same time, and no Triton is needed for the image's own steps."""
     spent = spend("nereid", files, 0.05, processes=2, steps=IMAGE_STEPS)

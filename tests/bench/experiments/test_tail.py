@@ -8,6 +8,7 @@ from bench.experiments import tail
 from bench.load.images import SAMPLE_FOLDER
 
 
+@pytest.mark.system
 def test_each_server_gets_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     """The minimal server is the first: it shows what the machine adds by itself."""
     commands = argparse.ArgumentParser().add_subparsers()

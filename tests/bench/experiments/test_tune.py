@@ -4,8 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +17,11 @@ from bench.__main__ import main
 from bench.harness.model_control import ModelControl
 from bench.harness.processes import ROOT, environment_of, variables
 from bench.models.repository import write_fixture
+from tests.processes import wait_for
 
 MODEL = "wait_20"
 INTERRUPTED = 130
+PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
@@ -48,13 +49,6 @@ def _tuning(settings: dict[str, str], *options: str) -> Iterator["subprocess.Pop
             process.kill()
 
 
-def _wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
 @pytest.mark.faults  # it compares throughputs
 def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) -> None:
     """Two wait at the same time. Nothing else of the config changes, and no other file stays behind."""
@@ -71,14 +65,13 @@ def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) 
     assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Settings, number: int) -> None:
     """It is interrupted while another config is loaded."""
     control = ModelControl(reloadable, MODEL)
     before = control.read()
     with _tuning(variables(reloadable)) as process:
-        _wait_until(lambda: control.read() != before)
+        wait_for(lambda: control.read() != before, PATIENCE_SECONDS)
         process.send_signal(number)
         shown, errors = process.communicate(timeout=60)
 
@@ -87,13 +80,14 @@ def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Setti
     assert control.read() == before
 
 
+@pytest.mark.system
 def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
     """Neither the embedded Triton nor the API outlives it, and the config is as it was."""
     file = repository / MODEL / "config.pbtxt"
     before = file.read_bytes()
     with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write") as process:
         tuning = psutil.Process(process.pid)
-        _wait_until(lambda: {"tritonserver", "nereid"} <= {child.name() for child in tuning.children()})
+        wait_for(lambda: {"tritonserver", "nereid"} <= {child.name() for child in tuning.children()}, PATIENCE_SECONDS)
         family = tuning.children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

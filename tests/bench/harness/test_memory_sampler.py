@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from time import sleep
 
 import psutil
 
 from bench.harness.memory_sampler import MemorySampler, find_workers
+from tests.processes import wait_for
 
 WAIT = "import sys; sys.stdin.read()"
 LARGE = f"content = bytearray(b'x') * 2**26; print(flush=True); {WAIT}"
@@ -16,7 +16,7 @@ def test_memory_is_read_until_the_block_ends() -> None:
     """Every process has a series of its own, of resident and of proportional memory."""
     own = psutil.Process()
     with MemorySampler([own, own]) as sampler:
-        sleep(0.5)
+        wait_for(lambda: all(len(one.seconds) > 1 for one in sampler.series))
 
     first, second = sampler.series
     assert len(first.seconds) == len(first.resident_mib) == len(first.proportional_mib) == len(second.seconds) > 1
@@ -28,10 +28,11 @@ def test_a_process_that_ends_has_a_shorter_series() -> None:
     """The others are read on."""
     child = subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE)
     with MemorySampler([psutil.Process(child.pid), psutil.Process()]) as sampler:
+        ended, alive = sampler.series
         child.communicate()
-        sleep(0.5)
+        until = len(ended.seconds) + 2  # the child may have been read once more
+        wait_for(lambda: len(alive.seconds) > until)
 
-    ended, alive = sampler.series
     assert len(ended.seconds) < len(alive.seconds)
 
 

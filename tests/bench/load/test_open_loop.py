@@ -10,6 +10,7 @@ from bench.load.outcome import Outcome
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("is_constant", [True, False], ids=["constant", "closed"])
 async def test_only_a_constant_rate_shows_how_many_requests_a_stall_delays(is_constant: bool) -> None:  # noqa: FBT001
     """While the server stalls, clients that wait stop asking; at a constant rate all requests due meanwhile are late.
@@ -47,12 +48,15 @@ def _count_above(outcome: Outcome, milliseconds: float) -> int:
 async def test_everything_that_is_due_is_sent() -> None:
     """Rate times seconds requests are sent, however slowly they are answered; never two on one connection at a time."""
     busy = most = 0
+    all_busy = asyncio.Event()
 
     async def reply(_number: int, _request: bytes) -> bytes:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
-        await asyncio.sleep(0.01)
+        if busy == 3:
+            all_busy.set()
+        await all_busy.wait()
         busy -= 1
         return answer(CAT)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
 
@@ -21,12 +21,12 @@ async def rejecting(response: bytes, *, closes: bool) -> AsyncIterator[str]:
     is_over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(response)
-        await writer.drain()
-        if not closes:
-            await is_over.wait()
-        writer.close()
+        with closing(writer), suppress(asyncio.IncompleteReadError, OSError):  # the driver has left
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(response)
+            await writer.drain()
+            if not closes:
+                await is_over.wait()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

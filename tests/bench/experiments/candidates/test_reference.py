@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from bench.experiments.stages import spend
 from bench.harness.counters import read_counters
 from bench.harness.environments import REFERENCE
@@ -12,7 +14,7 @@ from bench.harness.triton import Triton
 from tests.bench.support import needs_reference
 from tests.support import IMAGES
 
-pytestmark = needs_reference
+pytestmark = [needs_reference, pytest.mark.system]
 
 # Runs the steps on one image, and prints what each returns.
 PROGRAM = """

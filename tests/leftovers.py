@@ -1,0 +1,90 @@
+"""What a run of the tests must not leave behind: processes, files in shared memory, and temporary files."""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from app.triton.shared_memory import SHM
+from tests.processes import has_ended
+
+_MARK = "TESTS_OF_NEREID"
+_PREFIX = "nereid-tests-"
+
+
+class Run:
+    """One run of the tests, in all of its processes: they have a folder for temporary files, and a mark in their environment."""
+
+    def __init__(self) -> None:
+        """Begin a run; what is started from now on belongs to it."""
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        os.environ["TMPDIR"] = os.environ[_MARK] = str(self.folder)
+        tempfile.tempdir = None  # looked up again
+        self._before = _named_files()
+
+    def leftovers(self, grace_seconds: float = 10) -> list[str]:
+        """Name what the run has left, and what is not gone in a while."""
+        until = time.monotonic() + grace_seconds
+        named = self._named()
+        while named and time.monotonic() < until:
+            time.sleep(0.1)
+            named &= self._named()
+        return sorted(named)
+
+    def _named(self) -> set[str]:
+        new = _named_files() - self._before
+        files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")} | new - _mapped_files()
+        return {f"file {path}" for path in files} | {
+            f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
+        }
+
+    def remove_folder(self) -> None:
+        """Remove the folder with the temporary files of all tests."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """List the processes of a run, except this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:  # ended, or another user's
+            continue
+    return found
+
+
+def _command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "?"
+
+
+def _named_files() -> set[Path]:
+    """List this user's files that the program names after itself, outside of the temporary folder of a run."""
+    found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
+    return {path for path in found if not path.name.startswith(_PREFIX) and _is_own(path)}
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except OSError:  # removed meanwhile
+        return False
+
+
+def _mapped_files() -> set[Path]:
+    """List the files in shared memory that a living process uses, such as a gateway that runs beside the tests."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # ended, or another user's
+            continue
+        found |= {Path(line[line.index("/") :]) for line in lines if str(SHM) in line}
+    return found

@@ -1,0 +1,36 @@
+"""A world for each test, and a gate for its threads."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.pipeline.gate import Gate
+from tests.world import Time, World, open_world, time_of_app
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "world(*kinds, **options): kinds of Tritons, and arguments of `tests.world.open_world`")
+
+
+@pytest.fixture
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """What the marks `world` of a test and its module say, the nearest one first."""
+    marks = list(request.node.iter_markers("world"))
+    kinds = next((mark.args for mark in marks if mark.args), ())
+    options = {name: value for mark in reversed(marks) for name, value in mark.kwargs.items()}
+    async with open_world(*(kind() for kind in kinds), **options) as made:
+        yield made
+
+
+@pytest.fixture
+async def time() -> AsyncIterator[Time]:
+    """For a test without a world."""
+    with time_of_app() as made:
+        yield made
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.opened.set()

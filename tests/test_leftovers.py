@@ -1,0 +1,28 @@
+"""The check at the end of each run of the tests."""
+
+import subprocess
+import sys
+
+from tests.support import ROOT
+
+LEAVING = """
+import subprocess, sys, tempfile
+from tests.leftovers import Run
+
+run = Run()
+assert run.leftovers() == []
+with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process, tempfile.NamedTemporaryFile() as file:
+    print(*run.leftovers(grace_seconds=0.1), sep="\\n")
+    process.kill()
+print(file.name, process.pid, run.leftovers())
+run.remove_folder()
+"""
+
+
+def test_what_is_left_behind_is_named() -> None:
+    """A process that still runs, and a temporary file; nothing once they are gone."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, check=True)
+    file, process, last = done.stdout.splitlines()
+
+    name, pid, then = last.split()
+    assert (process, file, then) == (f"process {pid}: {sys.executable} -c import signal; signal.pause()", f"file {name}", "[]")

@@ -1,0 +1,273 @@
+"""The world of an inference: Tritons that answer as a test wants, and one worker with all it needs to ask them."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import cached_property
+from math import inf
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import DeadlinePassed, GatewayError
+from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline.buffer import InputBuffer
+from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.inference import InferenceRunner
+from app.pipeline.pipeline import Pipeline
+from app.pipeline.triton_calls import TritonCalls
+from app.resilience.admission import WHOLE, Admission, Share
+from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue, Permit
+from app.telemetry.timing import Timing
+from app.telemetry.trace_context import TraceContext
+from app.triton import client, served_model
+from app.triton.client import TritonClient
+from app.triton.messages import InferResult
+from app.triton.pool import TritonPool
+from app.triton.server import TritonServer
+from app.triton.shared_memory import Slot
+from app.triton.transport import Mode, Transport
+from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, open_admission
+
+HANG_SECONDS = 60.0
+"""An inference without an answer for so long has failed."""
+IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
+OPTIONS = DetectOptions(None, 0.25, None, 100)
+_DEADLINE_SECONDS = 20.0
+_QUERY_SECONDS = 20.0
+_MIN_SILENCE_SECONDS = 15.0
+
+
+class _LoopTime:
+    """Of an event loop; never set back, because the loop has timers of others, too."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return monotonic() + self.ahead
+
+
+class Time:
+    """The time of `app` and of its event loop, which a test may let pass at once."""
+
+    def __init__(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        if not isinstance(loop.time, _LoopTime):
+            loop.time = _LoopTime()
+        self._loop = loop
+        self._began_ahead = loop.time.ahead
+
+    def __call__(self) -> float:
+        return monotonic() + self._loop.time.ahead - self._began_ahead  # type: ignore[no-any-return]
+
+    async def skip(self, seconds: float) -> None:
+        """Let time pass. What is due until then happens meanwhile, the earliest first."""
+        passed = asyncio.Event()
+        self._loop.call_later(seconds, passed.set)
+        self._loop.time.ahead += seconds
+        await passed.wait()
+
+
+@contextmanager
+def time_of_app() -> Iterator[Time]:
+    """Let time pass at once where a test says so."""
+    time = Time()
+    with pytest.MonkeyPatch.context() as patch:
+        # Real time ends no question and makes no Triton silent, however busy the machine is.
+        patch.setattr(client, "_QUERY_SECONDS", _QUERY_SECONDS)
+        patch.setattr(served_model, "_MIN_SILENCE_SECONDS", _MIN_SILENCE_SECONDS)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("app.") and vars(module).get("monotonic") is monotonic:
+                patch.setattr(module, "monotonic", time)
+        yield time
+
+
+class World:
+    """Tritons with the model `tiny`, and a worker that uses them."""
+
+    def __init__(self, fakes: Sequence[FakeTriton], admission: Admission, time: Time, mode: Mode, max_calls: float) -> None:
+        self.fakes = fakes
+        self.time = time
+        self.admission = admission
+        self.max_calls = max_calls
+        """Calls that one Triton may have."""
+        self.transport = Transport(mode)
+        self.pool = TritonPool(self.transport, [TritonServer(TritonClient(fake.url)) for fake in fakes])
+        self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
+        self.pipeline = Pipeline(self.pool, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
+        self.slot: Slot | None = None
+        """Of the last inference."""
+
+    @property
+    def fake(self) -> FakeTriton:
+        """The first Triton."""
+        return self.fakes[0]
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Of its model; images go together only if theirs is the same object."""
+        return from_triton_config(self.fake.config, "1")
+
+    @property
+    def server(self) -> TritonServer:
+        """What the worker knows of it."""
+        return self.pool.servers[0]
+
+    @property
+    def client(self) -> TritonClient:
+        """The worker's connection to it."""
+        return self.server.client
+
+    @property
+    def running(self) -> list[int]:
+        """How many inferences each Triton has in progress."""
+        return [fake.running for fake in self.fakes]
+
+    @property
+    def usable(self) -> list[bool]:
+        """Which of the Tritons count as working."""
+        return [server.is_usable("tiny") for server in self.pool.servers]
+
+    @property
+    def queue(self) -> ModelQueue:
+        """What limits the requests, once there was one."""
+        return self.admission.queues["tiny"]
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that is reserved for images."""
+        return self.admission.memory.used_bytes
+
+    @property
+    def is_slot_free(self) -> bool:
+        """Whether the slot of the last inference has been given back."""
+        assert self.slot is not None
+        return not self.slot.arena.lent_bytes
+
+    def free_slots(self, nbytes: int = SPEC.image_bytes) -> int:
+        """Count the free slots of a size."""
+        slot = self.transport.take(nbytes, nbytes)
+        assert slot
+        slot.free()
+        return (slot.arena.nbytes - slot.arena.lent_bytes) // nbytes
+
+    def hold(self) -> None:
+        """Let no Triton answer inferences."""
+        for fake in self.fakes:
+            fake.may_answer.clear()
+
+    def let_answer(self) -> None:
+        """Let them answer everything."""
+        for fake in self.fakes:
+            for event in (fake.may_answer, fake.may_tell, fake.may_map):
+                event.set()
+
+    async def until_known(self) -> None:
+        """Wait until the worker knows the version of each Triton, and its model."""
+        assert await eventually(lambda: all(server.client.server for server in self.pool.servers))
+        for server in self.pool.servers:
+            await server.specs.get("tiny")
+
+    async def set_version(self, version: str) -> None:
+        """Let each Triton be of a version, which the worker knows."""
+        await self.until_known()
+        for fake, server in zip(self.fakes, self.pool.servers, strict=True):
+            fake.version = version
+            server.client.server = await server.client.read_server()
+
+    async def admit(self, model: str = "tiny") -> Permit:
+        """Admit a request."""
+        return await self.admission.admit(model, 1, self.admission.memory.reserve(), Deadline.after(1e9))
+
+    async def infer(
+        self, seconds: float = 30, *, request_id: str = "id", trace: TraceContext | None = None, spec: ModelSpec | None = None
+    ) -> InferResult:
+        """Run one inference as a request does."""
+        spec = spec or self.spec
+        call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
+        await self.transport.prepare(spec.image_bytes)
+        with await self.admit(spec.reference) as permit:
+            buffer = InputBuffer(self.transport, permit)
+            buffer.allocate(spec.image_shape, np.uint8, spec.image_bytes)[:] = IMAGE
+            self.slot = buffer.slot
+            return await self.inferences.run(spec, buffer, call, permit)
+
+    async def start(self, images: int = 1, seconds: float = 30, **others: Any) -> list[asyncio.Task[InferResult]]:  # noqa: ANN401
+        """Start inferences, and wait until Triton has them."""
+        before = sum(len(fake.requests) for fake in self.fakes)
+        asking = [asyncio.create_task(self.infer(seconds, **others)) for _ in range(images)]
+        assert await eventually(lambda: sum(len(fake.requests) for fake in self.fakes) >= before + images)
+        return asking
+
+    async def give_up(self, images: int = 1, seconds: float = _DEADLINE_SECONDS, **others: Any) -> None:  # noqa: ANN401
+        """Let the deadlines of inferences pass that Triton has and does not answer."""
+        asking = await self.start(images, seconds, **others)
+        await self.time.skip(seconds)
+        missed = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(failed) for failed in missed] == [DeadlinePassed] * images
+
+    async def leave(self, asking: Sequence[asyncio.Task[Any]]) -> None:
+        """Let the clients of requests disconnect."""
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def settle(self) -> None:
+        """Let all inferences be answered, also those that nobody waits for any more."""
+        self.let_answer()
+        await self.inferences.close(10)
+        await asyncio.sleep(0)
+        assert await eventually(lambda: not any(self.running))
+
+    async def round_trip(self) -> None:
+        """Ask each Triton something; what was sent to it before has arrived by then."""
+        for _ in range(3):
+            await asyncio.gather(*(server.client.read_server() for server in self.pool.servers))
+
+    async def errors(self, images: int, seconds: float = 30) -> list[GatewayError]:
+        """Run inferences at the same time; return the errors of those that failed."""
+        asked = await asyncio.gather(*(self.infer(seconds) for _ in range(images)), return_exceptions=True)
+        failed = [error for error in asked if isinstance(error, BaseException)]
+        assert all(isinstance(error, GatewayError) for error in failed)
+        return failed  # type: ignore[return-value]
+
+    async def detect(
+        self,
+        data: bytes = SCENE,
+        *,
+        seconds: float = 30,
+        timing: Timing | None = None,
+        share: Share = WHOLE,
+        trace: TraceContext | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> Detections:
+        """Send an image through the pipeline, with options that differ from the usual ones."""
+        call = CallContext(Deadline.after(seconds), timing or Timing(), "abc", share, trace=trace)
+        return await self.pipeline.run(data, OPTIONS._replace(**options), call)
+
+    async def close(self) -> None:
+        """End everything, in the order in which a worker does."""
+        self.let_answer()
+        await self.pipeline.close()
+        await self.inferences.close(10)
+        await self.transport.close()
+        await self.pool.close()
+
+
+@asynccontextmanager
+async def open_world(*fakes: FakeTriton, mode: Mode = "auto", max_calls: float = inf, **capacity: float) -> AsyncIterator[World]:
+    """Serve fakes, one unless they are given, and open a worker on them; its admission has this capacity."""
+    fakes = fakes or (FakeTriton(),)
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            if not fake.url:
+                await stack.enter_async_context(serving(fake))
+        admission = stack.enter_context(open_admission(**{"max_requests": 1000, **capacity}))
+        made = World(fakes, admission, stack.enter_context(time_of_app()), mode, max_calls)
+        stack.push_async_callback(made.close)
+        yield made
