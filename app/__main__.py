@@ -12,10 +12,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from app import environment, healthcheck, preflight, settings_rules, settings_table
-from app.api import keys
-from app.api.keys import KeysError
-from app.config import PREFIX, Settings, SettingsError
+from app import healthcheck, preflight
+from app.api.admission import keys
+from app.api.admission.keys import KeysError
 from app.embedded.install import InstallError, install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, require_ports
@@ -25,6 +24,10 @@ from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.resilience import worker_table
+from app.settings import environment
+from app.settings import rules as settings_rules
+from app.settings import table as settings_table
+from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.credentials import CredentialsError
 from app.zoo import registry

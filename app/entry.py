@@ -7,8 +7,9 @@ import sys
 def main() -> int | str:
     """Run one command and return its exit code, or what is wrong: `sys.exit` prints that, and exits with 1."""
     if sys.argv[1:] == ["healthcheck"]:
-        from app import environment, healthcheck  # noqa: PLC0415
-        from app.config import SettingsError  # noqa: PLC0415
+        from app import healthcheck  # noqa: PLC0415
+        from app.settings import environment  # noqa: PLC0415
+        from app.settings.schema import SettingsError  # noqa: PLC0415
 
         try:
             return healthcheck.failure(environment.load()) or 0

@@ -1,8 +1,7 @@
 """Ask the API that the settings describe whether it lives. It must start fast: a container runs it every few seconds."""
 
-from app import addresses
-from app.config import Settings
 from app.host.http import get_status
+from app.settings.schema import Settings
 
 _SECONDS = 3.0
 _OK = 200
@@ -14,8 +13,8 @@ def failure(settings: Settings) -> str:
     Returns:
         What is wrong, in one line; empty if all of them answer.
     """
-    url = addresses.local_url(settings)
-    for socket in addresses.sockets(settings):
+    url = settings.local_url
+    for socket in settings.sockets:
         status = get_status(f"{url}/livez", _SECONDS, socket)
         if status != _OK:
             return f"{socket or url} {'does not answer' if status is None else f'answers {status}'}"

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app import __version__, environment
+from app import __version__
 from app.api import application
-from app.api.client_watch import BodyLimits
+from app.api.admission.keys import ApiKeys
 from app.api.dependencies import Deployment
-from app.api.health_schema import LimitsInForce
-from app.api.keys import ApiKeys
-from app.config import Settings
+from app.api.receiving.client_watch import BodyLimits
+from app.api.reports.health_schema import LimitsInForce
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
@@ -31,6 +30,8 @@ from app.remote.address import TrustedOrigin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
+from app.settings import environment
+from app.settings.schema import Settings
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
@@ -105,7 +106,7 @@ async def open_resources(
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        aggregation = Aggregation(settings.aggregate == "auto", settings.calls_in_flight, lambda: table.workers)
+        aggregation = Aggregation(settings.aggregate, settings.calls_in_flight, lambda: table.workers)
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=_label_studio(settings))
         stack.callback(fetcher.close)
         tasks: dict[Task, str] = {"classification": settings.classify_model}
@@ -166,7 +167,7 @@ def describe(settings: Settings) -> Deployment:
         settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,
-        settings.page == "on",
+        settings.page,
         settings.dialect_names,
         settings.deepstack_max_objects,
         _label_studio(settings),

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.api import keys
-from app.config import PREFIX, Settings, SettingsError
+from app.api.admission import keys
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
 from app.remote import label_studio
+from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say
 from app.triton import control_key, credentials
 from app.zoo import registry
@@ -44,8 +44,6 @@ def require_usable(settings: Settings) -> None:
 
 def _require_label_studio(settings: Settings) -> None:
     url, file = settings.label_studio_url, settings.label_studio_token_file
-    if file and not url:
-        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
     try:
         label_studio.origin(url, file)
     except UrlNotAllowed as error:

@@ -17,12 +17,11 @@ from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
-from app.config import Settings, SettingsError
 from app.host import cores, ports
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
-from app.server_settings import MIN_AGE_SECONDS
+from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
 from app.telemetry.logging import say
 
 _STOP = signal.SIGINT, signal.SIGTERM

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from app.config import SettingsError
 from app.embedded.install import InstallError
 from app.embedded.server import EmbeddedTritonError
 from app.host.packages import PackageError
+from app.settings.schema import SettingsError
 from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (

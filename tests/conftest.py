@@ -14,13 +14,13 @@ import hypothesis
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
 from app.resilience import worker_table
 from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 from app.zoo import registry

@@ -16,10 +16,9 @@ import pytest
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
-from app.api.client_watch import BodyLimits
 from app.api.dependencies import Deployment, WorkerResources
-from app.api.health_schema import LimitsInForce
-from app.config import Settings
+from app.api.receiving.client_watch import BodyLimits
+from app.api.reports.health_schema import LimitsInForce
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.pipeline.buffer import InputBuffer
@@ -28,6 +27,7 @@ from app.pipeline.limits import Limits
 from app.resilience.admission import Admission, Capacity
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient
 from app.triton.regions import Regions

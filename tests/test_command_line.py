@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from app import settings_table
 from app.__main__ import main
-from app.api import keys
-from app.api.keys import KeysError
-from app.config import PREFIX, Settings, SettingsError
+from app.api.admission import keys
+from app.api.admission.keys import KeysError
 from app.embedded.install import InstallError
 from app.embedded.server import EmbeddedTritonError
 from app.host.packages import PackageError
 from app.host.ports import find_free
 from app.host.processes import SUPERVISED
 from app.server import Server
+from app.settings import table as settings_table
+from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.credentials import CredentialsError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from app import entry, healthcheck
-from app.config import PREFIX, Settings
+from app.settings.schema import PREFIX, Settings
 from tests.fakes import http
 from tests.support import ROOT, free_port
 

@@ -15,9 +15,9 @@ import structlog
 from PIL import Image
 
 from app import main
-from app.config import Settings, SettingsError
 from app.main import create_app, open_resources
 from app.pipeline import pipeline
+from app.settings.schema import Settings, SettingsError
 from app.triton.shared_memory import SHM
 from app.zoo import registry
 from tests.fakes.otlp import receiving_traces

@@ -19,9 +19,9 @@ import psutil
 import pytest
 from granian.constants import HTTPModes, Interfaces
 
-from app.config import Settings
 from app.host.processes import SUPERVISED, kill_group
 from app.server import Server
+from app.settings.schema import Settings
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.processes import has_ended, nothing_left_running  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture

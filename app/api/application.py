@@ -9,22 +9,22 @@ from litestar import Litestar, Router
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api import docs, problems
+from app.api.admission.dispatch import DispatchMiddleware
+from app.api.admission.guards import guard_model, guard_scope
+from app.api.admission.keys import ApiKeys, Scope
+from app.api.answering import problems
 from app.api.batch.route import detect_batch
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import classify, detect, predict
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
-from app.api.dispatch import DispatchMiddleware
-from app.api.guards import guard_model, guard_scope
-from app.api.head import HeadMiddleware
-from app.api.health import health, live, livez, ready, readyz
-from app.api.keys import ApiKeys, Scope
-from app.api.metrics import metrics
-from app.api.middleware import RequestContextMiddleware
-from app.api.models import models
-from app.api.openapi import KEY_SCHEMES
-from app.api.page.routes import page_asset, root
+from app.api.documentation import docs
+from app.api.documentation.openapi import KEY_SCHEMES
+from app.api.documentation.page.routes import page_asset, root
+from app.api.middleware import HeadMiddleware, RequestContextMiddleware
+from app.api.reports.health import health, live, livez, ready, readyz
+from app.api.reports.metrics import metrics
+from app.api.reports.models import models
 from app.api.routes import VERSION, ModelRoute, RouteTable
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline

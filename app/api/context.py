@@ -4,8 +4,8 @@ from typing import Any
 
 from litestar.types import Scope
 
-from app.api.client_watch import BodyLimits
-from app.api.keys import ApiKey
+from app.api.admission.keys import ApiKey
+from app.api.receiving.client_watch import BodyLimits
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext

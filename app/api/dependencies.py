@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from litestar.di import NamedDependency, Provide
 
-from app.api.client_address import Proxies
-from app.api.client_watch import BodyLimits
-from app.api.health_schema import LimitsInForce
-from app.api.keys import ApiKeys
+from app.api.admission.client_address import Proxies
+from app.api.admission.keys import ApiKeys
+from app.api.receiving.client_watch import BodyLimits
+from app.api.reports.health_schema import LimitsInForce
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import TrustedOrigin
 from app.telemetry.metrics import Metrics

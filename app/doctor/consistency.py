@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.api import keys
-from app.api.keys import KeysError
-from app.config import PREFIX, Settings
+from app.api.admission import keys
+from app.api.admission.keys import KeysError
 from app.doctor.finding import Finding, failure, ok, warning
 from app.host import ports
 from app.host.packages import has_exporter
+from app.settings.schema import PREFIX, Settings
 from app.triton import control_key, credentials
 from app.triton.credentials import CredentialsError
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from app.addresses import sockets
-from app.config import Settings
 from app.doctor.finding import Finding, failure, ok, warning
 from app.host import ports
 from app.host.http import get_status
+from app.settings.schema import Settings
 
 _SECONDS = 2.0
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked on loopback
@@ -14,7 +13,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked on loop
 
 def check(settings: Settings) -> Finding:
     """Ask the sockets or the port of the settings."""
-    paths = [path for path in sockets(settings) if path is not None]
+    paths = [path for path in settings.sockets if path is not None]
     return _check_sockets(paths) if paths else _check_port(settings.host, settings.port)
 
 

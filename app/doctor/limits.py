@@ -4,11 +4,11 @@ import math
 import resource
 from collections.abc import Iterator
 
-from app.config import PREFIX, Settings
 from app.doctor.consistency import WORKER_MIB
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within
+from app.settings.schema import PREFIX, Settings
 from app.triton import shared_memory
 from app.triton.arena_size import arena_bytes
 

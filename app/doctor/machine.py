@@ -8,10 +8,10 @@ from pathlib import Path
 
 from PIL import Image, features
 
-from app.config import Settings
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.launch import loadable_models
 from app.host.packages import has_pillow_simd
+from app.settings.schema import Settings
 from app.zoo import registry
 from app.zoo.registry import RegistryError
 

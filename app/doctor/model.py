@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from app.config import Settings
 from app.doctor import batching, burst
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.embedded.launch import CONFIG_NAME
 from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
 from app.model.spec import ModelSpec, from_triton_config
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
 from app.triton.server_info import ModelState

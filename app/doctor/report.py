@@ -6,11 +6,11 @@ from collections import Counter
 import msgspec
 
 from app import __version__
-from app.config import Settings
 from app.doctor import consistency, gateway, limits, machine, tritons
 from app.doctor.finding import Finding, Severity, count
 from app.doctor.triton import host_of
 from app.host import ports
+from app.settings.schema import Settings
 
 _LABELS = {Severity.OK: "ok  ", Severity.WARNING: "WARN", Severity.FAILURE: "FAIL"}
 _INDENT = "\n           "

@@ -6,7 +6,6 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from app.config import PREFIX, Settings
 from app.doctor import model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
@@ -15,6 +14,7 @@ from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
 from app.host import ports
 from app.model.spec import ModelSpec
+from app.settings.schema import PREFIX, Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.credentials import CredentialsError

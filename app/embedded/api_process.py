@@ -6,13 +6,12 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from app import addresses
-from app.config import PREFIX, Settings
 from app.embedded.service import CheckError, StartError
 from app.host import cores, program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
 from app.resilience import worker_table
+from app.settings.schema import PREFIX, Settings
 
 _READY_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
@@ -29,7 +28,7 @@ class ApiProcess:
         """Prepare an instance that listens on a unix socket, or else on host and port."""
         self.name = "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
-        self.url = addresses.local_url(settings)
+        self.url = settings.local_url
         workers = cores.workers(settings.workers, settings.instances)
         self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(workers)} if socket else {}
         self._process: subprocess.Popen[bytes] | None = None

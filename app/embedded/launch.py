@@ -4,8 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from app.config import Settings
 from app.embedded.install import libpython_folder
+from app.settings.schema import Settings
 from app.triton.control_key import HEADER
 
 BACKEND = Path(__file__).with_name("onnx_model.py")

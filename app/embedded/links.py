@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from app.config import Settings
 from app.embedded.launch import loadable_models
+from app.settings.schema import Settings
 
 _UNQUOTED = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 # Unlike /tmp, nobody removes what is old there: Triton reads the folder for as long as it runs.

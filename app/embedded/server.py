@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from app.config import PREFIX, Settings
 from app.embedded import links
 from app.embedded.inference_check import check_inference
 from app.embedded.launch import NO_KEY, command, environment, loadable_models, restrict, shm_prefix
@@ -17,6 +16,7 @@ from app.embedded.service import CheckError, StartError
 from app.host import private_argument
 from app.host.ports import is_free, is_listening
 from app.host.processes import die_with_parent, end_group, kill_group, wait_for_answer
+from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 
 _READY_SECONDS = 60.0

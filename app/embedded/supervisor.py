@@ -4,13 +4,12 @@ import os
 import signal
 import time
 
-from app import addresses
-from app.config import Settings
 from app.embedded.api_process import ApiProcess
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import Service, ServiceError
 from app.host.signals import StopSignals
 from app.resilience import worker_table
+from app.settings.schema import Settings
 from app.telemetry.logging import say
 from app.triton import shared_memory
 
@@ -33,7 +32,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
-    instances = [ApiProcess(settings, socket) for socket in addresses.sockets(settings)]
+    instances = [ApiProcess(settings, socket) for socket in settings.sockets]
     services = [Service(instance) for instance in instances]
     watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
     had_terminal = os.isatty(0)

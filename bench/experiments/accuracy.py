@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from app import environment
+from app.settings import environment
 from app.zoo import registry
 from app.zoo.download import download
 from bench.experiments.options import Commands

@@ -11,8 +11,8 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from app import environment
 from app.embedded.launch import loadable_models
+from app.settings import environment
 from bench.experiments import frigate
 from bench.experiments.options import Commands, add_images, add_rounds, add_seconds
 from bench.experiments.progress import say

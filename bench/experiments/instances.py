@@ -11,10 +11,10 @@ from time import perf_counter
 
 import numpy as np
 
-from app import environment
-from app.config import Settings
 from app.embedded.launch import loadable_models
 from app.model.spec import from_triton_config
+from app.settings import environment
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from bench.experiments.options import Commands, add_rounds, add_seconds
 from bench.experiments.tuning.config_text import config_file, edit

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
 from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
 from bench.harness.contest import Load, measure_alone

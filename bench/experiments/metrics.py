@@ -6,7 +6,7 @@ from statistics import median
 from time import process_time
 
 from app.api.context import RequestContext
-from app.api.metrics import count_request
+from app.api.reports.metrics import count_request
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import STAGES

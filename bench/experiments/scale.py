@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from app.config import PREFIX
+from app.settings.schema import PREFIX
 from bench.experiments.options import Commands, add_images, add_rounds, add_seconds, count, describe
 from bench.experiments.progress import say
 from bench.harness.batch_sizes import read_batch_sizes

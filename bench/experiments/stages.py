@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.experiments.candidates.registry import CANDIDATES, NEREID
 from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
 from bench.harness.environments import REFERENCE

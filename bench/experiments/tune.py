@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app import environment
-from app.config import PREFIX
+from app.settings import environment
+from app.settings.schema import PREFIX
 from bench.experiments.options import Commands, add_clients, add_images, positive
 from bench.experiments.progress import BudgetBar
 from bench.experiments.tuning import config_text
@@ -71,7 +71,7 @@ def _tune(options: argparse.Namespace) -> int:
         host = stack.enter_context(host_of(given, model))
         if "ensemble_scheduling" in host.config:
             raise ContestantError(f"{model} is an ensemble; tune the models that it consists of")
-        calls = given.calls_in_flight if given.aggregate == "auto" else None
+        calls = given.calls_in_flight if given.aggregate else None
         present = read_variant(host.config, has_threads=host.has_threads, calls=calls)
         if options.write:
             _require_file(file, present)

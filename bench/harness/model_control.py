@@ -14,9 +14,9 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from app import environment
-from app.config import Settings
 from app.errors import GatewayError
+from app.settings import environment
+from app.settings.schema import Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.status import own_message

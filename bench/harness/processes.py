@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from app.config import PREFIX, Settings
 from app.host.processes import die_with_parent, end_group, wait_for_answer
+from app.settings.schema import PREFIX, Settings
 from bench.harness.errors import ContestantError
 
 ROOT = Path(__file__).parents[2]

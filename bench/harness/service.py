@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from app.config import PREFIX
 from app.host.ports import find_free
+from app.settings.schema import PREFIX
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from app import environment
-from app.config import Settings
 from app.embedded.install import install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
+from app.settings import environment
+from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
 from bench.models.repository import YOLO, write_models

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from app.api.docs import ASSETS
+from app.api.documentation.docs import ASSETS
 from app.embedded.launch import BACKEND, MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def data_files() -> list[tuple[str, str]]:
     offapi = Path(str(distribution("offapi").locate_file("offapi")))
     files = {offapi / name: "offapi" for name in ASSETS}
     for pattern in (
-        "app/api/page/files/*",
+        "app/api/documentation/page/files/*",
         "app/embedded/requirements.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),

@@ -16,8 +16,8 @@ from litestar.routes import BaseRoute
 from litestar.types import Message, Receive, Scope, Send
 
 from app.api.application import Application
-from app.config import Settings
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import REPOSITORY, Headers, Reply, call, calling, free_port, lifespan_of, started
 

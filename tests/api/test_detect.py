@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.api import body, middleware
+from app.api import middleware
 from app.api.context import RequestContext
-from app.config import Settings
+from app.api.receiving import body
 from app.main import create_app
 from app.pipeline import pipeline
+from app.settings.schema import Settings
 from bench.harness.reference_detector import iou
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving

@@ -11,15 +11,15 @@ import grpc
 import pytest
 
 from app.api import application
+from app.api.admission.keys import ApiKeys
 from app.api.application import Application
 from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
-from app.api.keys import ApiKeys
 from app.api.routes import ModelRoute
-from app.dialect_names import DIALECTS
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
+from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys

@@ -12,8 +12,8 @@ from msgspec import to_builtins
 from app.api.application import Application, table_of
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import UNMATCHED, ModelRoute, route_of
-from app.dialect_names import DIALECTS
 from app.main import create_app
+from app.settings.schema import DIALECTS
 from tests.api.conftest import post_unread, settings_for, uploading
 from tests.support import SCENE, calling, lifespan_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.embedded.launch import command
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from bench.harness.triton import Triton, embedded_triton, fixture_triton
 from bench.models.repository import write_fixture

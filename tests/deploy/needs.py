@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from app import settings_rules
-from app.config import PREFIX, Settings
 from app.host import cores
+from app.settings import rules as settings_rules
+from app.settings.schema import PREFIX, Settings
 from app.triton.arena_size import MAX_WORKER_BYTES
 from tests.support import ROOT
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from PIL import Image
 
-from app.config import PREFIX, Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
+from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
 from bench.harness.triton import link_installation
 from tests.imaging.samples import FORMATS, encode

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.config import Settings
 from app.host import ports
+from app.settings.schema import Settings
 from tests.deploy.needs import (
     DEPLOY,
     EMBEDDED_TRITON_SECONDS,

@@ -20,10 +20,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from app import __version__
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.host.processes import wait_for_answer
+from app.settings.schema import Settings
 from tests.deploy.containers import Builder, Container, Image, stop
 from tests.processes import no_process_left, wait_for
 from tests.support import ROOT, free_port, sample_image

@@ -13,9 +13,8 @@ import pytest
 
 from app.api.application import table_of
 from app.api.dialects import dialect
-from app.config import Settings
-from app.dialect_names import DIALECTS
 from app.host.ports import is_loopback
+from app.settings.schema import DIALECTS, Settings
 from tests.deploy.needs import (
     DEPLOY,
     EMBEDDED_TRITON_SECONDS,

@@ -21,10 +21,10 @@ import httpx
 import psutil
 import pytest
 
-from app.api.schema import Problem
-from app.config import Settings
+from app.api.answering.schema import Problem
 from app.embedded.server import EmbeddedTriton
 from app.host.processes import end_group
+from app.settings.schema import Settings
 from bench.harness.processes import environment_of
 from tests.deploy.test_systemd import NEREID
 from tests.fakes.http import serving

@@ -7,12 +7,11 @@ import pytest
 
 from app import server
 from app.api.application import table_of
-from app.api.client_watch import body_too_large
 from app.api.dialects.dialect import load
+from app.api.receiving.client_watch import body_too_large
 from app.api.routes import ModelRoute
-from app.config import Settings
-from app.dialect_names import DIALECTS
 from app.errors import BodyTooLarge, MalformedRequest
+from app.settings.schema import DIALECTS, Settings
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3

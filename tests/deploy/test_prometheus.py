@@ -11,7 +11,7 @@ import pytest
 from app.api.application import table_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
-from app.dialect_names import DIALECTS
+from app.settings.schema import DIALECTS
 from bench.experiments.dashboard import DASHBOARD
 from bench.harness.prometheus import CONFIG
 from tests.programs import require_program

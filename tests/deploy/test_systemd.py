@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
+from app.settings.schema import Settings
 from tests.deploy.needs import (
     DEPLOY,
     EMBEDDED_TRITON_SECONDS,

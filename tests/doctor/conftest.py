@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
+from app.settings.schema import Settings
 from tests.doctor import setups
 from tests.support import free_port
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.doctor import report
 from app.doctor.finding import Finding, Severity
 from app.doctor.report import Report
+from app.settings.schema import Settings
 from tests.support import ROOT
 
 POLICY = """default_queue_policy {

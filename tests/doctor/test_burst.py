@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.config import Settings
 from app.doctor import batching, burst
 from app.doctor.burst import Run
 from app.doctor.finding import Finding, Severity
 from app.model.spec import ModelSpec
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.statistics import ModelStatistics, read_statistics
 from tests.doctor.setups import assert_useful, examine

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from app.api import keys
-from app.config import Settings
+from app.api.admission import keys
 from app.doctor import consistency
 from app.doctor.finding import Finding, Severity
+from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful
 
 

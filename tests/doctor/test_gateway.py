@@ -10,9 +10,9 @@ from threading import Thread
 
 import pytest
 
-from app.config import Settings
 from app.doctor import gateway
 from app.doctor.finding import Severity
+from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful
 from tests.fakes.http import answering
 from tests.fakes.triton import FakeTriton, serving

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.doctor import limits
 from app.doctor.finding import Finding, Severity
 from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
+from app.settings.schema import Settings
 from app.triton import shared_memory
 from app.triton.arena_size import MAX_ARENA_BYTES
 from tests.doctor.setups import assert_useful

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from PIL import features
 
-from app.config import Settings
 from app.doctor import machine
 from app.doctor.finding import Finding, Severity
+from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful
 from tests.support import REPOSITORY, ROOT, free_port
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.doctor.finding import Severity
 from app.embedded.server import EmbeddedTriton
+from app.settings.schema import Settings
 from tests.doctor import setups
 from tests.doctor.setups import assert_useful, examine
 from tests.support import NEEDS_BYTES

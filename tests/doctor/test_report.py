@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from app import __version__
-from app.config import Settings
 from app.doctor import report
 from app.doctor.finding import Severity
+from app.settings.schema import Settings
 from tests.doctor.setups import examine
 
 ALWAYS = {

@@ -10,8 +10,8 @@ import grpc
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.doctor.finding import Severity
+from app.settings.schema import Settings
 from app.triton.shared_memory import Arena
 from tests.doctor.setups import LOADED, Examined, assert_useful, examine
 from tests.fakes.triton import FakeTriton, serving

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.doctor.finding import Severity
+from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful, examine
 from tests.doctor.test_triton import EXTENSIONS, fake_in_a_thread
 from tests.fakes.triton import CONFIG, FakeTriton

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError, StartError
+from app.settings.schema import Settings
 from tests.processes import children, nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
@@ -174,7 +174,7 @@ def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
     program = written(tmp_path, script)
     code = f"""
 import signal, sys
-from app.config import Settings
+from app.settings.schema import Settings
 from app.embedded.api_process import ApiProcess
 sys.executable = {str(program)!r}
 ApiProcess(Settings()).spawn()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings
 from app.embedded import links
+from app.settings.schema import Settings
 
 SHM = Path("/dev/shm")  # noqa: S108 - where a folder may be that cannot be beside Triton
 

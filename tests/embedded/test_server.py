@@ -20,12 +20,12 @@ import onnx
 import psutil
 import pytest
 
-from app.config import Settings
 from app.embedded.install import install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
 from app.host.ports import find_free, is_free
 from app.main import create_app
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 from tests.embedded import attack

@@ -17,11 +17,11 @@ import msgspec
 import psutil
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError, Service
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host.ports import find_free
+from app.settings.schema import Settings
 from tests import processes
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture

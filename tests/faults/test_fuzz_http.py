@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from app.api.parameters import names
-from app.api.task_parameters import DetectParameters
+from app.api.parameters.parse import names
+from app.api.parameters.tasks import DetectParameters
 from tests.fakes.models import scene
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Answer, Case, ask, ask_all, encode

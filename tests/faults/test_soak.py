@@ -52,7 +52,7 @@ def write_tasks(*_):
 
 def observe():
     signal.signal(signal.SIGUSR2, write_tasks)
-    from app.api.formats import native
+    from app.api.answering import native
     to_response = native.to_response
     def leak(*arguments):
         leaked.append(os.urandom(int(os.environ["OBSERVED_LEAK"])))

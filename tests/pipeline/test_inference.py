@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import (
     DeadlinePassed,
@@ -30,6 +29,7 @@ from app.pipeline import triton_calls
 from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
+from app.settings.schema import Settings
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.config import Settings
 from app.errors import (
     CircuitOpen,
     DeadlinePassed,
@@ -29,6 +28,7 @@ from app.pipeline import pipeline as pipeline_module
 from app.pipeline.call import Detections
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
+from app.settings.schema import Settings
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton import arena_size

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
 from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 from app.pipeline import probe
 from app.pipeline.probe import run_probe
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.status import Disconnected, Draining, Unreachable
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving, serving_bytes

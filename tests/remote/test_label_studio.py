@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Settings, SettingsError
 from app.preflight import require_usable
 from app.remote.address import TrustedOrigin
 from app.remote.label_studio import origin
+from app.settings.schema import Settings, SettingsError
 from tests.support import REPOSITORY
 
 URL = "http://label-studio:8080"

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_metrics
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes import models
 from tests.support import NEEDS_BYTES, SCENE, json, started
 
@@ -92,14 +92,14 @@ async def test_a_poison_picture_costs_nobody_else(one_by_one: httpx.AsyncClient,
 async def test_nor_where_triton_makes_the_batches(settings: Settings, triton: EmbeddedTriton, poison: bytes, code: str) -> None:
     """The embedded one, at least: its ONNX backend runs the requests of a batch that fails one by one."""
     assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, aggregate="off"))) as client:
+    async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
         await check_poison(client, poison, code)
 
 
 async def test_without_aggregation_each_image_goes_alone(settings: Settings, triton: EmbeddedTriton) -> None:
     """However many there are."""
     assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, aggregate="off"))) as client:
+    async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
         before = await batch_sizes(client, "six_columns")
         responses = await asyncio.gather(*(client.post("/predict/six_columns", content=SCENE) for _ in range(REQUESTS)))
         after = await batch_sizes(client, "six_columns")

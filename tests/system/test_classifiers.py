@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.config import Settings
 from app.embedded.inference_check import check_inference
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes import classifiers
 from tests.fakes.classifiers import CLASSIFIERS, LABELS, MEAN, STD, logits_of, softmax
 from tests.support import SCENE, json, started

@@ -17,13 +17,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.config import Settings
 from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.imaging import canvas
 from app.imaging.letterbox import Letterbox
 from app.main import create_app
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, limits, store

@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from app.config import Settings
 from app.detection.outputs import decode_outputs
 from app.embedded.inference_check import check_inference
 from app.embedded.server import EmbeddedTriton
@@ -21,6 +20,7 @@ from app.embedded.service import CheckError
 from app.errors import InvalidImage
 from app.host.ports import find_free
 from app.main import create_app
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.zoo import registry

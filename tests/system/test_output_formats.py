@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.config import Settings
 from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.embedded.server import EmbeddedTriton
 from app.imaging.header import PixelLimits
 from app.model.heads import DetectionHead
 from app.pipeline.preprocess import fill_input
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.transport import Mode

@@ -15,7 +15,7 @@ import pytest
 from PIL import ExifTags, Image
 from playwright.async_api import Browser, Page, expect
 
-from app.config import Settings
+from app.settings.schema import Settings
 from tests.browser import opened, running_browser
 from tests.fakes import models
 from tests.programs import require_program

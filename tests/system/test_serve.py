@@ -18,10 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
-from app.config import Settings
 from app.host.http import get_status
 from app.host.ports import find_free
 from app.host.processes import end_group
+from app.settings.schema import Settings
 from app.triton import shared_memory
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake

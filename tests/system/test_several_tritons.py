@@ -11,10 +11,10 @@ import msgspec
 import psutil
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.support import SCENE, json, started
 
 CLIENTS = 8

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes.otlp import attributes_of, receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import SCENE, eventually, started

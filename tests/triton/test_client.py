@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import (
     DeadlinePassed,
@@ -21,6 +20,7 @@ from app.errors import (
     UnknownModel,
     UnknownVersion,
 )
+from app.settings.schema import Settings
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
 from app.triton.client import TritonClient

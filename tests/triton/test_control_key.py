@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError, TritonUnavailable
+from app.settings.schema import Settings
 from app.triton import control_key
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena

@@ -9,9 +9,9 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from app.config import Settings
 from app.errors import TritonUnavailable
 from app.main import create_app
+from app.settings.schema import Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
 from app.triton.credentials import Credentials, CredentialsError, load

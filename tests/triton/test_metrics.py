@@ -6,9 +6,9 @@ import time
 import grpc
 import pytest
 
-from app.config import Settings
 from app.main import create_app
 from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.metrics import read_metrics
 from app.triton.server import TritonServer

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import InvalidModelOutput, TritonUnavailable
 from app.model.spec import from_triton_config
+from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.statistics import ModelStatistics, read_statistics
 from tests.fakes.triton import FakeTriton, serving_bytes

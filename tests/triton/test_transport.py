@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from PIL import Image
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import TritonUnavailable
 from app.main import create_app
+from app.settings.schema import Settings
 from app.triton import arena_size
 from app.triton import client as client_module
 from app.triton import regions as regions_module

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
-from app.config import Settings
 from app.main import create_app
 from app.model.triton_config import ModelParameters
+from app.settings.schema import Settings
 from app.zoo.efficientnet import build_lite0
 from app.zoo.torch_weights import read_weights
 from tests.support import IMAGES, REPOSITORY, SHARED, json, started

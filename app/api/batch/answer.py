@@ -1,16 +1,19 @@
 """Describe what became of the images of a batch: in one document, or in lines."""
 
 from collections import Counter
+from collections.abc import Mapping
+from copy import copy
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from app.api import problems
+from app.api.answering import problems
+from app.api.answering.native import to_detections
+from app.api.answering.schema import BoxFormat, ImageSize, ModelUsed, Problem
 from app.api.batch.schema import BatchFailure, BatchResponse, BatchResult, BatchSummary, ImageLine
 from app.api.context import RequestContext
-from app.api.formats.native import to_detections
-from app.api.metrics import count_image
-from app.api.schema import BoxFormat, ImageSize, ModelUsed, Problem
+from app.api.reports.metrics import count_image
+from app.errors import GatewayError
 from app.pipeline.call import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
@@ -118,3 +121,16 @@ def _encode(described: msgspec.Struct) -> msgspec.Raw:
 
 def _in_order(described: dict[int, T]) -> list[T]:
     return [described[index] for index in sorted(described)]
+
+
+def keep(error: Exception) -> Exception:
+    """Copy an error that is to be raised later: its traceback would refer to the image. An unexpected one has been logged."""
+    return copy(error) if isinstance(error, GatewayError) else RuntimeError("an image of a batch failed")
+
+
+def first_of(errors: Mapping[int, Exception], images: int) -> Exception:
+    """Return the error of the first image that failed, by index; of several images, it says which one."""
+    index, error = min(errors.items())
+    if isinstance(error, GatewayError) and images > 1:
+        error.detail = f"{len(errors)} of {images} images failed; at index {index}: {error.detail}"
+    return error

@@ -4,14 +4,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.api import form_parts
-from app.api.base64_text import decode_base64
-from app.api.body import describe_member, kind_of, outlines, parse_members
-from app.api.client_watch import body_too_large
-from app.api.content_type import MULTIPART, media_type
-from app.api.json_document import JSON_ERRORS, view_document
-from app.api.parameters import Parameters
-from app.api.task_parameters import BatchParameters
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import BatchParameters
+from app.api.receiving import multipart as form_parts
+from app.api.receiving.body import describe_member, kind_of, outlines, parse_members
+from app.api.receiving.client_watch import body_too_large
+from app.api.receiving.content_type import MULTIPART, media_type
+from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address

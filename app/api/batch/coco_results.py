@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.api.batch import failures
+from app.api.answering.coco_results import to_results
+from app.api.batch import answer as failures
 from app.api.batch.answer import BatchAnswer
 from app.api.context import RequestContext
-from app.api.formats.coco_results import to_results
 from app.pipeline.call import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, RequestBody, Schema
 
+from app.api.answering.schema import CocoResult
 from app.api.batch.body import FIELDS, MAX_IMAGES
 from app.api.batch.schema import BatchResponse
-from app.api.openapi import PROBLEMS, DetectOperation
-from app.api.schema import CocoResult
-from app.api.task_parameters import BatchParameters
+from app.api.documentation.openapi import PROBLEMS, DetectOperation
+from app.api.parameters.tasks import BatchParameters
 
 LINES = "application/x-ndjson"
 """The media type of an answer in lines."""

@@ -10,19 +10,19 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.api import intake
+from app.api.answering.accept import negotiate
+from app.api.answering.responses import VARY, JsonResponse
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.coco_results import CocoAnswer
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
-from app.api.client_watch import ClientWatch
-from app.api.content_type import JSON, MULTIPART, URLENCODED
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.formats.accept import negotiate
-from app.api.json_response import VARY, JsonResponse
+from app.api.parameters.tasks import BatchParameters
+from app.api.receiving import intake
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.api.routes import ModelRoute
-from app.api.task_parameters import BatchParameters
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
 

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.api.schema import Detection, ImageSize, ModelUsed, Problem
+from app.api.answering.schema import Detection, ImageSize, ModelUsed, Problem
 
 
 class BatchResult(msgspec.Struct, frozen=True):

@@ -12,17 +12,17 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
-from app.api.base64_text import decode_base64
-from app.api.body import ParsedBody
+from app.api.admission.guards import header_of
+from app.api.answering.format import Answer
+from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.responses import JsonResponse
 from app.api.dependencies import WorkerResources
-from app.api.dialects import json_body
 from app.api.dialects.detection import detect
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.formats.answer import Answer
-from app.api.formats.native import to_boxes, to_scores
-from app.api.guards import header_of
-from app.api.json_response import JsonResponse
+from app.api.receiving import json_body
+from app.api.receiving.body import ParsedBody
+from app.api.receiving.json_body import decode_base64
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec

@@ -15,21 +15,21 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
-from app.api import form_parts
-from app.api.body import MAX_PARTS, ParsedBody, parse_multipart
-from app.api.content_type import MULTIPART, URLENCODED, media_type
+from app.api.answering.format import Answer
+from app.api.answering.native import to_scores
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import Problem
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, receive_text
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.formats.answer import Answer
-from app.api.formats.native import to_scores
-from app.api.intake import Pairs
-from app.api.json_response import JsonResponse
-from app.api.parameters import split_classes
+from app.api.parameters.parse import split_classes
+from app.api.receiving import multipart as form_parts
+from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
+from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
+from app.api.receiving.intake import Pairs
 from app.api.routes import ModelRoute
-from app.api.schema import Problem
 from app.pipeline.call import Detections, DetectOptions
 
 _NAMED = 20

@@ -5,17 +5,19 @@ from typing import TypeVar
 
 from litestar.response.base import ASGIResponse
 
-from app.api import intake, problems, single_image
-from app.api.batch import failures
+from app.api import detect as single_image
+from app.api.answering import problems
+from app.api.answering.format import Answer
+from app.api.batch import answer as failures
 from app.api.batch.body import ParsedBatch, refuse_large
-from app.api.body import ParsedBody
-from app.api.client_watch import ClientWatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import AnyRequest, DialectParameters
-from app.api.formats.answer import Answer
-from app.api.intake import Content, Pairs, Received
-from app.api.metrics import count_image
+from app.api.receiving import intake
+from app.api.receiving.body import ParsedBody
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.intake import Content, Pairs, Received
+from app.api.reports.metrics import count_image
 from app.model.heads import DetectionHead
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections

@@ -1,8 +1,8 @@
 """List the detectors to clients of a dialect."""
 
+from app.api.admission.guards import require_key
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import AnyRequest
-from app.api.guards import require_key
 from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec

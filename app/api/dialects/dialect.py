@@ -10,11 +10,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import HTTPScope, Scope
 from msgspec import Meta
 
-from app.api import problems
-from app.api.content_type import JSON
-from app.api.parameters import Parameters
-from app.api.problems import WriteError, WrittenError
-from app.api.schema import Problem
+from app.api.answering import problems
+from app.api.answering.problems import WriteError, WrittenError
+from app.api.answering.schema import Problem
+from app.api.parameters.parse import Parameters
+from app.api.receiving.content_type import JSON
 from app.pipeline.call import DetectOptions
 
 AnyRequest = Request[Any, Any, Any]

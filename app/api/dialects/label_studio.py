@@ -16,8 +16,10 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import Meta
 
+from app.api.admission.guards import require_key
+from app.api.answering.native import to_scores
+from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.batch.body import ParsedBatch
-from app.api.content_type import JSON, media_type
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects import label_studio_tasks
@@ -25,10 +27,7 @@ from app.api.dialects.detection import detect_each, receive_text
 from app.api.dialects.detectors import find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
-from app.api.formats.native import to_scores
-from app.api.guards import require_key
-from app.api.json_response import JsonResponse
-from app.api.large_response import LargeResponse
+from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
 from app.model.reference import refer_to

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.api.base64_text import decode_base64
 from app.api.batch.body import MAX_IMAGES
-from app.api.dialects import json_body, labeling_config
+from app.api.dialects import labeling_config
 from app.api.dialects.labeling_config import Control
-from app.api.json_document import JSON_ERRORS
+from app.api.receiving import json_body
+from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.errors import MalformedRequest, UrlNotAllowed
 from app.pipeline.batch_request import Image
 from app.remote.address import TrustedOrigin, is_address

@@ -16,20 +16,20 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
+from app.api.admission.guards import require_key
+from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import ModelList
 from app.api.batch.body import ParsedBatch, decode_text, split_images
-from app.api.body import kind_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects import json_body
 from app.api.dialects.detection import detect_each, require_all
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.formats.native import to_boxes, to_scores
-from app.api.guards import require_key
-from app.api.json_document import JSON_ERRORS
-from app.api.json_response import JsonResponse
-from app.api.models import list_models
+from app.api.receiving import json_body
+from app.api.receiving.body import kind_of
+from app.api.receiving.json_body import JSON_ERRORS
+from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
-from app.api.schema import ModelList
 from app.errors import MalformedRequest, ModelNotReady
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease

@@ -15,7 +15,10 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import UNSET, Meta
 
-from app.api.body import ParsedBody
+from app.api.answering import drawn
+from app.api.answering.format import Answer
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import Problem
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, detect_each, receive_text, require_all
@@ -23,12 +26,9 @@ from app.api.dialects.detectors import detectors, find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
 from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
-from app.api.formats import drawn
-from app.api.formats.answer import Answer
-from app.api.json_response import JsonResponse
-from app.api.parameters import check_model_name, split_classes
+from app.api.parameters.parse import check_model_name, split_classes
+from app.api.receiving.body import ParsedBody
 from app.api.routes import ModelRoute
-from app.api.schema import Problem
 from app.errors import UnknownModel
 from app.pipeline.call import CallContext, Detections, DetectOptions
 

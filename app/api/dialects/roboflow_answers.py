@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.api.formats.native import to_boxes, to_scores
-from app.api.schema import ImageSize
+from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.schema import ImageSize
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 

@@ -2,13 +2,12 @@
 
 import msgspec
 
-from app.api.base64_text import decode_base64
 from app.api.batch.body import ParsedBatch, split_images
-from app.api.body import ParsedBody, describe_member, kind_of, parse_multipart
-from app.api.content_type import JSON, MULTIPART, URLENCODED, media_type
-from app.api.intake import Pairs
-from app.api.json_document import JSON_ERRORS, view_document
-from app.api.parameters import Parameters
+from app.api.parameters.parse import Parameters
+from app.api.receiving.body import ParsedBody, describe_member, kind_of, parse_multipart
+from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
+from app.api.receiving.intake import Pairs
+from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.pipeline.batch_request import Image
 

@@ -14,16 +14,16 @@ from litestar.types import HTTPScope
 from msgspec import Meta
 
 from app import __version__
-from app.api.body import FILE_FIELDS, ParsedBody, parse_body
-from app.api.content_type import JSON, media_type
+from app.api.answering.format import Answer
+from app.api.answering.native import to_scores
+from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.formats.answer import Answer
-from app.api.formats.native import to_scores
-from app.api.intake import Pairs
-from app.api.json_response import JsonResponse
+from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
+from app.api.receiving.content_type import JSON, media_type
+from app.api.receiving.intake import Pairs
 from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
 from app.pipeline.call import Detections, DetectOptions

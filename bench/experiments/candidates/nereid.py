@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from app.api.answering.schema import Detection, DetectResponse, ImageSize, ModelUsed
 from app.api.application import build
-from app.api.schema import Detection, DetectResponse, ImageSize, ModelUsed
-from app.config import Settings
 from app.host import allocator
 from app.imaging.decode import decode
 from app.imaging.header import ImageHeader, PixelLimits, read_header
@@ -22,6 +21,7 @@ from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
+from app.settings.schema import Settings
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton.client import TritonClient

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from app.config import Settings
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTritonError
+from app.settings.schema import Settings
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, write_variant
 from bench.harness.errors import ContestantError

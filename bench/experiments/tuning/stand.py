@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from app.config import Settings
 from app.host.ports import find_free
+from app.settings.schema import Settings
 from bench.experiments.tuning.figures import TOLERATED, Trial
 from bench.experiments.tuning.hosts import Host
 from bench.experiments.tuning.variant import Variant

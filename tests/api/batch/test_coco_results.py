@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import middleware, problems
+from app.api import middleware
+from app.api.answering import problems
 from app.imaging.letterbox import Letterbox
 from tests.api.batch.test_route import LINES, NOTHING, SCENES, TRUNCATED, Files, as_json, form
 from tests.fakes import models

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from app.api import middleware
-from app.config import Settings
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
 from tests.faults.corpus import bombs

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.faults.corpus import bombs, damage
 from tests.support import SCENE, json, sample_image, started

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from app import main
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.fakes.https import Host, response, serving
 from tests.support import SCENE, started
 

@@ -60,7 +60,7 @@ async def test_the_log_has_what_it_has_of_other_requests(
 async def test_without_a_dialect_its_paths_do_not_exist() -> None:
     """At neither place."""
     fake = FakeTriton()
-    async with serving(fake), started(create_app(settings_for(fake.url, dialects=""))) as client:
+    async with serving(fake), started(create_app(settings_for(fake.url, dialects="none"))) as client:
         for path in (PATH, f"/deepstack{PATH}"):
             assert json(await client.post(path, content=SCENE), 404)["code"] == "not_found"
 

@@ -13,11 +13,11 @@ import pytest
 from app import main
 from app.api.dialects import labeling_config
 from app.api.dialects.label_studio import _describe
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
+from tests.api.answering.test_native import detections
 from tests.api.dialects.conformance import Box, Conformance, Sent
-from tests.api.formats.test_native import detections
 from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response, serving
 from tests.support import SCENE, json, started
 

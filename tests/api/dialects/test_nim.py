@@ -8,9 +8,9 @@ import httpx
 import msgspec
 import pytest
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.api.dialects.conformance import Box, Conformance, Sent, with_header
 from tests.fakes.https import Host
 from tests.support import SCENE, json, sample_image, started

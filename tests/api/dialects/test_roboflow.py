@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
+from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.api.dialects.conformance import Box, Conformance, Sent, random_scene
 from tests.fakes import models

@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.config import Settings
 from app.host.ports import is_free
+from app.settings.schema import Settings
 from bench.harness.lineup import Lineup
 from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop

@@ -5,8 +5,8 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from app.api.body import parse_multipart
-from app.dialect_names import DIALECTS
+from app.api.receiving.body import parse_multipart
+from app.settings.schema import DIALECTS
 from bench.__main__ import main
 from bench.experiments import dialects
 from bench.experiments.dialects import Round, Spent, describe

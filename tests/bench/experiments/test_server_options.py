@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.__main__ import main
 from bench.experiments import server_options
 from bench.harness.contest import Load

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.__main__ import main
 from bench.harness.model_control import ModelControl
 from bench.harness.processes import ROOT, environment_of, variables

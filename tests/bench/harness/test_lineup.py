@@ -7,7 +7,7 @@ import msgspec
 import psutil
 import pytest
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import DEFAULT, Lineup, add_counterparts, comparisons
 from bench.harness.processes import ROOT

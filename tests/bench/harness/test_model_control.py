@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
 from bench.harness.model_control import ModelControl
 from bench.harness.triton import Triton

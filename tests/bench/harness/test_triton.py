@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import environment
-from app.config import Settings
+from app.settings import environment
+from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
 from bench.harness.triton import Triton, fixture_triton, settings_for
 

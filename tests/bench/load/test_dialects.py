@@ -7,8 +7,8 @@ import httpx
 import msgspec
 import pytest
 
-from app.dialect_names import DIALECTS
 from app.main import create_app
+from app.settings.schema import DIALECTS
 from bench.harness.triton import Triton
 from bench.load.dialects import PAIRS
 from tests.support import json, sample_image, started

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.config import Settings
+from app.settings.schema import Settings
 from bench.models.repository import read_labels, write_model, write_models
 from tests.support import REPOSITORY
 

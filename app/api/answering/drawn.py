@@ -1,0 +1,78 @@
+"""The image with boxes, names and scores drawn on it: alone, or beside the detections in JSON."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from app.api.answering.accept import best
+from app.api.answering.format import Answer, Format
+from app.api.answering.native import to_response
+from app.api.answering.responses import LargeResponse
+from app.api.answering.schema import DetectResponse
+from app.pipeline.call import CallContext, Detections
+from app.pipeline.draw import PictureType, draw
+from app.pipeline.pipeline import Pipeline
+from app.resilience.lease import Lease
+
+_TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
+
+
+async def _respond_image(answer: Answer[Detections]) -> LargeResponse:
+    picture_type = _picture_type(answer)
+    return LargeResponse(await _draw(answer, picture_type), picture_type, answer.pipeline.admission.memory)
+
+
+async def _respond_image_and_json(answer: Answer[Detections]) -> LargeResponse:
+    def describe(pictures: list[bytes]) -> DetectResponse:
+        context = answer.context
+        response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+        return msgspec.structs.replace(response, visualization=pictures[0])
+
+    return await respond_with_pictures(
+        answer.pipeline, answer.call, [(answer.image, answer.found)], describe, _picture_type(answer)
+    )
+
+
+async def respond_with_pictures(
+    pipeline: Pipeline,
+    call: CallContext,
+    images: Sequence[tuple[bytes, Detections]],
+    describe: Callable[[list[bytes]], object],
+    picture_type: PictureType = "image/jpeg",
+) -> LargeResponse:
+    """Respond with JSON that has pictures in base64.
+
+    Args:
+        pipeline: What has found the objects.
+        call: What goes with the request.
+        images: Each encoded image, and what was found in it.
+        describe: Gets the encoded pictures, of which each shows what was found in an image; returns what is to be JSON.
+        picture_type: Of the pictures.
+
+    Raises:
+        GatewayError: As `draw` says.
+    """
+    lease, memory = Lease(), pipeline.admission.memory.reserve()
+    pictures: list[bytes] = []
+    with lease:
+        lease.on_release(memory.release)
+        memory.add(sum(len(image) for image, _ in images))
+        for image, found in images:
+            pictures.append(await draw(pipeline, image, found, picture_type, call))
+            memory.add(3 * len(pictures[-1]))  # itself, and in base64
+        body = await pipeline.run_in_thread(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
+    return LargeResponse(body, "application/json", pipeline.admission.memory)
+
+
+async def _draw(answer: Answer[Detections], picture_type: PictureType) -> bytes:
+    return await draw(answer.pipeline, answer.image, answer.found, picture_type, answer.call)
+
+
+def _picture_type(answer: Answer[Detections]) -> PictureType:
+    """Return the type that the caller likes best; that of the first, if it accepts neither, but has named the format."""
+    chosen = best(answer.context.accept, _TYPES)
+    return next((picture_type for picture_type in _TYPES if picture_type == chosen), _TYPES[0])
+
+
+IMAGE = Format("image", _TYPES, _respond_image)
+IMAGE_AND_JSON = Format("image_and_json", (), _respond_image_and_json)

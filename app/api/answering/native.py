@@ -1,0 +1,103 @@
+"""Results as the gateway's own JSON: detections, with boxes as the caller asked for, and classifications."""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from app.api.answering.format import Answer, Format
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import BoxFormat, Classification, ClassifyResponse, Detection, DetectResponse, ImageSize, ModelUsed
+from app.pipeline.call import Classifications, Detections
+
+# A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
+_SCORE_DIGITS = 4
+_PIXEL_DIGITS = 2
+_FRACTION_DIGITS = 6
+_BBOXES = ("coco", "cxcywh")
+
+
+def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
+    """Describe the result of one request."""
+    detections = to_detections(found, unit)
+    return DetectResponse(
+        detections=detections,
+        num_detections=len(detections),
+        status="success",
+        image=ImageSize(found.width, found.height),
+        model=ModelUsed.of(found),
+        total_time_ms=round(total_time_ms, 2),
+        request_id=request_id,
+    )
+
+
+def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
+    """Describe each detection.
+
+    Args:
+        found: Boxes in pixels.
+        unit: `normalized` 0 to 1 of the image, or in pixels `pixel`, `coco` x y width height, `cxcywh` centre x y width height.
+    """
+    return [
+        Detection(
+            **({"bbox": tuple(box)} if unit in _BBOXES else dict(zip(("x1", "y1", "x2", "y2"), box, strict=True))),
+            confidence=score,
+            class_=id_,
+            class_id=id_,
+            class_name=found.spec.class_name(id_),
+        )
+        for box, score, id_ in zip(to_boxes(found, unit), to_scores(found.scores), found.class_ids.tolist(), strict=True)
+    ]
+
+
+def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
+    """Return the four numbers of each box in that unit, rounded."""
+    if not len(found.scores):
+        return []
+    boxes = found.boxes.astype(np.float64)
+    if unit == "normalized":
+        boxes /= np.array([found.width, found.height] * 2)
+    elif unit in _BBOXES:
+        boxes[:, 2:] -= boxes[:, :2]
+    if unit == "cxcywh":
+        boxes[:, :2] += boxes[:, 2:] / 2
+    numbers: list[list[float]] = boxes.round(_FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS).tolist()
+    return numbers
+
+
+def to_scores(scores: NDArray[np.float32]) -> list[float]:
+    """Return each score, rounded and at most 1."""
+    return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
+
+
+async def _respond(answer: Answer[Detections]) -> JsonResponse:
+    context = answer.context
+    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+    return JsonResponse(msgspec.json.encode(response))
+
+
+JSON = Format("json", ("application/json",), _respond)
+
+
+def _to_classify_response(found: Classifications, total_time_ms: float, request_id: str) -> ClassifyResponse:
+    """Describe the result of one request."""
+    classifications = [
+        Classification(class_=id_, class_id=id_, class_name=found.spec.class_name(id_), confidence=score)
+        for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
+    ]
+    return ClassifyResponse(
+        classifications=classifications,
+        num_classifications=len(classifications),
+        status="success",
+        image=ImageSize(found.width, found.height),
+        model=ModelUsed.of(found),
+        total_time_ms=round(total_time_ms, 2),
+        request_id=request_id,
+    )
+
+
+async def _respond_with_classes(answer: Answer[Classifications]) -> JsonResponse:
+    context = answer.context
+    return JsonResponse(msgspec.json.encode(_to_classify_response(answer.found, context.timing.total, context.request_id)))
+
+
+CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)

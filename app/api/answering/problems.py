@@ -1,0 +1,151 @@
+"""Convert every exception to a response: of type application/problem+json, unless a dialect writes it."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.types import ExceptionHandlersMap, Scope, Send
+from litestar.utils import normalize_path
+
+from app.api.answering.schema import Problem
+from app.api.context import RequestContext, context_of
+from app.api.middleware import with_head
+from app.api.routes import note_route
+from app.errors import (
+    ClientGone,
+    DeadlinePassed,
+    GatewayError,
+    GatewayFull,
+    MalformedRequest,
+    Unauthorized,
+    UnknownModel,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+LOG = structlog.get_logger()
+
+
+class WrittenError(NamedTuple):
+    """The response to an error."""
+
+    status: int
+    media_type: str
+    body: bytes
+
+
+WriteError = Callable[[Problem, Scope], WrittenError]
+"""Writes a problem for the caller whose request has this scope."""
+
+
+def write(problem: Problem, _: Scope | None = None) -> WrittenError:
+    """Write a problem as RFC 9457 says."""
+    return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
+
+
+def handlers(write: WriteError = write) -> ExceptionHandlersMap:
+    """Return the handlers of all exceptions."""
+
+    def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        headers, problem = _describe(request, error)
+        status, media_type, body = write(problem, request.scope)
+        return Response(body, status_code=status, media_type=media_type, headers=headers)
+
+    return {GatewayError: handle, HTTPException: handle, Exception: handle}
+
+
+_DETAILS = {
+    HTTPStatus.NOT_FOUND: "this path does not exist; /docs lists those that do",
+    HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; /docs lists those it supports",
+}
+_INTERNAL = "internal_error", "Internal error", "the failure has been logged with this request_id"
+
+
+async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError) -> None:
+    """Send the response to an error where Litestar's handlers are not called."""
+    headers, problem = _from_gateway_error(context_of(scope), error)
+    status, media_type, body = write(problem, scope)
+    headers |= {"content-type": media_type, "content-length": str(len(body))}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def to_problem(error: Exception, request_id: str) -> Problem:
+    """Describe the failure of a part of a request, as it would be described if it were the whole; log it if it is unexpected."""
+    if isinstance(error, GatewayError):
+        return _problem(error.status, error.code, error.title, error.detail, request_id)
+    LOG.error("unexpected exception", request_id=request_id, exc_info=error)
+    return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, *_INTERNAL, request_id)
+
+
+def _describe(request: Request[Any, Any, Any], error: Exception) -> tuple[dict[str, str], Problem]:
+    """Return the headers of the response to an exception, and what it tells; note that for the log."""
+    context = context_of(request.scope)
+    if isinstance(error, GatewayError):
+        return _from_gateway_error(context, error)
+    if isinstance(error, HTTPException) and error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _from_http_exception(request, error)
+    problem = to_problem(error, context.request_id)
+    _note(context, problem)
+    return {}, problem
+
+
+def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> tuple[dict[str, str], Problem]:
+    context = context_of(request.scope)
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return _from_gateway_error(context, MalformedRequest("the request's headers or body are malformed"))
+    status = HTTPStatus(error.status_code)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        allow = headers.get("allow", "")
+        _note_route_of_other_method(request, allow.partition(",")[0])
+        headers["allow"] = with_head(allow)
+    detail = _DETAILS.get(status, status.description or status.phrase)
+    problem = _problem(status, status.name.lower(), status.phrase, detail, context.request_id)
+    _note(context, problem)
+    return headers, problem
+
+
+def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:
+    if context.timing.stages or isinstance(error, DeadlinePassed):  # a detection has begun
+        context.failed_stage = context.timing.fail()
+    if isinstance(error, GatewayFull):
+        context.rejection_reason = error.reason
+    if error.repeats_request:
+        context.is_detail_logged = False
+    elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
+        context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
+    headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    status = error.status
+    if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
+        context.is_client_gone = True
+        status = HTTPStatus.BAD_REQUEST
+    problem = _problem(status, error.code, error.title, error.detail, context.request_id)
+    _note(context, problem)
+    return headers, problem
+
+
+def _note_route_of_other_method(request: Request[Any, Any, Any], method: str) -> None:
+    """Store the template of a path that has a route for `method`, but none for the method of the request."""
+    with suppress(HTTPException):
+        *_, template = request.app.asgi_router.handle_routing(path=normalize_path(request.scope["path"]), method=method)
+        note_route(request.scope, template)
+
+
+def _note(context: RequestContext, problem: Problem) -> None:
+    """Note a problem for the log."""
+    context.error = context.log_fields["code"] = problem.code
+    if context.is_detail_logged:
+        context.log_fields["detail"] = problem.detail
+
+
+def _problem(status: int, code: str, title: str, detail: str, request_id: str) -> Problem:
+    return Problem(f"urn:nereid:problem:{code}", title, status, detail, code, request_id)

@@ -1,0 +1,56 @@
+"""The documentation page, Swagger UI, with every file served from here."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from litestar import get
+from litestar.exceptions import NotFoundException
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
+from litestar.openapi.spec import Components
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from app import __version__
+from app.api.documentation.files import FileResponse
+
+# Swagger UI's own files, under the names the package offapi gives them.
+ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
+_ASSETS_PATH = "/docs-assets"
+
+
+@get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)
+async def docs_asset(name: FromPath[str]) -> ASGIApp:
+    """Serve one of Swagger UI's files."""
+    if name not in ASSETS:
+        raise NotFoundException
+    return FileResponse(_assets_folder() / name, ASSETS[name])
+
+
+def config(components: Components) -> OpenAPIConfig:
+    """Configure the OpenAPI document, with these components beside those of the handlers, and its page."""
+    return OpenAPIConfig(
+        title="Nereid",
+        version=__version__,
+        description="Object detection and image classification over HTTP: an image goes in, named boxes or classes come out.",
+        use_handler_docstrings=True,
+        components=components,
+        path="/docs",
+        render_plugins=[
+            SwaggerRenderPlugin(
+                js_url=f"{_ASSETS_PATH}/swagger_bundle.js",
+                css_url=f"{_ASSETS_PATH}/swagger_style.css",
+                standalone_preset_js_url=f"{_ASSETS_PATH}/swagger_preset.js",
+                favicon='<link rel="icon" href="data:,">',
+                path="/",
+            ),
+            JsonRenderPlugin(path="/openapi.json"),
+        ],
+    )
+
+
+def _assets_folder() -> Path:
+    spec = find_spec("offapi")  # located, not imported: only its files are needed
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the package offapi, which contains Swagger UI, is not installed; run ./just")
+    return Path(spec.origin).parent

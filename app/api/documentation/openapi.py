@@ -1,0 +1,166 @@
+"""What the OpenAPI document says of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import msgspec
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import (
+    OpenAPIFormat,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    OpenAPIType,
+    Operation,
+    Parameter,
+    Reference,
+    RequestBody,
+    Schema,
+    SecurityScheme,
+)
+
+from app.api.answering.choice import DETECTIONS
+from app.api.answering.problems import MEDIA_TYPE
+from app.api.answering.schema import Problem
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import ClassifyParameters, DetectParameters
+from app.api.receiving.content_type import JSON
+
+_ERRORS = {
+    400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
+    404: "Unknown model, or unknown version of it",
+    406: "`Accept` allows no type that a result can have",
+    408: "The body arrives too slowly",
+    413: "Too many bytes, or too many pixels according to the image's header",
+    415: "Unsupported content type or image format",
+    422: "The image cannot be decoded, or its dimensions are out of range",
+    424: "The host of the image did not deliver it",
+    429: "The gateway is full; see Retry-After",
+    500: "Internal error of the gateway",
+    502: "The model returned an invalid output",
+    503: "Triton or the model is not available; see Retry-After",
+    504: "The deadline passed",
+}
+PROBLEMS = {
+    status: ResponseSpec(Problem, description=text, media_type=MEDIA_TYPE, generate_examples=False)
+    for status, text in _ERRORS.items()
+}
+
+UNAVAILABLE = {503: PROBLEMS[503]}
+
+KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
+    "bearer": SecurityScheme(
+        "http", "An API key, `id.secret`; 401 without a valid one, 403 if its scopes do not suffice.", scheme="bearer"
+    ),
+    "header": SecurityScheme("apiKey", "The same API key in another header.", name="X-API-Key", security_scheme_in="header"),
+}
+"""The two ways to send an API key."""
+
+_RAW_TYPES = (
+    "image/jpeg",
+    "image/png",
+    "image/webp",
+    "image/bmp",
+    "image/gif",
+    "image/avif",
+    "image/tiff",
+    "application/octet-stream",
+)
+
+
+def _to_schema(description: dict[str, Any]) -> Schema:
+    """Translate the part of JSON Schema that msgspec writes for parameters."""
+    # `str | None` is written as anyOf, and an enumeration of strings without any type.
+    kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
+    description = {"type": "string"} | kind | description
+    return Schema(
+        type=OpenAPIType(description["type"]),
+        enum=description.get("enum"),
+        minimum=description.get("minimum"),
+        maximum=description.get("maximum"),
+        default=description.get("default"),
+        description=description.get("description"),
+    )
+
+
+def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
+    """Describe the parameters of all kinds; what a second kind says of the same name is added to the description."""
+    schemas: dict[str, Schema] = {}
+    (_, components) = msgspec.json.schema_components(kinds)
+    for kind in kinds:
+        for name, field in components[kind.__name__]["properties"].items():
+            schema = _to_schema(field)
+            known = schemas.setdefault(name, schema)
+            if known != schema:
+                schemas[name] = replace(known, default=None, description=" ".join(map(_with_default, (known, schema))))
+    return schemas
+
+
+def _with_default(schema: Schema) -> str:
+    return f"{schema.description}" if schema.default is None else f"{schema.description} Default: {schema.default}."
+
+
+def _binary(media_type: str) -> OpenAPIMediaType:
+    """Describe a body that is an image."""
+    return OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=media_type))
+
+
+@dataclass
+class DetectOperation(Operation):
+    """Adds what Litestar cannot see in a handler that takes the raw body: bodies, parameters and pictures."""
+
+    kinds: ClassVar[tuple[type[Parameters], ...]] = (DetectParameters,)
+    """The parameters."""
+    picture_types: ClassVar[tuple[str, ...]] = tuple(kind for kind in DETECTIONS.media_types if kind != JSON)
+    """Types of answers that are pictures."""
+
+    def __post_init__(self) -> None:
+        """Complete the operation that Litestar has made."""
+        in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
+        fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}
+        self.parameters = [
+            *(self.parameters or []),
+            *(
+                Parameter(name=name, param_in="query", schema=schema, description=schema.description, required=False)
+                for name, schema in fields.items()
+            ),
+        ]
+        if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
+            found.content |= {kind: _binary(kind) for kind in self.picture_types}
+        self.request_body = self.describe_body(fields)
+
+    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        """Describe the body, which may have these parameters beside the image."""
+        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
+        encoded = Schema(
+            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
+        )
+        raw = {kind: _binary(kind) for kind in _RAW_TYPES}
+        return RequestBody(
+            required=False,
+            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
+            content={
+                **raw,
+                "multipart/form-data": OpenAPIMediaType(
+                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields})
+                ),
+                **dict.fromkeys(
+                    ("application/json", "application/x-www-form-urlencoded"),
+                    OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields})),
+                ),
+            },
+        )
+
+
+@dataclass
+class ClassifyOperation(DetectOperation):
+    """The same for classification."""
+
+    kinds = (ClassifyParameters,)
+    picture_types = ()
+
+
+@dataclass
+class PredictOperation(DetectOperation):
+    """The same for a model of any task."""
+
+    kinds = (DetectParameters, ClassifyParameters)

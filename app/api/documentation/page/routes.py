@@ -1,0 +1,127 @@
+"""GET /: the page for browsers, a description of the service for programs; and the files of the page."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.di import NamedDependency
+from litestar.exceptions import NotFoundException
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Schema
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from app import __version__
+from app.api.answering.accept import best
+from app.api.context import context_of
+from app.api.dependencies import WorkerResources
+from app.api.documentation.files import FileResponse
+from app.api.receiving.content_type import JSON
+from app.api.reports.health import API_VERSION
+from app.model.heads import TASKS
+
+HTML = "text/html"
+"""The media type of the page."""
+FOLDER = Path(__file__).parent / "files"
+ASSETS = {
+    "page.css": "text/css; charset=utf-8",
+    **dict.fromkeys(("page.js", "drawing.js", "gateway.js", "panels.js", "sources.js"), "text/javascript; charset=utf-8"),
+    "icon.svg": "image/svg+xml",
+    **dict.fromkeys(("astronaut.jpg", "chelsea.jpg", "coffee.jpg"), "image/jpeg"),
+}
+"""Content types of the files that the page names."""
+
+_SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+# Code is asked for again each time: after an upgrade, no part of it may be older than the others.
+_CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
+_ENDPOINTS = {
+    "detection": "/detect",
+    "batch": "/detect/batch",
+    "classification": "/classify",
+    "prediction": "/predict/{model}",
+    "models": "/models",
+    "health": "/health",
+    "liveness": "/livez",
+    "readiness": "/readyz",
+    "metrics": "/metrics",
+    "documentation": "/docs",
+}
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """What runs the models, and whether the default one runs on a GPU, as far as is known."""
+
+    name: Literal["triton"]
+    gpu_available: bool
+
+
+class ServiceDescription(msgspec.Struct, frozen=True):
+    """What this service is, and where to find what it does."""
+
+    service: str
+    status: Literal["running"]
+    version: str
+    api_version: str
+    endpoints: dict[str, str]
+    """Paths by what they are for."""
+    models: dict[str, str]
+    """The default model of each task."""
+    backend: Backend
+
+
+@dataclass
+class PageOperation(Operation):
+    """Adds the page to the operation that describes the service."""
+
+    def __post_init__(self) -> None:
+        """Complete the operation that Litestar has made."""
+        content = self.responses["200"].content  # type: ignore[index, union-attr]
+        content[HTML] = OpenAPIMediaType(  # type: ignore[index]
+            schema=Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")
+        )
+
+
+_DESCRIPTION = {200: ResponseSpec(ServiceDescription, description="The service", generate_examples=False)}
+
+
+@get("/", summary="The service, or a page to try it", operation_class=PageOperation, responses=_DESCRIPTION)
+async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Any]:
+    """Describe the service; browsers, which accept `text/html`, get a page on which it can be tried."""
+    if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
+        return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
+    pipeline = worker.pipeline
+    spec = worker.tritons.cached(pipeline.default_model)
+    description = ServiceDescription(
+        service="Nereid",
+        status="running",
+        version=__version__,
+        api_version=API_VERSION,
+        endpoints=_ENDPOINTS,
+        models={task: pipeline.default_for(task) for task in TASKS},
+        backend=Backend("triton", spec is not None and spec.device == "gpu"),
+    )
+    return Response(description, media_type=JSON, headers={"Vary": "Accept"})
+
+
+@get("/page-assets/{name:str}", include_in_schema=False)
+async def page_asset(name: FromPath[str]) -> ASGIApp:
+    """Serve one of the page's files."""
+    if name not in ASSETS:
+        raise NotFoundException
+    media_type = ASSETS[name]
+    cache_control = _CACHE_IMAGES if media_type.startswith("image/") else _CACHE_CODE
+    return FileResponse(FOLDER / name, media_type, (_NOSNIFF, cache_control))
+
+
+@cache
+def _page() -> bytes:
+    return (FOLDER / "page.html").read_bytes()

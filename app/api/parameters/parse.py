@@ -1,0 +1,164 @@
+"""Parse the parameters of a request: the same in the query, in form fields and in JSON members.
+
+Each kind of request has a class of parameters, which says all that is known of them.
+"""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from app.api.answering.format import Presentation
+from app.errors import InvalidParameter, UnknownModel
+from app.pipeline.call import Classifications, Detections, Question
+from app.remote.address import is_empty
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ALIASES = {"model_name": "model"}
+MODEL_NAMES = ("model", "model_name")
+"""Names of the parameter that names the model."""
+_MAX_LENGTH = 4096
+# Parameters have similar names, which are not what is meant.
+_IMAGE_NAMES = {"image", "images", "file"}
+_OR_ITS_ADDRESS = ", or its address into 'url'"
+# Below a half, names have little in common; `conf` for `confidence` is just above.
+_SIMILARITY = 0.55
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of every request for an inference."""
+
+    ignores_unknown: ClassVar[bool] = False
+    """Whether a request may have parameters of other names."""
+
+    model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+    version: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
+        Meta(description="Version of the model, one of those that `/models` lists. Default: the newest."),
+    ] = None
+    timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=600_000)] | None,
+        Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+        """
+        if self.model is not None:
+            check_model_name(self.model)
+
+    @property
+    def options(self) -> Question[Detections | Classifications]:
+        """What they ask of the model."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str | None:
+        """Where the image is to be fetched; None if the body has it, or the kind has no `url`."""
+        url: str | None = getattr(self, "url", None)
+        return None if url is None or is_empty(url) else url
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation()
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+def names(kind: type[Parameters]) -> tuple[str, ...]:
+    """Return all names of a kind's parameters, including aliases."""
+    return (*kind.__struct_fields__, *_ALIASES)
+
+
+def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
+    """Return the error for a name that is not a parameter of this kind; it suggests a similar one, and lists all."""
+    given = name[:64].lower()
+    similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
+    question = f"did you mean {similar[0]!r}? " if similar else ""
+    if given in _IMAGE_NAMES:
+        question = f"the image belongs into the body{_OR_ITS_ADDRESS if 'url' in kind.__struct_fields__ else ''}; "
+    supported = ", ".join(kind.__struct_fields__)
+    return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
+
+
+def split_classes(classes: str | None) -> list[str] | None:
+    """Split comma-separated names or ids; None, for all classes, stays None."""
+    return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+
+
+def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
+    """Convert name-value pairs to parameters of a kind.
+
+    Args:
+        pairs: Of one request.
+        kind: The parameters of its task.
+
+    Raises:
+        InvalidParameter: A name is unknown or repeated, or a value is not valid.
+        UnknownModel: No model can have this name.
+    """
+    if not pairs:
+        defaults: P = _defaults(kind)
+        return defaults
+    values: dict[str, str] = {}
+    for given, value in pairs:
+        name = _ALIASES.get(given, given)
+        if name not in kind.__struct_fields__:
+            if kind.ignores_unknown:
+                continue
+            raise unknown_parameter(given, kind)
+        if name in values:
+            raise InvalidParameter(f"{name} is given more than once")
+        if len(value) > _MAX_LENGTH:
+            raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
+        values[name] = value
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        raise InvalidParameter(f"{name}: expected {expected_value(kind, name)}") from error
+
+
+_defaults = cache(lambda kind: kind())
+
+
+def check_model_name(name: str) -> None:
+    """Reject a name that no model can have.
+
+    Raises:
+        UnknownModel: It is one.
+    """
+    if not _MODEL_NAME.fullmatch(name):
+        raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
+
+
+def expected_value(kind: type, name: str) -> str:
+    """Return what a field of a Struct must be, such as `a number from 0 to 1`."""
+    struct = inspect.type_info(kind)
+    assert isinstance(struct, inspect.StructType)  # noqa: S101
+    return next(_describe(field.type) for field in struct.fields if field.name == name)
+
+
+def _describe(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _describe(inner)
+        case inspect.UnionType(types=types):
+            return next(_describe(one) for one in types if not isinstance(one, inspect.NoneType))
+        case inspect.LiteralType(values=values):
+            return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(repr, values))}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
+            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
+            return f"{noun} from {least} to {most}"
+    return "text"

@@ -1,0 +1,182 @@
+"""The parameters of each kind of request; the OpenAPI document is generated from them."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from app.api.answering.choice import CLASSIFICATIONS, DETECTIONS, ClassesFormatName, FormatName, Formats
+from app.api.answering.format import Presentation
+from app.api.answering.schema import BoxFormat
+from app.api.parameters.parse import Parameters, split_classes
+from app.errors import InvalidParameter
+from app.model.heads import ClassificationHead, DetectionHead, Task
+from app.pipeline.call import ClassifyOptions, DetectOptions
+
+_MAX_ID = 2**53
+"""Up to which JavaScript's numbers are exact."""
+_ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
+_Url = Annotated[
+    str | None,
+    Meta(
+        description="The https address of the image, instead of the image itself; the gateway fetches it, if it is set up to "
+        "fetch from that host."
+    ),
+]
+
+
+class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of every request for detections."""
+
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
+    iou: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="Overlap, as intersection over union, above which only the better of two boxes of a class is returned. "
+            "Default: that of the model; none for a model that finds each object once. "
+            "Maximum: that of the model, if it drops such boxes itself."
+        ),
+    ] = None
+    agnostic: Annotated[bool, Meta(description="Whether boxes of different classes are compared, too.")] = False
+    classes: Annotated[
+        str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
+    ] = None
+    max_detections: Annotated[
+        int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
+    ] = 100
+    boxes: Annotated[
+        BoxFormat,
+        Meta(
+            description="`normalized`: corners as fractions of the image; `pixel`: corners in pixels; "
+            "`coco`: `bbox` as x, y, width, height in pixels; `cxcywh`: `bbox` as centre x, centre y, width, height in pixels."
+        ),
+    ] = "normalized"
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+            InvalidParameter: There are no classes in the list of classes.
+        """
+        super().__post_init__()
+        if split_classes(self.classes) == []:
+            raise InvalidParameter("classes: expected names or ids, separated by commas")
+
+    @property
+    def options(self) -> DetectOptions:
+        """What they ask of the model."""
+        return DetectOptions(
+            self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
+        )
+
+
+class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections in one image."""
+
+    url: _Url = None
+    format: Annotated[
+        FormatName | None,
+        Meta(
+            description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
+            "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
+            "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
+        ),
+    ] = None
+    image_id: Annotated[int, Meta(ge=0, le=_MAX_ID, description="With `coco-results`, the `image_id` of each result.")] = 0
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation(self.format, self.boxes, self.image_id)
+
+
+class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for detections in several images."""
+
+    format: Annotated[
+        Literal["json", "coco-results"] | None,
+        Meta(
+            description="`json`; `coco-results`: one list of COCO results for all images, or an error if any of them fails. "
+            "It counts more than `Accept`, which must allow JSON or lines. Default: what `Accept` prefers."
+        ),
+    ] = None
+    image_ids: Annotated[
+        str | None,
+        Meta(
+            description="With `coco-results`, the `image_id` of each image: different whole numbers, separated by commas. "
+            "Default: 0, 1, 2 and so on."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot tell.
+
+        Raises:
+            UnknownModel: No model can have this name.
+            InvalidParameter: A list is empty, or has something else than numbers, or the same number twice.
+        """
+        super().__post_init__()
+        if self.image_ids is not None:
+            _split_ids(self.image_ids)
+
+    def ids_of(self, images: int) -> Sequence[int]:
+        """Return the `image_id` of each of so many images.
+
+        Raises:
+            InvalidParameter: There are more or fewer of them.
+        """
+        if self.image_ids is None:
+            return range(images)
+        ids = _split_ids(self.image_ids)
+        if len(ids) != images:
+            raise InvalidParameter(f"image_ids: expected {images}, one for each image, found {len(ids)}")
+        return ids
+
+
+class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Those of a request for classes."""
+
+    url: _Url = None
+    top_k: Annotated[
+        int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
+    ] = 5
+    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
+    format: Annotated[ClassesFormatName | None, Meta(description="For classes: `json`.")] = None
+
+    @property
+    def options(self) -> ClassifyOptions:
+        """What they ask of the model."""
+        return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
+
+    @property
+    def presentation(self) -> Presentation:
+        """How the answer is to be written."""
+        return Presentation(self.format)
+
+
+def _split_ids(text: str) -> list[int]:
+    """Split comma-separated numbers of images, all of which differ: results of two images could not be told apart."""
+    try:
+        ids = msgspec.convert([number.strip() for number in text.split(",")], list[_ImageId], strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidParameter(f"image_ids: expected whole numbers from 0 to {_MAX_ID}, separated by commas") from error
+    if len(set(ids)) < len(ids):
+        raise InvalidParameter("image_ids: expected a different number for each image")
+    return ids
+
+
+class TaskForm(NamedTuple):
+    """How requests for a task and their answers look."""
+
+    parameters: type[Parameters]
+    formats: Formats
+    results: str
+    """What the answer consists of, for the log, which has their number."""
+
+
+FORMS: dict[Task, TaskForm] = {
+    DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections"),
+    ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
+}

@@ -1,0 +1,137 @@
+"""Receive a request's body from its client, and stop work for a client that is too slow or has disconnected."""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from litestar.types import Receive
+
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, MalformedRequest
+from app.resilience.interruption import Interruption
+from app.resilience.uploads import Upload
+
+_MAX_CHUNKS = 64
+_COUNT_BYTES = 1 << 16
+# To wait for a disconnect takes a task, so short requests are not watched.
+_CHECK_SECONDS = 0.25
+
+
+class BodyLimits(NamedTuple):
+    """What a request body may be, and how long it may take."""
+
+    max_bytes: int
+    pause_seconds: float
+    """Between two reads."""
+    total_seconds: float
+
+
+class ClientWatch(Interruption):
+    """Interrupts a `with` block when the body arrives too slowly, or when the client disconnects after it.
+
+    The block then raises `BodyTimeout` or `ClientGone`.
+    """
+
+    def __init__(self, receive: Receive, limits: BodyLimits) -> None:
+        """Watch the client from which `receive` gets messages."""
+        super().__init__()
+        self.is_body_complete = False
+        self._receive = receive
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._start = self._progress = self._loop.time()
+        self._waiting: asyncio.Task[None] | None = None
+        """Waits for the client to disconnect."""
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(_CHECK_SECONDS, self._check)
+        return super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._timer.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        super().__exit__(kind, error, traceback)
+
+    async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:
+        """Receive the whole body.
+
+        Args:
+            upload: Counts what has arrived, while more is to come; not the bodies of small images.
+            may_be_empty: Whether the request needs no body.
+            is_last: Whether the client is in time once its body is there; if not, once `is_body_complete` is set.
+
+        Raises:
+            MalformedRequest: The body is empty, but must not be.
+            BodyTooLarge: It is larger than allowed.
+            GatewayFull: Too many bytes of bodies are being received.
+            ClientGone: The client disconnected before its end.
+        """
+        receive, max_bytes = self._receive, self._limits.max_bytes
+        chunks: list[bytes | bytearray] = []
+        rest = bytearray()  # a list of many small chunks would cost more than the body itself
+        received = counted = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone("the client disconnected before the end of the body")
+            chunk = message["body"]
+            received += len(chunk)
+            if received > max_bytes:
+                raise body_too_large(max_bytes)
+            if len(chunks) < _MAX_CHUNKS:
+                chunks.append(chunk)
+            else:
+                rest += chunk
+            if not message["more_body"]:
+                self.is_body_complete = is_last
+                break
+            self._progress = self._loop.time()
+            if received - counted >= _COUNT_BYTES:
+                upload.add(received - counted)
+                counted = received
+        if not received and not may_be_empty:
+            raise MalformedRequest("the body is empty")
+        if rest:
+            chunks.append(rest)
+        return b"".join(chunks)  # does not copy a single chunk
+
+    def _check(self) -> None:
+        """Find out now and then whether the body is late; once it is complete, begin to wait for a disconnect."""
+        if self.is_body_complete:
+            self._waiting = self._loop.create_task(self._wait_for_disconnect())
+            return
+        total, pause = self._limits.total_seconds, self._limits.pause_seconds
+        left = min(self._progress + pause, self._start + total) - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(min(left, _CHECK_SECONDS), self._check)
+        else:
+            self.interrupt(BodyTimeout(f"a body has to arrive within {total:g} s, without pauses of more than {pause:g} s"))
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.interrupt(ClientGone("the client disconnected before the response"))
+
+
+def body_too_large(max_bytes: int) -> BodyTooLarge:
+    """Return the error for a body above the limit."""
+    return BodyTooLarge(f"the limit is {round(max_bytes / 2**20, 3):g} MiB")
+
+
+_DRAIN_SECONDS = 2.0
+
+
+def has_body(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request with these headers has a body."""
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+
+
+async def drain(receive: Receive) -> None:
+    """Receive the rest of a body and throw it away, for up to two seconds."""
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
+    except TimeoutError:
+        pass

@@ -1,0 +1,161 @@
+"""Receive a request for detection: its parameters, its body or the image that it names, and its deadline."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from litestar.types import HTTPScope
+
+from app.api.admission.guards import admit_with_body
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import WorkerResources
+from app.api.parameters import parse as parameters
+from app.api.parameters.parse import Parameters
+from app.api.receiving import body, content_encoding
+from app.api.receiving.client_watch import ClientWatch
+from app.errors import MalformedRequest
+from app.pipeline.call import CallContext
+from app.remote.fetcher import Fetcher
+from app.resilience.admission import Admission
+from app.resilience.deadline import Deadline
+from app.resilience.uploads import Upload
+from app.telemetry.timing import FETCH
+
+_NO_KEY = ("api_key", "")  # sent by clients whose key is in the body
+
+Pairs = Sequence[tuple[str, str]]
+"""Names and values of parameters."""
+
+
+class Content(Protocol):
+    """What a body contains."""
+
+    @property
+    def parameters(self) -> Pairs:
+        """The parameters in the body."""
+
+
+C = TypeVar("C", bound=Content)
+P = TypeVar("P", bound=Parameters)
+P_co = TypeVar("P_co", bound=Parameters, covariant=True)
+
+
+class LateKind(Protocol[P_co]):
+    """A kind of parameters that is not known before Triton has been asked."""
+
+    @property
+    def common(self) -> P_co:
+        """What the query says of the parameters that are the same in each kind."""
+
+    async def find_kind(self, deadline: Deadline) -> type[P_co]:
+        """Return the kind; raise a GatewayError if that is not possible."""
+
+
+class Received(NamedTuple, Generic[C, P]):
+    """A request that has been received completely."""
+
+    content: C
+    wanted: P
+    """The parameters of path, query and body."""
+    call: CallContext
+
+
+async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
+    client: ClientWatch,
+    scope: HTTPScope,
+    worker: WorkerResources,
+    pairs: Pairs,
+    kind: type[P] | LateKind[P],
+    parse: Callable[[bytes, str, type[P]], C],
+    *,
+    may_be_empty: bool = False,
+) -> Received[C, P]:
+    """Receive a request.
+
+    Args:
+        client: Watches the client, whose body it reads.
+        scope: Of the request.
+        worker: Has the keys, and the threads in which a form or JSON is parsed.
+        pairs: Parameters in the path.
+        kind: The parameters that it may have. A late kind is found after the body has been read: only then does the server
+            tell that the client has left.
+        parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
+            `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
+        may_be_empty: Whether a request may have no body.
+
+    Raises:
+        InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
+        GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`, `admit_with_body` and
+            `fetch_image` say.
+    """
+    context, pipeline = context_of(scope), worker.pipeline
+    if scope["query_string"]:
+        pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
+    wanted = parameters.parse(pairs, kind) if isinstance(kind, type) else kind.common
+    seconds = pipeline.limits.timeout(wanted.timeout_ms)
+    with _start_upload(pipeline.admission, context) as upload:
+        may_be_empty = may_be_empty or wanted.address is not None
+        data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not context.is_anonymous)
+        context.is_body_received = True
+        received_at = monotonic()
+        if not isinstance(kind, type):
+            kind = await kind.find_kind(Deadline(received_at + seconds))
+            wanted = parameters.parse(pairs, kind)
+        if wanted.address is not None and data:
+            raise MalformedRequest("with `url` in the query, send no body")
+        if wanted.address is None:
+            if body.needs_parsing(context.content_type, context.content_encoding):
+                work = partial(_decode_and_parse, parse, data, kind, context, upload)
+                run = pipeline.run_apart if context.is_anonymous else pipeline.run_in_thread
+                content = await run(work, Deadline(received_at + seconds), upload)
+                wanted = parameters.parse([*pairs, *content.parameters], kind)
+                seconds = pipeline.limits.timeout(wanted.timeout_ms)
+            else:
+                content = parse(data, context.content_type, kind)
+        admit_with_body(getattr(wanted, "api_key", None), context, worker)
+        client.is_body_complete = True
+        context.timing.lap("read")
+    if wanted.address is not None:
+        with pipeline.admission.start_upload() as upload:
+            image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
+        content = parse(image, "", kind)
+    # Triton would export spans of a trace that is not sampled, too.
+    trace = context.trace if context.trace is not None and context.trace.is_sampled else None
+    call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
+    return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # there is a body or a url
+
+
+def _start_upload(admission: Admission, context: RequestContext) -> Upload:
+    return admission.anonymous_uploads.start(context.client_address) if context.is_anonymous else admission.start_upload()
+
+
+def query_of(scope: HTTPScope) -> Pairs:
+    """Return the parameters in the query."""
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _decode_and_parse(
+    parse: Callable[[bytes, str, type[P]], C], data: bytes, kind: type[P], context: RequestContext, upload: Upload
+) -> C:
+    upload.add(len(data) - upload.nbytes)  # its end, which came last
+    plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
+    upload.add(body.parsing_bytes(len(plain), context.content_type))
+    return parse(plain, context.content_type, kind)
+
+
+async def fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
+    """Fetch an image as a stage of a request, whose upload it counts to.
+
+    The log gets its host; path and query may contain secrets.
+
+    Raises:
+        GatewayError: As `Fetcher.parse` and `Fetcher.fetch` say.
+    """
+    context.timing.begin(FETCH)
+    address = fetcher.parse(url)
+    context.log_fields["url_host"] = address.name
+    image = await fetcher.fetch(address, upload.add, deadline)
+    context.timing.lap(FETCH)
+    return image

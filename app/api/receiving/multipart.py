@@ -1,0 +1,132 @@
+"""Read the parts of a multipart form."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from multipart import MultipartSegment, PushMultipartParser, parse_options_header
+
+from app.errors import InvalidParameter, MalformedRequest
+
+_FEED_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """A part of a form."""
+
+    name: str
+    """Of its field."""
+    file_name: str | None
+    """None if the part is not a file."""
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The content if it is text and not that of a file; else nothing. No image is ASCII without zeros."""
+        is_text = self.file_name is None and self.content.isascii() and b"\0" not in self.content
+        return self.content.decode() if is_text else ""
+
+
+def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
+    """Read the parts of a form, whose boundary is in the `Content-Type` header, one by one.
+
+    Raises:
+        MalformedRequest: It is not well formed, has too many parts, or one without a name.
+    """
+    name, file_name = "", None
+    chunks: list[bytes] = []
+    _, options = parse_options_header(content_type)
+    boundary = options.get("boundary", "")
+    try:
+        # Names may have any encoding, so that none is an error here.
+        with PushMultipartParser(boundary, max_segment_count=max_parts, header_charset="latin-1") as parser:
+            # In pieces: the parser copies what it gets.
+            for at in range(0, len(data), _FEED_BYTES):
+                for event in parser.parse(data[at : at + _FEED_BYTES]):
+                    if isinstance(event, MultipartSegment):
+                        name, file_name, chunks = event.name, event.filename, []
+                        if not name:
+                            raise MalformedRequest('a part has no name; expected Content-Disposition: form-data; name="image"')
+                    elif event:
+                        chunks.append(bytes(event))
+                    else:
+                        content, chunks = b"".join(chunks), []
+                        yield Part(_to_name(name), file_name and _to_name(file_name), content)
+    except ValueError as error:  # MultipartError is one, and so is text that cannot be encoded
+        # Not `from error`: its text, which would be logged, repeats parts of the body.
+        raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None
+
+
+def to_parameter(part: Part, expected: str) -> tuple[str, str]:
+    """Return name and value of a parameter.
+
+    Args:
+        part: One that is not an image.
+        expected: The fields in which an image would be expected.
+
+    Raises:
+        MalformedRequest: It is a file.
+        InvalidParameter: It is not text.
+    """
+    if part.file_name is not None:
+        raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}", repeats_request=True)
+    try:
+        return part.name, part.content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(f"{part.name[:64]!r} is not UTF-8 text; if it is the image, its field must be {expected}") from error
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Quote names, up to 64 characters of all together."""
+    quoted, left = [], 64
+    for name in names:
+        quoted.append(repr(name[:left]))
+        left -= len(name)
+        if left <= 0:
+            break
+    return ", ".join(quoted)
+
+
+def _to_name(name: str) -> str:
+    """Return a name as it was meant: in UTF-8, or else in Latin-1."""
+    try:
+        return name.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return name
+
+
+_BY_BOUNDARY = "the form is not well formed behind one of its boundaries: a line break or two hyphens must follow"
+# The texts of the parser's errors, of which it has no other kind. They are not shown: some repeat parts of the body.
+_DEFECTS = {
+    "Empty boundary": 'the Content-Type header has no boundary; let the HTTP client write it: "multipart/form-data; boundary=x"',
+    "Invalid characters in boundary": "the boundary in the Content-Type header has characters that no boundary may have",
+    "Unexpected byte in front of first boundary": "the first boundary is not at the start of a line",
+    "Invalid line break after first boundary": "the form has line breaks of LF; they must be CR LF",
+    "Unexpected byte after first boundary": _BY_BOUNDARY,
+    "Unexpected bytes after boundary": _BY_BOUNDARY,
+    "Invalid line break in segment header": "the headers of a part end in LF; they must end in CR LF, and an empty line",
+    "Malformed segment header": "a part has a header without a colon",
+    "Invalid segment header name": "a part has a header whose name is not valid",
+    "Unexpected segment header continuation": "the headers of a part begin with white space",
+    "Empty segment header continuation": "a part has a header line of nothing but white space",
+    "Missing Content-Disposition segment header": "a part has no Content-Disposition header",
+    "Invalid Content-Disposition segment header: Wrong type": 'the Content-Disposition of a part is not "form-data"',
+    "Multiple segment Content-Length headers": "a part has more than one Content-Length header",
+    "Invalid segment Content-Length header value": "the Content-Length of a part is not a number",
+    "Segment Content-Length exceeded": "a part is longer than its Content-Length",
+    "Segment size does not match Content-Length header": "a part is shorter than its Content-Length",
+    "Maximum segment count exceeded": "the form has too many parts; the maximum is {max_parts}",
+    "Maximum segment header length exceeded": "a header of a part is too long; the maximum is 4 KiB",
+    "Maximum segment header count exceeded": "a part has too many headers; the maximum is 8",
+}
+_UNKNOWN = "the form is not well formed"
+_END = "Unexpected end of multipart stream"
+
+
+def _describe_defect(error: ValueError, data: bytes, boundary: str, max_parts: int) -> str:
+    """Return a sentence for the error that `PushMultipartParser` has raised for a body with this boundary."""
+    text = str(error.args[0]) if error.args else ""
+    if text.startswith(_END):
+        if not data.startswith(f"--{boundary}".encode()) and f"\n--{boundary}".encode() not in data:
+            return "the boundary of the Content-Type header does not occur in the body; let the HTTP client write both"
+        return "the form ends before its last boundary, which has two hyphens at its end: it is incomplete"
+    return _DEFECTS.get(text, _UNKNOWN).format(max_parts=max_parts)

@@ -1,0 +1,1 @@
+"""What the gateway reports of itself: health, readiness, metrics, models."""

@@ -1,0 +1,138 @@
+"""Liveness, readiness and a health report."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+
+from app import __version__
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import WorkerResources
+from app.api.reports import server_health
+from app.api.reports.health_schema import (
+    GpuDevice,
+    GpuHealth,
+    Health,
+    Liveness,
+    Memory,
+    Performance,
+    Readiness,
+    ReadinessReport,
+    Resources,
+)
+from app.errors import GatewayError
+from app.host import cores, memory
+from app.host.packages import has_pillow_simd
+from app.model.spec import ModelSpec
+from app.pipeline.pipeline import Pipeline
+from app.triton.gpu import Gpu, read_gpus
+
+API_VERSION = "v1"
+"""Of the routes."""
+
+_RETRY = {"Retry-After": "1"}
+_NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
+_REPORTED_NOT_READY = {503: ResponseSpec(ReadinessReport, description="The default model is not ready", generate_examples=False)}
+_UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", generate_examples=False)}
+
+
+@get("/livez", summary="The process answers")
+async def livez() -> Liveness:
+    """Liveness probe: 200 while the process handles requests."""
+    return Liveness("alive")
+
+
+@get("/live", summary="The process answers, as `/livez`")
+async def live() -> Liveness:
+    """Liveness probe under another name."""
+    return Liveness("alive")
+
+
+@get("/readyz", summary="The default model is ready", responses=_NOT_READY)
+async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
+    """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
+    if await worker.is_ready():
+        return Response(Readiness("ready"))
+    return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
+
+
+@get("/ready", summary="The default model is ready, and on what that depends", responses=_REPORTED_NOT_READY)
+async def ready(worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
+    """Report readiness, with the status of `/readyz`, and on what it depends."""
+    servers = await server_health.examine(worker.tritons, worker.pipeline.default_model)
+    triton_health = server_health.summarize(servers, is_usable=True)
+    is_ready = not worker.is_draining and triton_health.status == "ready"
+    report = ReadinessReport(
+        "ready" if is_ready else "not_ready",
+        __version__,
+        API_VERSION,
+        server_health.to_services(servers, triton_health),
+        _resources(),
+    )
+    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+
+
+@get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
+async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
+    """Report the state of the gateway, Triton and the default model."""
+    pipeline = worker.pipeline
+    gpus, servers, spec = await asyncio.gather(
+        read_gpus(worker.deployment.triton_metrics_urls),
+        server_health.examine(worker.tritons, pipeline.default_model),
+        _spec(pipeline, context_of(request.scope)),
+    )
+    triton_health = server_health.summarize(servers, is_usable=spec is not None)
+    is_ready = triton_health.status == "ready"
+    workers_mb = [_to_mb(number) for number in worker.metrics.worker_memory.numbers()]
+    report = Health(
+        status="healthy" if is_ready else "unhealthy",
+        version=__version__,
+        api="healthy",
+        triton=triton_health,
+        tritons=servers,
+        model=pipeline.default_model,
+        model_ready=is_ready,
+        gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
+        memory=Memory(_to_mb(memory.resident_bytes()), workers_mb),
+        performance=Performance(round(sum(workers_mb), 1), _optimizations(pipeline)),
+        limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
+        api_version=API_VERSION,
+        services=server_health.to_services(servers, triton_health),
+        resources=_resources(),
+    )
+    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+
+
+async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
+    """Return the spec of the default model; None if it cannot be used, which the log explains."""
+    try:
+        return await pipeline.spec(pipeline.default_model)
+    except GatewayError as error:
+        context.log_fields["detail"] = error.detail
+        return None
+
+
+def _resources() -> Resources:
+    return Resources(_to_mb(memory.resident_bytes()), round(cores.used_percent(), 1))
+
+
+def _describe(gpu: Gpu) -> GpuDevice:
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    return GpuDevice(gpu.id, gpu.utilization, None if used is None else _to_mb(used), None if total is None else _to_mb(total))
+
+
+def _optimizations(pipeline: Pipeline) -> dict[str, bool | str]:
+    return {
+        "jpeg_decoder": "libjpeg-turbo",
+        "pillow_simd": has_pillow_simd(),
+        "transport": pipeline.transport_mode,
+        "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        "json": "msgspec",
+    }
+
+
+def _to_mb(nbytes: int) -> float:
+    return round(nbytes / 1e6, 1)

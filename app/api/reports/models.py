@@ -1,0 +1,67 @@
+"""GET /models: the models that can be used, and those that could be pulled."""
+
+from litestar import get
+from litestar.di import NamedDependency
+
+from app.api.answering.schema import ModelCard, ModelInfo, ModelList
+from app.api.documentation.openapi import UNAVAILABLE
+from app.errors import GatewayError
+from app.pipeline.pipeline import Pipeline
+from app.triton.pool import TritonPool
+from app.triton.server_info import ModelState
+
+
+@get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
+async def models(triton_client: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
+    """List the models in the repositories of all Tritons, and those that `pull` can get."""
+    return await list_models(triton_client, pipeline)
+
+
+async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
+    """Describe the models in the repositories of all Tritons, and those that `pull` can get.
+
+    Raises:
+        GatewayError: No Triton answers.
+    """
+    states: dict[str, ModelState | None] = dict.fromkeys(pipeline.pullable) | await tritons.list_models()
+    described = [await _describe(pipeline, name, states[name]) for name in sorted(states)]
+    ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != pipeline.default_model)
+    return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
+
+
+def _version_number(version: str) -> int:
+    return int(version) if version.isdecimal() else 0
+
+
+async def _describe(pipeline: Pipeline, name: str, state: ModelState | None) -> ModelInfo:
+    """Describe a model; the state is Triton's, None for a model that Triton does not have."""
+    if state is None:
+        return ModelInfo(
+            name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
+        )
+    if not state.is_ready:
+        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or None)
+    try:
+        spec = await pipeline.spec(name)
+    except GatewayError as error:
+        return ModelInfo(name, "ready", detail=error.detail, status=state.state)
+    return ModelInfo(
+        name,
+        "ready",
+        version=spec.version,
+        versions=sorted(state.versions, key=_version_number),
+        width=spec.input_size[0],
+        height=spec.input_size[1],
+        task=spec.head.task,
+        output_format=spec.head.description,
+        device=spec.device,
+        classes=list(spec.labels),
+        source=spec.source,
+        licence=spec.licence,
+        status=state.state,
+        backend=spec.backend,
+        max_batch_size=spec.max_batch,
+        has_labels=bool(spec.labels),
+        num_classes=len(spec.labels) or None,
+        input_shape=list(spec.image_shape),
+    )

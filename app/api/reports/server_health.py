@@ -1,0 +1,85 @@
+"""What the health report says of each Triton."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+
+from app.api.reports.health_schema import ServerHealth, Services, TritonHealth, TritonService
+from app.errors import GatewayError
+from app.triton.client import TritonClient
+from app.triton.pool import TritonPool
+from app.triton.server import TritonServer
+
+_STATES = ("ready", "not_ready", "unreachable")
+
+
+async def examine(pool: TritonPool, model: str) -> list[ServerHealth]:
+    """Ask all Tritons.
+
+    Args:
+        pool: The Tritons.
+        model: The default model, which makes a Triton ready.
+    """
+    sent = sum(server.recent_images for server in pool.servers)
+    return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
+
+
+def summarize(servers: Sequence[ServerHealth], *, is_usable: bool) -> TritonHealth:
+    """Describe all Tritons as one: the best of them, with the models of all.
+
+    Args:
+        servers: What `examine` has found.
+        is_usable: Whether the default model can be used where it is ready.
+    """
+    if not servers:
+        return TritonHealth("unreachable")
+    best = min(servers, key=lambda server: _STATES.index(server.status))
+    status = "not_ready" if best.status == "ready" and not is_usable else best.status
+    models = sorted({model for server in servers for model in server.models_ready})
+    return TritonHealth(status, best.version, best.latency_ms, models)
+
+
+def to_services(servers: Sequence[ServerHealth], triton: TritonHealth) -> Services:
+    """Say whether any Triton answers.
+
+    Args:
+        servers: What `examine` has found.
+        triton: What `summarize` makes of it.
+    """
+    url = ",".join(server.address for server in servers)
+    return Services(TritonService(triton.status != "unreachable", triton.status, url))
+
+
+async def _examine(server: TritonServer, pool: TritonPool, model: str, sent: float) -> ServerHealth:
+    client = server.client
+    (version, latency_ms), models_ready, is_ready = await asyncio.gather(
+        _ask_version(client), _list_ready(client), client.is_ready(model)
+    )
+    is_ready = is_ready and server.is_usable(model)
+    return ServerHealth(
+        server.address,
+        "ready" if is_ready else "unreachable" if version is None else "not_ready",
+        version,
+        latency_ms,
+        models_ready,
+        "shm" if pool.transport.maps_memory(server.regions) else "inline",
+        sorted(name for name, served in server.models.items() if not served.is_usable),
+        round(server.recent_images / sent, 3) if sent else 0.0,
+    )
+
+
+async def _ask_version(client: TritonClient) -> tuple[str | None, float | None]:
+    """Ask a Triton for its version; return it, and how long that took, milliseconds."""
+    started = perf_counter()
+    with suppress(GatewayError):
+        version = (await client.read_server()).version
+        return version, round((perf_counter() - started) * 1e3, 2)
+    return None, None
+
+
+async def _list_ready(client: TritonClient) -> list[str]:
+    """List the models that are ready; none if Triton does not tell, because not every client may read its index."""
+    with suppress(GatewayError):
+        return sorted(name for name, state in (await client.list_models()).items() if state.is_ready)
+    return []

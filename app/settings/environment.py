@@ -1,0 +1,39 @@
+"""Read the settings from the environment."""
+
+import os
+import typing
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from app.settings.schema import PREFIX, Settings, SettingsError
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings. A variable that is empty counts as not set.
+
+    Raises:
+        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
+    """
+    values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+    unknown = sorted(values.keys() - set(Settings.__struct_fields__))
+    if unknown:
+        raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")
+    values = {name: value for name, value in values.items() if value}
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`")
+        if choices := _choices(name):
+            message = f"Expected one of {', '.join(choices)}; got {values[name]!r}"
+        raise SettingsError(f"{PREFIX}{name.upper()}: {message}") from error
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    """Return all the values that a setting may have; none if they cannot be listed."""
+    kind = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[name])[0]
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return ("true", "false") if kind is bool else ()

@@ -1,0 +1,97 @@
+"""Rules that settings must satisfy together, or that their types cannot express."""
+
+import re
+from itertools import combinations
+
+from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
+
+_ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
+# `*`, or a name of which the last label begins with a letter, as that of an IP address never does.
+_URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
+
+
+def check(settings: Settings) -> None:
+    """Check settings that were read from the environment.
+
+    Raises:
+        SettingsError: A setting breaks a rule; the message names it.
+    """
+    _check_addresses(settings)
+    _check_tls(settings)
+    _check_ports(settings)
+    _check_proxies(settings)
+    _check_url_hosts(settings)
+    _check_dialects(settings)
+    _check_label_studio(settings)
+    if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
+        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
+
+
+def _check_addresses(settings: Settings) -> None:
+    """Check the addresses of running Tritons: gRPC takes a URL without complaint, and then never finds the host."""
+    if not settings.triton_urls:
+        return
+    addresses = [address.strip() for address in settings.triton_urls.split(",")]
+    for address in map(_ADDRESS.fullmatch, addresses):
+        if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
+            # The value is not repeated: a URL may contain a password.
+            raise SettingsError(
+                f"{PREFIX}TRITON_URLS: Expected host:port of Triton's gRPC endpoint, "
+                "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or dns:///name:port; several with commas"
+            )
+    if len(set(addresses)) < len(addresses):
+        raise SettingsError(f"{PREFIX}TRITON_URLS: an address is there twice")
+
+
+def _check_tls(settings: Settings) -> None:
+    if settings.triton_tls and not settings.triton_urls:
+        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_URLS names no Triton, and the embedded one has no TLS")
+    for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
+        if getattr(settings, name) and not settings.triton_tls:
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
+    for name, other in (("triton_cert_file", "triton_key_file"), ("triton_key_file", "triton_cert_file")):
+        if getattr(settings, name) and not getattr(settings, other):
+            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}{other.upper()}")
+
+
+def _check_ports(settings: Settings) -> None:
+    """Check that the API and the embedded Triton do not need the same port."""
+    if settings.triton_urls:
+        return
+    names = ["triton_http_port", "triton_grpc_port", "triton_metrics_port"]
+    if not settings.socket and not settings.instances:
+        names.insert(0, "port")
+    for name, other in combinations(names, 2):
+        if getattr(settings, name) == getattr(settings, other):
+            ours, theirs = PREFIX + name.upper(), PREFIX + other.upper()
+            raise SettingsError(f"{ours} and {theirs} are both {getattr(settings, name)}: each needs a port of its own")
+
+
+def _check_proxies(settings: Settings) -> None:
+    try:
+        _ = settings.trusted_networks
+    except ValueError as error:
+        raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
+
+
+def _check_url_hosts(settings: Settings) -> None:
+    for pattern in map(_URL_HOST.fullmatch, settings.url_host_patterns):
+        if pattern is None or not 0 < int(pattern["port"] or 443) <= _MAX_PORT:
+            raise SettingsError(
+                f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
+                "or *, without https:// and path; several with commas"
+            )
+
+
+def _check_dialects(settings: Settings) -> None:
+    for name in settings.dialect_names:
+        if name not in DIALECTS:
+            raise SettingsError(
+                f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {', '.join(DIALECTS)}, or none"
+            )
+
+
+def _check_label_studio(settings: Settings) -> None:
+    if settings.label_studio_token_file and not settings.label_studio_url:
+        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")

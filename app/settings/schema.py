@@ -1,0 +1,329 @@
+"""Settings: their types, their limits and their defaults."""
+
+import math
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PREFIX = "NEREID_"
+"""The prefix of environment variables: `NEREID_PORT=8080` sets `port`."""
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim")
+"""Interfaces of other detection services; each is a module of `app.api.dialects`, and the first segment of its own paths."""
+MIN_AGE_SECONDS = 60
+"""Granian renews no worker sooner."""
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All settings. The README's table is generated from the descriptions here."""
+
+    host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
+    socket: Annotated[
+        str, Meta(max_length=100, description="Unix socket the API listens on, instead of host and port. Empty: none.")
+    ] = ""
+    socket_mode: Annotated[
+        str, Meta(pattern="^[0-7]{3}$", description="Permissions of the unix sockets, octal; the proxy must be allowed to write.")
+    ] = "660"
+    instances: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock` in the folder of "
+            "sockets, for a proxy in front of them. 0: one, on host and port.",
+        ),
+    ] = 0
+    socket_folder: Annotated[str, Meta(max_length=80, description="Folder of the instances' sockets.")] = "run"
+    trusted_proxies: Annotated[
+        str,
+        Meta(
+            description="Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is logged as the client's "
+            "address; that of a proxy on a unix socket always is. Empty: none."
+        ),
+    ] = ""
+    api_keys_file: Annotated[
+        str, Meta(description="TOML file of the API keys, read again when it changes. Empty: no key is needed.")
+    ] = ""
+    workers: Annotated[
+        int,
+        Meta(
+            ge=0, le=256, description="API processes, per instance; 0: one per core that may be used, also by a container's quota."
+        ),
+    ] = 0
+    worker_max_age_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10**8,
+            description="Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never.",
+        ),
+    ] = 0
+    worker_max_memory_mb: Annotated[
+        int, Meta(ge=0, le=1 << 20, description="Resident memory at which an API process is replaced, MiB. 0: never.")
+    ] = 0
+    drain_delay_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=600,
+            description="After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds.",
+        ),
+    ] = 1.0
+    decode_threads: Annotated[
+        int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
+    ] = 2
+
+    model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
+    classify_model: Annotated[str, Meta(description="Model used when a request to `/classify` names none.")] = "efficientnet_lite0"
+    model_repository: Annotated[
+        str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
+    ] = "model_repository"
+    triton_urls: Annotated[
+        str,
+        Meta(
+            description="gRPC endpoints of running Tritons, separated by commas: `host:port`, or `dns:///name:port` for one Triton "
+            "at each address that the name has, now and later. Empty: use the embedded Triton."
+        ),
+    ] = ""
+    connections: Annotated[
+        int, Meta(ge=1, le=16, description="gRPC connections of each worker to each Triton, over which inferences are spread.")
+    ] = 1
+    triton_tls: Annotated[
+        bool, Meta(description="TLS to those Tritons; their certificates must name the host in their address.")
+    ] = False
+    triton_ca_file: Annotated[
+        str, Meta(description="With TLS: certificates of the CAs that its certificate may come from, PEM. Empty: the system's.")
+    ] = ""
+    triton_cert_file: Annotated[
+        str, Meta(description="With TLS: our own certificate, PEM, if that Triton asks for one. Empty: none.")
+    ] = ""
+    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of our own certificate, PEM, not encrypted.")] = ""
+    triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
+    triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
+    triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_metrics_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://[^,]+(,https?://[^,]+)*)?$",
+            description="Metrics endpoints of running Tritons, `http://host:8002/metrics`, separated by commas, for the GPUs in "
+            "`/health`. Empty: none; that of the embedded Triton is known.",
+        ),
+    ] = ""
+    triton_control_key_file: Annotated[
+        str,
+        Meta(
+            description="File with the key of a running Triton that restricts protocols: "
+            "`--grpc-restricted-protocol=shared-memory,model-repository:nereid=KEY`. The embedded Triton has one of its own."
+        ),
+    ] = ""
+    triton_home: Annotated[str, Meta(description="Folder of the embedded Triton's installation and logs.")] = ".triton"
+    transport: Annotated[
+        Literal["auto", "shm", "inline"],
+        Meta(
+            description="How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."
+        ),
+    ] = "auto"
+    aggregate: Annotated[
+        bool, Meta(description="Whether images that become ready while calls to Triton are under way go there together.")
+    ] = True
+    calls_in_flight: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="With `aggregate`: calls to each Triton for one model that the whole host may have under way, divided "
+            "among the workers and rounded up. 0: one more than the model has instances.",
+        ),
+    ] = 0
+    timeout_seconds: Annotated[
+        float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
+    ] = 5.0
+    max_timeout_seconds: Annotated[
+        float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
+    ] = 20.0
+    body_pause_seconds: Annotated[
+        float,
+        Meta(gt=0, le=600, description="Maximum time between two reads of a request body, or two writes of a picture, seconds."),
+    ] = 10.0
+    body_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, or to send a picture, seconds.")
+    ] = 30.0
+    max_requests: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65536,
+            description="Maximum number of requests in progress per model, on the whole host; below it the gateway finds the "
+            "number that can be answered in time. 0: 128, or two full batches per instance of the model if that is more.",
+        ),
+    ] = 0
+    max_uploads: Annotated[
+        int, Meta(ge=1, le=65536, description="Maximum number of request bodies being received, on the whole host.")
+    ] = 2048
+    memory_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Memory for the images of all requests on the host, MiB, and as much again for request bodies being "
+            "received; at least what the largest ones need. 0: an eighth of the memory of the host or container, each.",
+        ),
+    ] = 0
+    max_file_size_mb: Annotated[float, Meta(gt=0, le=1024, description="Maximum size of a request body, MiB.")] = 50.0
+    max_batch_size_mb: Annotated[
+        float, Meta(gt=0, le=16384, description="Maximum size of the body of a request with several images, MiB.")
+    ] = 128.0
+    url_hosts: Annotated[
+        str,
+        Meta(
+            description="Hosts from which requests may have images fetched by https, separated by commas: "
+            "`images.example.org`, `*.example.org` for all names below it, or `*` for any; with `:port` if it is not 443. "
+            "Only public IP addresses are connected to. Empty: none."
+        ),
+    ] = ""
+    max_megapixels: Annotated[
+        float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
+    ] = 50.0
+    max_megapixels_unscalable: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=178,
+            description="The same for images that cannot be decoded at a reduced size, which are all but JPEGs, if it is less.",
+        ),
+    ] = 25.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log messages.")] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
+    ] = "auto"
+    slow_request_ms: Annotated[
+        Annotated[float, Meta(ge=0, le=1e7)] | None,
+        Meta(
+            description="A request for a model that takes longer is a warning in the log, milliseconds. 0: none. Default: 100; "
+            "with the embedded Triton, whose models run on the CPU, 1000."
+        ),
+    ] = None
+    page: Annotated[bool, Meta(description="Whether browsers get a page at `/` on which detection can be tried.")] = True
+    dialects: Annotated[
+        str,
+        Meta(description="Interfaces of other detection services that the gateway has, separated by commas. `none`: none."),
+    ] = ",".join(DIALECTS)
+    deepstack_max_objects: Annotated[
+        int, Meta(ge=0, le=300, description="Maximum number of objects in an answer of the dialect `deepstack`. 0: 300.")
+    ] = 0
+    label_studio_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://[^/?#]+[^?#]*)?$",
+            description="Where Label Studio is, so that its dialect may fetch the images that were uploaded there: "
+            "`http://label-studio:8080`. Private IP addresses are allowed; `NEREID_URL_HOSTS` is not asked. Empty: nowhere.",
+        ),
+    ] = ""
+    label_studio_token_file: Annotated[
+        str, Meta(description="File with the access token (legacy token) that Label Studio wants for these. Empty: none is sent.")
+    ] = ""
+    tracing: Annotated[
+        bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
+    ] = False
+
+    @property
+    def sockets(self) -> list[Path | None]:
+        """The socket of each instance; None is host and port."""
+        if not self.instances:
+            return [Path(self.socket).resolve() if self.socket else None]
+        folder = Path(self.socket_folder).resolve()
+        return [folder / f"nereid-{number}.sock" for number in range(1, self.instances + 1)]
+
+    @property
+    def local_url(self) -> str:
+        """The URL at which an API that listens on host and port can be reached from this machine."""
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared only
+        return f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
+
+    @property
+    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The networks of trusted proxies.
+
+        Raises:
+            ValueError: One is neither an address nor a network.
+        """
+        named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
+        return tuple(ip_network(name) for name in named)
+
+    @property
+    def triton_addresses(self) -> tuple[str, ...]:
+        """Endpoints of the Tritons in use, `host:port` or `dns:///name:port`; the embedded one's, or those of others."""
+        named = tuple(filter(None, map(str.strip, self.triton_urls.split(","))))
+        return named or (f"127.0.0.1:{self.triton_grpc_port}",)
+
+    @property
+    def triton_url(self) -> str:
+        """`host:port` of the gRPC endpoint of the only Triton, such as the embedded one; of the first one if there are several."""
+        return self.triton_addresses[0]
+
+    @property
+    def metrics_urls(self) -> tuple[str, ...]:
+        """Metrics endpoints of the Tritons, as far as they are known."""
+        urls = self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
+        return tuple(filter(None, urls.split(",")))
+
+    @property
+    def control_key_path(self) -> Path | None:
+        """The file with the key of Triton's restricted protocols; None if they are not restricted."""
+        if self.triton_urls:
+            return Path(self.triton_control_key_file) if self.triton_control_key_file else None
+        return Path(self.triton_home, f"control-{self.triton_grpc_port}.key")
+
+    @property
+    def triton_tls_files(self) -> tuple[str, str, str] | None:
+        """Files for TLS to Triton: CAs, our certificate and its key, each empty if it is not set; None without TLS."""
+        return (self.triton_ca_file, self.triton_cert_file, self.triton_key_file) if self.triton_tls else None
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest request body, bytes."""
+        return int(self.max_file_size_mb * 2**20)
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Largest body of a request with several images, bytes."""
+        return int(self.max_batch_size_mb * 2**20)
+
+    @property
+    def max_pixels(self) -> int:
+        """Largest image, pixels."""
+        return int(self.max_megapixels * 1e6)
+
+    @property
+    def max_pixels_unscalable(self) -> int:
+        """Largest image that cannot be decoded at a reduced size, pixels."""
+        return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
+
+    @property
+    def dialect_names(self) -> tuple[str, ...]:
+        """The dialects in use."""
+        return () if self.dialects == "none" else tuple(filter(None, map(str.strip, self.dialects.split(","))))
+
+    @property
+    def url_host_patterns(self) -> tuple[str, ...]:
+        """The hosts from which images may be fetched, in lower case."""
+        return tuple(filter(None, map(str.strip, self.url_hosts.lower().split(","))))
+
+    @property
+    def drain_seconds(self) -> int:
+        """How long requests in progress may take to end: as long as their bodies and their deadlines allow."""
+        return math.ceil(self.body_seconds + max(self.timeout_seconds, self.max_timeout_seconds)) + 5
+
+    @property
+    def registry_path(self) -> Path:
+        """The list of models that `pull` knows."""
+        return Path(self.model_repository, "models.toml")
+
+
+class SettingsError(Exception):
+    """The environment does not contain valid settings; the message names the variable."""

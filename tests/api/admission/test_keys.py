@@ -1,0 +1,293 @@
+"""API keys: what a file may contain, which credentials it accepts, and when it is read again."""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import CapturedCall
+
+from app.api.admission import keys
+from app.api.admission.keys import ApiKeys, KeysError, create, load
+from tests.support import captured_log
+
+SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
+SHA256 = hashlib.sha256(SECRET.encode()).hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.toml"
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
+    """What is logged of the file."""
+    return captured_log(monkeypatch, keys)
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let seconds pass."""
+    now = 100.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(keys, "monotonic", lambda: now)
+    return pass_by
+
+
+def table(id_: str = "camera-1", sha256: str = f'["{SHA256}"]', scopes: str = '["detect"]', more: str = "") -> str:
+    """Write the table of one key."""
+    return f"[{id_}]\nsha256 = {sha256}\nscopes = {scopes}\n{more}\n"
+
+
+def found(known: ApiKeys, credential: str) -> str | None:
+    """Return the id of the key that is found."""
+    key = known.find(credential.encode())
+    return key and key.id
+
+
+def test_a_file_is_read_by_id(path: Path) -> None:
+    """Each table becomes a key with its scopes and its share, which is 0 if none is given."""
+    path.write_text(table(more="share = 0.25") + table("b_2", f'["{OTHER.upper()}", "{SHA256}"]', '["health", "detect"]'))
+    read = load(path)
+
+    assert {id_: (key.id, set(key.scopes), key.share) for id_, key in read.items()} == {
+        "camera-1": ("camera-1", {"detect"}, 0.25),
+        "b_2": ("b_2", {"detect", "health"}, 0.0),
+    }
+    assert [digest.hex() for digest in read["camera-1"].digests] == [SHA256, SHA256]
+    assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]
+
+
+def test_an_empty_file_has_no_keys(path: Path) -> None:
+    """All keys can be removed."""
+    path.touch()
+
+    assert load(path) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table(sha256="[]"),
+        table(sha256=f'["{SHA256}", "{SHA256}", "{SHA256}"]'),
+        table(sha256=f'"{SHA256}"'),
+        table(sha256=f'["{SHA256[1:]}"]'),
+        table(sha256=f'["{SHA256}\\n"]'),
+        table(sha256=f'["{SECRET}"]'),
+        table(scopes="[]"),
+        table(scopes='["admin"]'),
+        table(scopes=f'["{SECRET}"]'),
+        table(more="share = 1.0"),
+        table(more="share = -0.1"),
+        table(more="share = nan"),
+        table(more='share = "0.1"'),
+        table(more=f'secret = "{SECRET}"'),
+        table(more=f'{SECRET} = "secret"'),
+        table(f"camera-1.{SECRET}"),
+        f'[camera-1]\nsha256 = ["{SHA256}"]\n',
+        f'camera-1 = "{SECRET}"\n',
+    ],
+)
+def test_an_invalid_table_is_named(path: Path, text: str) -> None:
+    """The message names file and table, says what a table contains, and repeats nothing of what is in it."""
+    path.write_text(table("good") + text if text.startswith("[") else text)
+    with pytest.raises(KeysError) as caught:
+        load(path)
+
+    assert str(caught.value).startswith(f"{path}: [camera-1]: expected sha256 (")
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("id_", ['""', '"a b"', '"a\\n"', '"ä"', f'"{"x" * 65}"', f'"camera-1.{SECRET}"'])
+def test_an_invalid_id_is_rejected_without_repeating_it(path: Path, id_: str) -> None:
+    """A credential that was pasted as an id must not reach the log."""
+    path.write_text(table(id_), encoding="utf-8")
+    with pytest.raises(KeysError) as caught:
+        load(path)
+
+    assert str(caught.value) == f"{path}: a key's id has 1 to 64 letters, digits, '_' or '-'"
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (b"[camera-1", "at end of document"),
+        (b"\n[camera-1]]", "at line 2, column 11"),
+        (f"[a.{SECRET}]\n[a.{SECRET}]\n".encode(), "at line 2, column 35"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_rejected(path: Path, text: bytes, where: str) -> None:
+    """The message has the place, and nothing of what is there."""
+    path.write_bytes(text)
+    with pytest.raises(KeysError) as caught:
+        load(path)
+
+    assert str(caught.value) == f"{path} is not valid TOML: {where}"
+
+
+def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
+    """The message says why."""
+    with pytest.raises(KeysError, match=f"^{path}: No such file or directory$"):
+        load(path)
+    with pytest.raises(KeysError, match=f"^{path.parent}: Is a directory$"):
+        load(path.parent)
+
+
+@pytest.mark.parametrize(("share", "is_valid"), [("0.3", True), ("0.5", False), ("0.1", True)])
+def test_shares_leave_something_for_the_others(path: Path, share: str, is_valid: bool) -> None:  # noqa: FBT001
+    """The sum of all shares is less than the whole capacity."""
+    path.write_text(table("a", more=f"share = {share}") + table("b", more=f"share = {share}"))
+    if is_valid:
+        assert len(load(path)) == 2
+    else:
+        with pytest.raises(KeysError, match=r": the shares of all keys add up to 1 or more$"):
+            load(path)
+
+
+def test_a_created_key_is_accepted(path: Path) -> None:
+    """Its table can be added to the file as it is, and its secret has 256 bits."""
+    credential, text = create("camera-1")
+    id_, _, secret = credential.partition(".")
+    path.write_text(table("other") + text)
+
+    assert id_ == "camera-1"
+    assert len(secret) == 43
+    assert secret not in text
+    assert load(path)["camera-1"].scopes == {"detect"}
+    assert found(ApiKeys(path), credential) == "camera-1"
+    assert create("camera-1")[0] != credential
+
+
+@pytest.mark.parametrize("id_", ["", "a b", "a.b", "x" * 65, "ä", "a\n"])
+def test_no_key_is_created_with_an_invalid_id(id_: str) -> None:
+    """It could not be in a credential or in a table."""
+    with pytest.raises(KeysError, match=r"^a key's id has 1 to 64 letters"):
+        create(id_)
+
+
+def test_only_the_credential_of_a_key_finds_it(path: Path) -> None:
+    """Id and secret both have to match."""
+    path.write_text(table("a") + table("b", f'["{OTHER}"]'))
+    known = ApiKeys(path)
+
+    assert found(known, f"a.{SECRET}") == "a"
+    assert found(known, "b.other") == "b"
+    for wrong in ("", ".", "a", "a.", SECRET, f".{SECRET}", f"b.{SECRET}", f"a.{SECRET}x", f"a.{SHA256}", f"c.{SECRET}", "ä.ö"):
+        assert known.find(wrong.encode()) is None
+
+
+def test_two_secrets_are_accepted_while_one_replaces_the_other(path: Path, wait: Callable[[float], None]) -> None:
+    """Both work as long as both hashes are in the file, and then only the new one."""
+    path.write_text(table(sha256=f'["{SHA256}", "{OTHER}"]'))
+    known = ApiKeys(path)
+    assert found(known, f"camera-1.{SECRET}") == found(known, "camera-1.other") == "camera-1"
+
+    path.write_text(table(sha256=f'["{OTHER}"]'))
+    wait(1)
+    assert found(known, f"camera-1.{SECRET}") is None
+    assert found(known, "camera-1.other") == "camera-1"
+
+
+@pytest.mark.parametrize("credential", ["one.x", f"one.{SECRET}", "two.x", f"two.{SECRET}", "two.other", "nobody.x", "x", ""])
+def test_every_credential_is_compared_twice(path: Path, monkeypatch: pytest.MonkeyPatch, credential: str) -> None:
+    """The number of comparisons, each in constant time, does not tell which ids exist or how many secrets they have."""
+    compared: list[int] = []
+    compare = hmac.compare_digest
+
+    def counting(given: bytes, known: bytes) -> bool:
+        compared.append(len(known))
+        return compare(given, known)
+
+    path.write_text(table("one") + table("two", f'["{SHA256}", "{OTHER}"]'))
+    known = ApiKeys(path)
+    monkeypatch.setattr(hmac, "compare_digest", counting)
+    known.find(credential.encode())
+
+    assert compared == [32, 32]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_changed_file_is_read_again_within_a_second(
+    path: Path,
+    wait: Callable[[float], None],
+    is_replaced: bool,  # noqa: FBT001
+) -> None:
+    """A new key works and a removed one does not, whether the file was written again or replaced by another."""
+    path.write_text(table("old"))
+    known = ApiKeys(path)
+    assert found(known, f"old.{SECRET}") == "old"
+
+    target = path.with_suffix(".new") if is_replaced else path
+    target.write_text(table("new"))
+    target.rename(path)
+    wait(1)
+    assert found(known, f"old.{SECRET}") is None
+    assert found(known, f"new.{SECRET}") == "new"
+
+
+def test_the_file_is_looked_at_once_a_second(
+    path: Path, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, log: list[CapturedCall]
+) -> None:
+    """And it is read only if it has changed, however many requests there are."""
+    path.write_text(table())
+    known = ApiKeys(path)
+    looked: list[Path] = []
+    stat = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self: looked.append(self) or stat(self))  # type: ignore[func-returns-value]
+    for _ in range(8):
+        wait(0.25)
+        known.find(b"x")
+
+    assert looked == [path, path]
+    assert [(line.method_name, line.kwargs) for line in log] == [("info", {"keys": 1})]
+
+
+def test_an_invalid_change_keeps_the_keys_and_is_logged_once(
+    path: Path, wait: Callable[[float], None], log: list[CapturedCall]
+) -> None:
+    """Each change that cannot be used is one error in the log; the next valid one is used."""
+    path.write_text(table())
+    known = ApiKeys(path)
+    log.clear()
+
+    path.write_text(table(scopes=f'["{SECRET}"]'))
+    for _ in range(3):
+        wait(1)
+        assert found(known, f"camera-1.{SECRET}") == "camera-1"
+    path.unlink()
+    for _ in range(3):
+        wait(1)
+        assert found(known, f"camera-1.{SECRET}") == "camera-1"
+    assert [line.method_name for line in log] == ["error", "error"]
+    assert [line.kwargs["detail"].startswith(f"{path}: ") for line in log] == [True, True]
+    assert SECRET not in repr(log)
+
+    path.write_text(table("new"))
+    wait(1)
+    assert found(known, f"camera-1.{SECRET}") is None
+    assert found(known, f"new.{SECRET}") == "new"
+
+
+@pytest.mark.parametrize("text", [None, "[camera-1"])
+def test_a_worker_that_starts_with_an_invalid_file_waits_for_a_valid_one(
+    path: Path, wait: Callable[[float], None], log: list[CapturedCall], text: str | None
+) -> None:
+    """It accepts no key, instead of ending the whole gateway because of a mistake in a file that was valid at the start."""
+    if text is not None:
+        path.write_text(text)
+    known = ApiKeys(path)
+    assert found(known, f"camera-1.{SECRET}") is None
+    assert [line.method_name for line in log] == ["error"]
+
+    path.write_text(table())
+    wait(1)
+    assert found(known, f"camera-1.{SECRET}") == "camera-1"

@@ -1,0 +1,55 @@
+"""`Accept` headers: qualities, ranges, and whatever else is sent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.answering.accept import best
+
+TYPES = ("application/json", "image/jpeg", "image/png")
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (b"image/jpeg", "image/jpeg"),
+        (b"IMAGE/PNG", "image/png"),
+        (b"image/*", "image/jpeg"),
+        (b"*/*", "application/json"),
+        (b"image/png, image/jpeg", "image/jpeg"),
+        (b"image/jpeg;q=0.5, image/png", "image/png"),
+        (b"image/jpeg; q=0.5 ,image/png;q=0.6", "image/png"),
+        (b"image/jpeg;q=0, image/*", "image/png"),
+        (b"application/json;q=0, */*;q=0.1", "image/jpeg"),
+        (b"*/*;q=0.9, image/png;Q=1.000", "image/png"),
+        (b"image/png;level=1;q=0.2, */*;q=0.1", "image/png"),
+        # What browsers send for a page, for a picture and with fetch().
+        (b"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8", "application/json"),
+        (b"image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8", "image/jpeg"),
+        (b"text/html", None),
+        (b"image/webp, text/html;q=0.5", None),
+        (b"*/*;q=0", None),
+        (b"application/json;q=0", None),
+    ],
+)
+def test_the_type_with_the_highest_quality_is_chosen(accept: bytes, chosen: str | None) -> None:
+    """The most specific range counts; of several that are equal, the first type that there is (RFC 9110, 12.5.1)."""
+    assert best(accept, TYPES) == chosen
+
+
+@pytest.mark.parametrize("accept", [b"", b" , ", b"json", b"image/jpeg image/png", b"\xff\xfe", b";q=1", b"/", b"\x00"])
+def test_a_header_without_a_media_type_asks_for_nothing(accept: bytes) -> None:
+    """It is as if it were not there."""
+    assert best(accept, TYPES) == "application/json"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read(accept: bytes) -> None:
+    """Nothing but a type that there is, or none, comes out."""
+    assert best(accept, TYPES) in {*TYPES, None}
+
+
+def test_a_header_of_many_types_is_not_read_to_its_end() -> None:
+    """No program needs more than fifty."""
+    assert best(b"text/html," * 49 + b"image/png", TYPES) == "image/png"
+    assert best(b"text/html," * 50 + b"image/png", TYPES) is None

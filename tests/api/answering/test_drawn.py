@@ -1,0 +1,138 @@
+"""Drawn pictures through HTTP, from the real Triton: asked for by name or by `Accept`, alone or in JSON."""
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.api.answering.responses import LargeResponse
+from app.errors import GatewayFull
+from app.imaging.drawing import colour_of
+from tests.support import SCENE, json
+
+PATH = "/predict/six_columns"
+
+
+def pixels_of(picture: bytes, image_format: str) -> NDArray[np.uint8]:
+    """Decode a picture, which must have this format."""
+    with Image.open(BytesIO(picture)) as image:
+        assert image.format == image_format
+        return np.asarray(image)
+
+
+def assert_framed(pixels: NDArray[np.uint8], detections: list[dict[str, Any]]) -> None:
+    """Check that each box has the frame of its class."""
+    for detection in detections:
+        x1, y1, x2, y2 = (round(detection[name]) for name in ("x1", "y1", "x2", "y2"))
+        assert (np.abs(pixels[(y1 + y2) // 2, [x1, x2 - 1]] - np.array(colour_of(detection["class_id"]), int)) < 30).all()
+
+
+@pytest.fixture(scope="module")
+async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """What is found, in pixels."""
+    found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize(
+    ("query", "accept", "image_format"),
+    [
+        ("", "image/jpeg", "JPEG"),
+        ("", "image/png", "PNG"),
+        ("", "image/avif,image/webp,image/*,*/*;q=0.8", "JPEG"),
+        ("?format=image", "*/*", "JPEG"),
+        ("?format=image", "image/png", "PNG"),
+        ("?format=image", "application/json", "JPEG"),
+    ],
+)
+async def test_the_picture_has_the_boxes_that_were_found(
+    client: httpx.AsyncClient, expected: list[dict[str, Any]], query: str, accept: str, image_format: str
+) -> None:
+    """In the type asked for, and a cache is told that it depends on that."""
+    answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == f"image/{image_format.lower()}"
+    assert answer.headers["vary"] == "Accept"
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert " draw;dur=" in answer.headers["server-timing"]
+    assert_framed(pixels_of(answer.content, image_format), expected)
+
+
+@pytest.mark.parametrize(("accept", "image_format"), [("*/*", "JPEG"), ("application/json, image/png;q=0.1", "PNG")])
+async def test_json_can_have_the_picture_too(
+    client: httpx.AsyncClient, expected: list[dict[str, Any]], accept: str, image_format: str
+) -> None:
+    """In base64, beside what JSON has otherwise."""
+    query = {"format": "image_and_json", "boxes": "pixel"}
+    answer = await client.post(PATH, params=query, content=SCENE, headers={"Accept": accept})
+    found = json(answer)
+
+    assert answer.headers["content-type"] == "application/json"
+    assert found["detections"] == expected
+    assert_framed(pixels_of(base64.b64decode(found["visualization"], validate=True), image_format), expected)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"files": {"image": SCENE}, "data": {"format": "image"}},
+        {"json": {"image": base64.b64encode(SCENE).decode(), "format": "image"}},
+    ],
+)
+async def test_a_body_can_name_the_format(client: httpx.AsyncClient, form: dict[str, Any]) -> None:
+    """As it can any parameter."""
+    answer = await client.post(PATH, **form)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+
+
+async def test_json_has_no_picture_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
+    """And nothing is drawn."""
+    answer = await client.post(PATH, content=SCENE)
+
+    assert "visualization" not in json(answer)
+    assert answer.headers["vary"] == "Accept"
+    assert "draw" not in answer.headers["server-timing"]
+
+
+async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -> None:
+    """As a problem, although the caller did not accept that either."""
+    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
+
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert json(answer, 406)["code"] == "not_acceptable"
+
+
+async def test_an_error_stays_a_problem(client: httpx.AsyncClient) -> None:
+    """Whatever the result would have been."""
+    answer = await client.post(PATH, content=SCENE[:100], headers={"Accept": "image/png"})
+
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert json(answer, 422)["code"] == "invalid_image"
+
+
+async def test_an_unknown_format_is_an_error(client: httpx.AsyncClient) -> None:
+    """It is a parameter like any other."""
+    answer = json(await client.post(f"{PATH}?format=xml", content=SCENE), 400)
+    assert (answer["code"], answer["detail"]) == (
+        "invalid_parameter",
+        "format: expected one of 'coco-results', 'image', 'image_and_json', 'json'",
+    )
+
+
+async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the memory is used up when the picture is finished."""
+
+    async def refuse(*_: object) -> None:
+        raise GatewayFull("no room", "memory")
+
+    monkeypatch.setattr(LargeResponse, "__call__", refuse)
+    answer = await client.post(f"{PATH}?format=image", content=SCENE)
+
+    assert (answer.status_code, answer.json()["code"]) == (429, "gateway_full")

@@ -1,0 +1,133 @@
+"""Detections as JSON: boxes in the unit asked for, scores and names."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from app.api.answering.native import to_detections, to_response
+from app.api.answering.schema import BoxFormat
+from app.imaging.transform import ImageTransform
+from app.pipeline.call import Detections
+from tests.fakes.triton import SPEC
+
+LABELS = ("person", "car", "traffic light")
+LABELLED = msgspec.structs.replace(SPEC, labels=LABELS)
+# A 200 x 100 image at half its size in the middle of a 100 x 100 canvas.
+TRANSFORM = ImageTransform(0, 25, 100, 50, 200, 100)
+
+
+def detections(boxes: list[list[float]], scores: list[float], class_ids: list[int]) -> Detections:
+    """Make detections from boxes on the canvas."""
+    corners = TRANSFORM.to_image(np.array(boxes, np.float32).reshape(-1, 4))
+    return Detections(corners, np.array(scores, np.float32), np.array(class_ids, np.int32), 200, 100, LABELLED, "7")
+
+
+def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxFormat = "normalized") -> dict[str, Any]:
+    """Describe one box on the canvas, and parse the JSON."""
+    (detection,) = to_detections(detections([box], [score], [id_]), unit)
+    parsed: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(detection))
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("unit", "box"),
+    [
+        ("normalized", {"x1": 0.1, "y1": 0.2, "x2": 0.4, "y2": 0.8}),
+        ("pixel", {"x1": 20.0, "y1": 20.0, "x2": 80.0, "y2": 80.0}),
+        ("coco", {"bbox": [20.0, 20.0, 60.0, 60.0]}),
+        ("cxcywh", {"bbox": [50.0, 50.0, 60.0, 60.0]}),
+    ],
+)
+def test_a_box_has_the_unit_asked_for(unit: BoxFormat, box: dict[str, Any]) -> None:
+    """Corners as fractions, corners in pixels, COCO's x, y, width, height, or the centre instead of x and y, and nothing else."""
+    detection = members([10, 35, 40, 65], score=0.5, id_=2, unit=unit)
+
+    assert detection == {**box, "confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
+
+
+def test_a_score_has_four_digits() -> None:
+    """Scores are rounded, and never above one."""
+    assert members([0, 25, 1, 26], score=0.123456)["confidence"] == 0.1235
+    assert members([0, 25, 1, 26], score=1.0005)["confidence"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("unit", "box"),
+    [
+        ("normalized", {"x1": 0.033333, "y1": 0.0, "x2": 0.666667, "y2": 0.066667}),
+        ("pixel", {"x1": 6.67, "y1": 0.0, "x2": 133.33, "y2": 6.67}),
+        ("coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
+        ("cxcywh", {"bbox": [70.0, 3.33, 126.67, 6.67]}),
+    ],
+)
+def test_a_box_is_rounded(unit: BoxFormat, box: dict[str, Any]) -> None:
+    """Fractions have six digits and pixels two; a centre or width is rounded once, from the exact corners."""
+    detection = members([10 / 3, 25, 200 / 3, 25 + 10 / 3], unit=unit)
+
+    assert {key: detection[key] for key in box} == box
+
+
+@pytest.mark.parametrize(
+    ("unit", "box"),
+    [
+        ("normalized", {"x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0}),
+        ("pixel", {"x1": 0.0, "y1": 0.0, "x2": 200.0, "y2": 100.0}),
+        ("coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
+        ("cxcywh", {"bbox": [100.0, 50.0, 200.0, 100.0]}),
+    ],
+)
+def test_a_box_ends_at_the_edge_of_the_image(unit: BoxFormat, box: dict[str, Any]) -> None:
+    """A box that reaches into the padding is clipped."""
+    detection = members([-5, 0, 105, 100], unit=unit)
+
+    assert {key: detection[key] for key in box} == box
+
+
+def test_a_class_without_a_label_has_its_id_as_name() -> None:
+    """A model may have more classes than labels, or none."""
+    assert members([0, 25, 1, 26], id_=3)["class_name"] == "3"
+    assert members([0, 25, 1, 26], id_=2)["class_name"] == "traffic light"
+
+
+@pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
+def test_detections_keep_their_order(unit: BoxFormat) -> None:
+    """Each becomes one object, none becomes none."""
+    found = to_detections(detections([[0, 0, 0, 0], [1, 1, 1, 1]], [0.9, 0.4], [1, 0]), unit)
+
+    assert [(one.class_name, one.confidence) for one in found] == [("car", 0.9), ("person", 0.4)]
+    assert to_detections(detections([], [], []), unit) == []
+
+
+@pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
+def test_the_boxes_themselves_are_not_changed(unit: BoxFormat) -> None:
+    """The same detections can be described in another unit afterwards."""
+    found = detections([[10, 35, 40, 65]], [0.5], [0])
+    before = found.boxes.copy()
+    to_detections(found, unit)
+
+    np.testing.assert_array_equal(found.boxes, before)
+
+
+def test_a_response_describes_the_whole_request() -> None:
+    """The image, the model that answered, the time and the id."""
+    response = to_response(detections([[10, 35, 40, 65]], [0.5], [2]), "pixel", 12.3456, "r1")
+    parsed = msgspec.json.decode(msgspec.json.encode(response))
+
+    assert parsed.pop("detections") == [members([10, 35, 40, 65], id_=2, unit="pixel")]
+    assert parsed == {
+        "num_detections": 1,
+        "status": "success",
+        "image": {"width": 200, "height": 100},
+        "model": {"name": "tiny", "version": "7", "backend": "triton", "device": "cpu"},
+        "total_time_ms": 12.35,
+        "request_id": "r1",
+    }
+
+
+def test_a_response_without_detections_is_a_success() -> None:
+    """Nothing was found, which is an answer, too."""
+    response = to_response(detections([], [], []), "normalized", 1, "r1")
+
+    assert (response.detections, response.num_detections, response.status) == ([], 0, "success")

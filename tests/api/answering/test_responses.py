@@ -1,0 +1,93 @@
+"""Large responses: their memory is counted until the client has them, however slow it is."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from litestar.types import Message
+
+from app.api.answering.responses import LargeResponse
+from app.api.context import RequestContext, attach
+from app.api.receiving.client_watch import BodyLimits
+from app.errors import GatewayFull
+from app.resilience.memory import MemoryBudget
+from app.resilience.worker_table import WorkerTable
+from tests.api.virtual_time import in_virtual_time, now
+from tests.support import receiving
+
+LARGE = bytes(range(256)) * 4096
+
+
+class Client:
+    """Takes messages at its own pace."""
+
+    def __init__(self, memory: MemoryBudget, *, pause: float = 10, total: float = 10, seconds: float = 0) -> None:
+        self.context = RequestContext("r1", "")
+        self.context.body_limits = BodyLimits(1, pause, total)
+        self.messages: list[Message] = []
+        self.reserved: list[int] = []
+        self._memory = memory
+        self._seconds = seconds
+
+    async def get(self, response: LargeResponse) -> bytes:
+        """Receive a response, as far as it comes."""
+        scope: dict[str, object] = {}
+        attach(self.context, scope)  # type: ignore[arg-type]
+        await response(scope, receiving(), self._take)  # type: ignore[arg-type]
+        return b"".join(message["body"] for message in self.messages[1:])  # type: ignore[typeddict-item]
+
+    async def _take(self, message: Message) -> None:
+        self.messages.append(message)
+        self.reserved.append(self._memory.own_bytes)
+        await asyncio.sleep(self._seconds)
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryBudget]:
+    """A budget of two mebibytes, all of which has to come back."""
+    budget = MemoryBudget(WorkerTable(), "memory", 2 << 20)
+    yield budget
+    assert budget.own_bytes == 0
+
+
+@pytest.mark.parametrize("body", [b"x", LARGE, LARGE[: 1 << 18], LARGE[: (1 << 18) + 1]])
+async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
+    """In pieces, each of which the client takes before the next is sent; the last one says so."""
+    client = Client(memory)
+
+    assert await client.get(LargeResponse(body, "image/png", memory)) == body
+    assert client.messages[0]["headers"] == [  # type: ignore[typeddict-item]
+        (b"content-type", b"image/png"),
+        (b"content-length", str(len(body)).encode()),
+        (b"vary", b"Accept"),
+    ]
+    pieces = client.messages[1:]
+    assert [message["more_body"] for message in pieces] == [True] * (len(pieces) - 1) + [False]  # type: ignore[typeddict-item]
+    assert max(len(message["body"]) for message in pieces) <= 1 << 18  # type: ignore[typeddict-item]
+    assert set(client.reserved) == {len(body)}
+    assert not client.context.is_client_gone
+
+
+@pytest.mark.parametrize(("limits", "left_at", "pieces"), [({"pause": 2}, 5 + 2, 1), ({"pause": 7, "total": 8}, 5 + 8, 2)])
+@in_virtual_time
+async def test_a_client_that_does_not_read_is_left(
+    memory: MemoryBudget, limits: dict[str, float], left_at: float, pieces: int
+) -> None:
+    """After a pause that is too long, or when it all takes too long: the memory comes back, and the log says that it has gone."""
+    client = Client(memory, **limits, seconds=5)  # for each message, the first of which has no body
+
+    await client.get(LargeResponse(LARGE, "image/png", memory))
+
+    assert (now(), len(client.messages)) == (left_at, 1 + pieces)
+    assert client.context.is_client_gone
+
+
+async def test_a_response_that_has_no_room_is_rejected(memory: MemoryBudget) -> None:
+    """Before anything is sent, so that the client gets an error instead."""
+    client = Client(memory)
+    with memory.reserve() as other:
+        other.add(2 << 20)
+        with pytest.raises(GatewayFull):
+            await client.get(LargeResponse(LARGE, "image/png", memory))
+
+    assert client.messages == []

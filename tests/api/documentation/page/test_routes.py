@@ -1,0 +1,136 @@
+"""What `/` is to browsers and to programs, and the files of the page."""
+
+import re
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from app import __version__
+from app.api.application import Application
+from app.api.documentation.page.routes import ASSETS, FOLDER
+from app.main import create_app
+from tests.api.conftest import routes_of, settings_for
+from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.support import IMAGES, json, started
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+
+
+@pytest.fixture
+async def without_page() -> AsyncIterator[httpx.AsyncClient]:
+    async with started(create_app(settings_for("127.0.0.1:1", page=False))) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/json",
+        "application/json, text/html",
+        "image/png",
+        "",
+        ";;q=x",
+        "text/html;q=0",
+        "text/html;q=0.4, */*;q=0.5",
+    ],
+)
+async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClient, accept: str) -> None:
+    """Under the names that clients of other systems know, whatever else they accept."""
+    response = await reader.get("/", headers={"Accept": accept})
+
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["vary"] == "Accept"
+    description = json(response)
+    assert description.pop("endpoints")["detection"] == "/detect"
+    assert description == {
+        "service": "Nereid",
+        "status": "running",
+        "version": __version__,
+        "api_version": "v1",
+        "models": {"detection": "tiny", "classification": "efficientnet_lite0"},
+        "backend": {"name": "triton", "gpu_available": False},
+    }
+
+
+async def test_every_endpoint_that_is_named_exists(shared_app: Application, reader: httpx.AsyncClient) -> None:
+    """Under the path that the description has."""
+    named = json(await reader.get("/"))["endpoints"].values()
+
+    assert set(named) <= {route.path_format for route in routes_of(shared_app)}
+
+
+async def test_a_model_on_a_gpu_is_described() -> None:
+    """As far as its config is known."""
+    fake = FakeTriton()
+    fake.config = {**CONFIG, "instance_group": [{"kind": "KIND_GPU"}]}
+    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+        assert json(await client.get("/"))["backend"]["gpu_available"] is True
+
+
+async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
+    """Also while there is no Triton, which the page then says; nothing in it may run but its own files."""
+    response = await lonely.get("/", headers={"Accept": BROWSER})
+
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["vary"] == "Accept"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    assert policy.pop("img-src") == "'self' blob:"
+    assert {policy.pop(name) for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert policy == dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors"), "'none'")
+    assert not re.search(r"<style|style=|\bon\w+=|<script(?! type=\"module\" src=)", response.text)
+
+
+async def test_the_page_needs_no_key_and_its_files_neither(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It asks for one, and sends it to the routes that need it."""
+    (keys := tmp_path_factory.mktemp("keys") / "keys.toml").touch()
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(keys)))) as client:
+        for path in ("/", "/page-assets/page.js"):
+            assert (await client.get(path, headers={"Accept": BROWSER})).status_code == 200
+        assert (await client.get("/models")).status_code == 401
+
+
+async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
+    """With the type that a browser expects; code is asked for again each time."""
+    for name, media_type in ASSETS.items():
+        response = await reader.get(f"/page-assets/{name}")
+
+        assert response.content == (FOLDER / name).read_bytes()
+        assert response.headers["content-type"] == media_type
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == ("max-age=86400" if media_type.startswith("image/") else "no-cache")
+    assert {path.name for path in FOLDER.iterdir()} == {*ASSETS, "page.html"}
+
+
+def test_the_page_names_its_own_files_only() -> None:
+    """There is nothing to load from elsewhere."""
+    named: set[str] = set()
+    for path in FOLDER.glob("*.[hcj]*[ls]"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"https?://(?!www\.w3\.org/)|@import|\burl\(", text)
+        named |= set(re.findall(r"page-assets/([\w.-]+)", text)) | set(re.findall(r'from "\./([\w.]+)"', text))
+
+    assert named == {*ASSETS}
+
+
+def test_the_samples_are_the_projects_own() -> None:
+    """Whose licences tests/images/README.md has."""
+    samples = sorted(FOLDER.glob("*.jpg"))
+
+    assert [sample.read_bytes() for sample in samples] == [(IMAGES / sample.name).read_bytes() for sample in samples]
+
+
+@pytest.mark.parametrize("name", ["page.html", "nothing.js", "__init__.py", "..%2Froutes.py"])
+async def test_no_other_file_is_served(reader: httpx.AsyncClient, name: str) -> None:
+    """Nothing else of the folder or those around it."""
+    assert (await reader.get(f"/page-assets/{name}")).status_code == 404
+
+
+async def test_without_the_page_everybody_gets_the_description(without_page: httpx.AsyncClient) -> None:
+    """Its files do not exist then."""
+    assert json(await without_page.get("/", headers={"Accept": BROWSER}))["service"] == "Nereid"
+    assert (await without_page.get("/page-assets/page.js")).status_code == 404

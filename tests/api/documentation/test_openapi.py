@@ -1,0 +1,174 @@
+"""The OpenAPI document."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app import __version__
+from app.api.parameters.tasks import DetectParameters
+from app.main import create_app
+from tests.api.conftest import settings_for
+from tests.support import json, started
+
+
+@pytest.fixture(scope="module")
+async def document(reader: httpx.AsyncClient) -> Any:  # noqa: ANN401
+    return json(await reader.get("/docs/openapi.json"))
+
+
+async def test_the_document_describes_detection(document: Any) -> None:  # noqa: ANN401
+    """Raw and multipart bodies, every parameter and every error."""
+    operation = document["paths"]["/detect"]["post"]
+
+    assert document["openapi"].startswith("3.1")
+    assert {"image/jpeg", "application/octet-stream", "multipart/form-data", "application/json"} <= set(
+        operation["requestBody"]["content"]
+    )
+    assert "image" in operation["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
+    parameters = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"]}
+    assert set(parameters) == set(DetectParameters.__struct_fields__)
+    assert parameters["confidence"]["maximum"] == parameters["iou"]["maximum"] == 1
+    assert parameters["agnostic"]["type"] == "boolean"
+    assert parameters["boxes"]["enum"] == ["coco", "cxcywh", "normalized", "pixel"]
+    assert parameters["format"]["enum"] == ["coco-results", "image", "image_and_json", "json"]
+    statuses = "200 400 404 406 408 413 415 422 424 429 500 502 503 504"
+    assert set(operation["responses"]) == set(statuses.split())
+    assert "application/problem+json" in operation["responses"]["422"]["content"]
+
+
+async def test_every_type_of_a_result_is_described(document: Any) -> None:  # noqa: ANN401
+    """JSON, which is one of several things, and pictures."""
+    for path, kinds in {"/detect": ["object", "array"], "/predict/{model}": ["object", "array", "object"]}.items():
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert list(content) == ["application/json", "image/jpeg", "image/png"]
+        assert [kind.get("type", "object") for kind in content["application/json"]["schema"]["oneOf"]] == kinds
+        assert content["image/png"]["schema"]["format"] == "binary"
+
+
+async def test_the_document_describes_batches(document: Any) -> None:  # noqa: ANN401
+    """Both kinds of bodies and answers, and the parameters that apply to several images."""
+    operation = document["paths"]["/detect/batch"]["post"]
+    content = operation["requestBody"]["content"]
+
+    assert set(content) == {"multipart/form-data", "application/json"}
+    for kind in content.values():
+        images = kind["schema"]["properties"]["images"]
+        assert (images["type"], images["minItems"], images["maxItems"]) == ("array", 1, 64)
+    assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
+    result = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [kind.get("type", "object") for kind in result["oneOf"]] == ["object", "array"]
+    of_detect = document["paths"]["/detect"]["post"]["parameters"]
+    given = {parameter["name"]: parameter for parameter in operation["parameters"]}
+    assert {"url", "image_id"} == {parameter["name"] for parameter in of_detect} - set(given)
+    assert all(
+        given[parameter["name"]] == parameter for parameter in of_detect if parameter["name"] not in {"url", "image_id", "format"}
+    )
+    assert given["format"]["schema"]["enum"] == ["coco-results", "json"]
+    assert "image_id" in given["image_ids"]["schema"]["description"]
+
+
+async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
+    """Type, default and meaning are the same in the query, in a form and in JSON."""
+    operation = document["paths"]["/detect"]["post"]
+    content = operation["requestBody"]["content"]
+    query = {parameter["name"]: parameter for parameter in operation["parameters"]}
+
+    for name in DetectParameters.__struct_fields__:
+        assert query[name]["in"] == "query"
+        assert not query[name]["required"]
+        assert query[name]["schema"]["description"]
+        for kind in ("multipart/form-data", "application/json"):
+            assert content[kind]["schema"]["properties"][name] == query[name]["schema"]
+    assert (query["confidence"]["schema"]["type"], query["confidence"]["schema"]["default"]) == ("number", 0.25)
+    assert (query["max_detections"]["schema"]["type"], query["max_detections"]["schema"]["maximum"]) == ("integer", 300)
+    assert query["classes"]["schema"]["type"] == query["boxes"]["schema"]["type"] == "string"
+
+
+async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any) -> None:  # noqa: ANN401
+    """It is described once."""
+    parameters = document["paths"]["/predict/{model}"]["post"]["parameters"]
+
+    assert [parameter["in"] for parameter in parameters if parameter["name"] == "model"] == ["path"]
+
+
+async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> None:  # noqa: ANN401
+    """Those of a model in the path are those of any task; what differs is in the description."""
+    described = {
+        path: {parameter["name"]: parameter["schema"] for parameter in operations["post"]["parameters"]}
+        for path, operations in document["paths"].items()
+        if "post" in operations
+    }
+
+    assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms", "format"}
+    assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
+    assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
+    assert "default" not in described["/predict/{model}"]["confidence"]
+    assert described["/classify"]["format"]["enum"] == ["json"]
+    assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")
+    for text in ("of a detection. Default: 0.25.", "of a class. Default: 0.0."):
+        assert text in described["/predict/{model}"]["confidence"]["description"]
+    answers = {
+        path: document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"] for path in described
+    }
+    assert answers["/predict/{model}"] == {"oneOf": [*answers["/detect"]["oneOf"], answers["/classify"]]}
+
+
+async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
+    """The description has neither the version prefix nor the files of the page."""
+    assert set(document["paths"]) == {
+        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models"),
+        *("/health", "/live", "/livez", "/ready", "/readyz"),
+    }
+    assert document["info"]["version"] == __version__
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert operation["summary"]
+
+
+async def test_the_page_is_described_beside_the_service(document: Any) -> None:  # noqa: ANN401
+    """Which of them `/` is depends on `Accept`."""
+    content = document["paths"]["/"]["get"]["responses"]["200"]["content"]
+
+    assert list(content) == ["application/json", "text/html"]
+    assert content["text/html"]["schema"]["type"] == "string"
+
+
+async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # noqa: ANN401
+    """Every route that asks Triton may answer with 503."""
+    for path in ("/models", "/health", "/ready", "/readyz"):
+        assert "503" in document["paths"][path]["get"]["responses"]
+    for path in ("/", "/live", "/livez"):
+        assert "503" not in document["paths"][path]["get"]["responses"]
+
+
+async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
+    (path := tmp_path / "keys.toml").touch()
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
+        with_keys = json(await client.get("/docs/openapi.json"))
+    needed = {
+        path: operation.get("security") for path, operations in with_keys["paths"].items() for operation in operations.values()
+    }
+
+    def both(scope: str) -> list[dict[str, list[str]]]:
+        return [{"bearer": [scope]}, {"header": [scope]}]
+
+    schemes = with_keys["components"]["securitySchemes"]
+    assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
+    assert (schemes["header"]["type"], schemes["header"]["in"], schemes["header"]["name"]) == ("apiKey", "header", "X-API-Key")
+    assert needed == {
+        "/detect": both("detect"),
+        "/detect/batch": both("detect"),
+        "/classify": both("detect"),
+        "/predict/{model}": both("detect"),
+        "/models": both("detect"),
+        "/health": both("health"),
+        "/ready": both("health"),
+        "/readyz": None,
+        "/live": None,
+        "/livez": None,
+        "/": None,
+    }
+    assert "security" not in repr(document)

@@ -1,0 +1,360 @@
+"""Bodies are received within their limits, and work for a client that has disconnected is stopped."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from app.api import middleware
+from app.api.application import Application
+from app.api.context import RequestContext
+from app.api.receiving.client_watch import BodyLimits, ClientWatch, drain, has_body
+from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
+from app.main import create_app
+from app.pipeline import pipeline
+from app.triton.shared_memory import Arena
+from tests.api.conftest import settings_for
+from tests.api.virtual_time import in_virtual_time, now
+from tests.fakes.triton import FakeTriton, serving
+from tests.pipeline.gate import Gate
+from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, in_cycles, lifespan_of, open_admission, receiving
+
+LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
+
+
+async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
+    """Read a body that arrives in these messages."""
+    return await read_from(receiving(*messages), limits, upload_bytes)
+
+
+async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
+    """Read a body from a client."""
+    admitted = open_admission(upload_bytes=upload_bytes)
+    with admitted as admission, admission.start_upload() as upload, ClientWatch(receive, limits) as client:
+        return await client.read_body(upload)
+
+
+def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+async def test_a_body_is_read_to_its_end() -> None:
+    """All chunks are joined, however many there are."""
+    assert await read(chunk(b"abc")) == b"abc"
+    assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
+
+
+async def test_an_empty_body_is_malformed() -> None:
+    """Whatever its type: there is no image in it."""
+    with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
+        await read(chunk(b""))
+
+
+async def test_a_client_that_disconnects_early_is_gone() -> None:
+    """Before the first byte and after some; its error is not one of the gateway."""
+    for messages in ((), (chunk(b"abc", more=True),)):
+        with pytest.raises(ClientGone):
+            await read(*messages)
+
+
+async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
+    """The rest of it is not received; a body of exactly the limit is accepted."""
+    assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
+    with pytest.raises(BodyTooLarge, match=r"^the limit is 0 MiB$"):
+        await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
+
+
+async def test_bytes_of_all_bodies_have_a_limit() -> None:
+    """What exceeds the memory for bodies that are being received is rejected while more is to come; small bodies do not count."""
+    part = bytes(2**16)
+    body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
+    limits = LIMITS._replace(max_bytes=2**20)
+    assert len(await read(*body, limits=limits, upload_bytes=2**17)) == 2**17 + 1
+    with open_admission(upload_bytes=2**17) as admission, admission.start_upload() as other, admission.start_upload() as upload:
+        other.add(1)
+        with ClientWatch(receiving(chunk(part[1:], more=True), chunk(part)), limits) as client:
+            assert len(await client.read_body(upload)) == 2**17 - 1
+        with pytest.raises(GatewayFull), ClientWatch(receiving(*body), limits) as client:
+            await client.read_body(upload)
+
+
+async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
+    """Fifty thousand chunks of two bytes are 100 kB, not the megabytes of as many objects."""
+    chunks = 50_000
+    left = chunks
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal left
+        left -= 1
+        if left % 100 == 0:  # the event loop forgets timers that were cancelled
+            await asyncio.sleep(0)
+        return chunk(bytes((left % 256, 1)), more=left > 0)
+
+    tracemalloc.start()
+    try:
+        body = await read_from(receive, LIMITS._replace(max_bytes=2 * chunks), 2 * chunks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert len(body) == 2 * chunks
+    assert peak < 2**20
+
+
+def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = False) -> Receive:
+    """Make the `receive` of a client that makes a pause before each piece of one byte; the last ends the body, or nothing does."""
+    sent = 0
+
+    async def receive() -> Any:  # noqa: ANN401
+        nonlocal sent
+        await asyncio.sleep(pause_seconds if sent < pieces else 3600)
+        sent += 1
+        return chunk(b"x", more=not is_whole or sent < pieces)
+
+    return receive
+
+
+@pytest.mark.parametrize("pieces", [0, 3])
+@in_virtual_time
+async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
+    """At its beginning or later."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 10 s$"):
+        await read_from(sending(1, pieces), LIMITS)
+
+    assert now() == pieces + 10
+
+
+@in_virtual_time
+async def test_a_body_that_never_ends_is_a_timeout() -> None:
+    """However regularly its bytes arrive."""
+    with pytest.raises(BodyTimeout):
+        await read_from(sending(9), LIMITS)
+
+    assert now() == 30
+
+
+@in_virtual_time
+async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
+    """A limit for the whole body that is below that for a pause counts from the beginning."""
+    with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 5 s"):
+        await read_from(sending(1, 0), LIMITS._replace(total_seconds=5))
+
+    assert now() == 5
+
+
+@in_virtual_time
+async def test_a_slow_body_is_received() -> None:
+    """The pauses together may be longer than one of them may be."""
+    assert await read_from(sending(9, 3, is_whole=True), LIMITS) == b"x" * 3
+    assert now() == 27
+
+
+class Client:
+    """Sends a body, and disconnects when told."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.leaves = asyncio.Event()
+        self.was_watched = False
+        self._body: bytes | None = body
+
+    async def receive(self) -> Any:  # noqa: ANN401
+        """Return the body first, then that the client has left."""
+        if self._body:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        self.was_watched = True
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def post(self, app: Application) -> Reply:
+        """POST its body to an application."""
+        return await call(app, self.receive, "/detect", {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})
+
+
+def after_body(client: Client) -> ClientWatch:
+    """Watch a client whose body has been received."""
+    watch = ClientWatch(client.receive, LIMITS)
+    watch.is_body_complete = True
+    return watch
+
+
+@in_virtual_time
+async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
+    """With its result or its exception, whether it is short or long; nothing goes on watching the client."""
+    tasks = asyncio.all_tasks()
+
+    async def fail(seconds: float) -> None:
+        with after_body(Client()):
+            await asyncio.sleep(seconds)
+            raise InvalidImage("broken")
+
+    for seconds in (0, 60):
+        client = Client()
+        with after_body(client):
+            await asyncio.sleep(seconds)
+        assert client.was_watched is (seconds > 0)
+        with pytest.raises(InvalidImage):
+            await fail(seconds)
+    await asyncio.sleep(0)
+
+    assert asyncio.all_tasks() == tasks
+
+
+@in_virtual_time
+async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
+    """Its task goes on with an exception, and is not cancelled itself."""
+    client = Client()
+    client.leaves.set()
+    ended: list[str] = []
+
+    async def work() -> None:
+        with after_body(client):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("cancelled")
+
+    with pytest.raises(ClientGone, match="disconnected before the response"):
+        await work()
+    task = asyncio.current_task()
+    assert task is not None
+
+    assert ended == ["cancelled"]
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+@in_virtual_time
+async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
+    """Some servers send an empty message after the last one of a body."""
+    client = Client(b"more")
+    with after_body(client):
+        await asyncio.sleep(60)
+
+    assert client.was_watched
+
+
+@in_virtual_time
+async def test_a_cancellation_for_another_reason_goes_on() -> None:
+    """The server stops, for example."""
+    client = Client()
+
+    async def request() -> None:
+        with after_body(client):
+            await asyncio.sleep(60)
+
+    running = asyncio.create_task(request())
+    await asyncio.sleep(30)
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert client.was_watched
+
+
+async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither decoding nor an inference starts for it, and the log says 499."""
+    gate, fake = Gate(), FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
+        fake.requests.clear()
+        decoded = gate.block(monkeypatch, pipeline, "fill_input")
+        log = captured_log(monkeypatch, middleware)
+        first, second = Client(SCENE), Client(SCENE)
+        blocking = asyncio.create_task(first.post(app))
+        assert await eventually(gate.reached.is_set)
+        waiting = asyncio.create_task(second.post(app))
+        second.leaves.set()
+        await waiting
+        gate.opened.set()
+        await blocking
+        assert (await Client(SCENE).post(app)).status == 502  # in the thread that was the second's turn before
+
+    assert log[0].kwargs["status"] == 499
+    assert log[0].kwargs["code"] == "client_gone"
+    assert len(decoded) == len(fake.requests) == 2
+
+
+async def test_a_client_that_leaves_during_its_inference_leaves_the_slot_to_triton(
+    monkeypatch: pytest.MonkeyPatch, arenas: list[Arena]
+) -> None:
+    """Its slot and its place are given back when the RPC has ended, because Triton reads and works until then."""
+    fake = FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, max_requests=1))):
+        fake.requests.clear()
+        fake.may_answer.clear()
+        log = captured_log(monkeypatch, middleware)
+        client = Client(SCENE)
+        running = asyncio.create_task(client.post(app))
+        assert await eventually(lambda: len(fake.requests) == 1)
+        client.leaves.set()
+        await running
+        (arena,) = arenas
+        assert arena.lent_bytes > 0
+        assert (await Client(SCENE).post(app)).status == 429
+        fake.may_answer.set()
+
+        assert await eventually(lambda: not arena.lent_bytes)
+        assert (await Client(SCENE).post(app)).status == 502
+    assert [line.kwargs["status"] for line in log] == [499, 429, 502]
+    assert fake.cancelled == 0
+
+
+async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
+    """No reference cycle keeps its request until the garbage collector runs."""
+    fake = FakeTriton()
+    async with serving(fake):
+        app = create_app(settings_for(fake.url))
+        with in_cycles(RequestContext) as kept:
+            async with lifespan_of(app):  # until all calls have ended
+                fake.may_answer.clear()
+                clients = [Client(SCENE) for _ in range(3)]
+                for client in clients:
+                    client.leaves.set()
+                await asyncio.gather(*(client.post(app) for client in clients))
+                fake.may_answer.set()
+
+    assert not kept
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, False),
+        ({b"content-length": b"0"}, False),
+        ({b"content-length": b"1"}, True),
+        ({b"transfer-encoding": b"chunked"}, True),
+        ({b"content-type": b"image/jpeg"}, False),
+    ],
+)
+def test_a_body_is_announced_by_its_headers(headers: dict[bytes, bytes], expected: bool) -> None:  # noqa: FBT001
+    """With its length, or with a transfer encoding."""
+    assert has_body(headers) is expected
+
+
+async def test_a_body_is_received_to_its_end() -> None:
+    """Nothing is received after that."""
+    messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
+    receive = receiving(*messages, {"type": "http.request", "body": b"next", "more_body": False})
+    await drain(receive)
+
+    assert (await receive())["body"] == b"next"
+
+
+async def test_a_client_that_disconnects_is_not_waited_for() -> None:
+    """There is nothing more to receive."""
+    await drain(receiving({"type": "http.request", "body": b"x", "more_body": True}))
+
+
+@pytest.mark.parametrize("pause_seconds", [0.01, 3600])
+@in_virtual_time
+async def test_a_body_without_an_end_is_given_up(pause_seconds: float) -> None:
+    """After two seconds, whether its bytes go on arriving or not."""
+
+    async def receive() -> Any:  # noqa: ANN401
+        await asyncio.sleep(pause_seconds)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    await drain(receive)
+
+    assert now() == pytest.approx(2)

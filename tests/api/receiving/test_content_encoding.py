@@ -1,0 +1,192 @@
+"""Compressed bodies: decoded as they are, within a limit."""
+
+import gzip
+import os
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.receiving.content_encoding import check, decode, is_plain
+from app.errors import BodyTooLarge, GatewayError, GatewayFull, MalformedRequest, UnsupportedMediaType
+
+MIB = 1 << 20
+
+
+def bare(data: bytes) -> bytes:
+    """Compress without a container."""
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(data) + compressor.flush()
+
+
+def uncounted(_: int) -> None:
+    """Have any memory."""
+
+
+@contextmanager
+def traced() -> Iterator[Callable[[], int]]:
+    """Trace memory; yield what tells the most bytes that were in use."""
+    tracemalloc.start()
+    try:
+        yield lambda: peak
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [b"", b"a", bytes(MIB), os.urandom(3 * MIB // 2).hex().encode(), os.urandom(200_000)],
+    ids=["empty", "byte", "zeros", "text", "noise"],
+)
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [
+        ("gzip", gzip.compress),
+        ("X-GZIP ", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", bare),
+        ("gzip", lambda data: zlib.compress(data, 0)),
+        ("identity", bytes),
+        ("", bytes),
+    ],
+)
+def test_a_body_is_decoded(encoding: str, encode: object, plain: bytes) -> None:
+    """As it was, also if the container is not the one that was declared; every byte is counted."""
+    counted: list[int] = []
+
+    assert callable(encode)
+    assert decode(encode(plain), encoding, len(plain), counted.append) == plain
+    assert sum(counted) == (0 if is_plain(encoding) else len(plain))
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "x" * 1000])
+def test_other_codings_are_rejected(encoding: str) -> None:
+    """The error says which are supported, and repeats little."""
+    with pytest.raises(UnsupportedMediaType, match=r"send the body as it is, or with gzip or deflate$") as caught:
+        check(encoding)
+
+    assert len(caught.value.detail) < 170
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip", "deflate", "identity", ""])
+def test_codings_that_can_be_decoded_are_accepted(encoding: str) -> None:
+    """In any case."""
+    check(encoding)
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
+def test_a_bomb_stops_at_the_limit(encode: object) -> None:
+    """Little more than the limit is ever in memory."""
+    assert callable(encode)
+    data = encode(bytes(100 * MIB))
+    with traced() as peak, pytest.raises(BodyTooLarge, match="the limit is 2 MiB"):
+        decode(data, "gzip", 2 * MIB, uncounted)
+
+    assert peak() < 6 * MIB
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
+def test_a_body_that_expands_much_stops_soon(encode: object) -> None:
+    """A small body does not become one of the largest; it is told to come as it is."""
+    assert callable(encode)
+    data = encode(bytes(50 * MIB))
+    counted: list[int] = []
+    with pytest.raises(BodyTooLarge, match=r"^the body becomes more than 25 times as large .*; send it as it is$"):
+        decode(data, "gzip", 50 * MIB, counted.append)
+
+    assert sum(counted) <= max(25 * len(data), MIB) + MIB
+
+
+@pytest.mark.parametrize(("times", "is_accepted"), [(20, True), (30, False)])
+def test_a_body_may_expand_25_times(times: int, is_accepted: bool) -> None:  # noqa: FBT001
+    """Noise does not shrink; zeros do, a thousand times."""
+    noise = os.urandom(MIB // 10)
+    plain = noise + bytes((times - 1) * len(noise))
+    compressed = gzip.compress(plain)
+    if is_accepted:
+        assert decode(compressed, "gzip", len(plain), uncounted) == plain
+    else:
+        with pytest.raises(BodyTooLarge, match="25 times"):
+            decode(compressed, "gzip", len(plain), uncounted)
+
+
+def test_the_result_is_in_memory_once() -> None:
+    """Besides it, there is a piece of it, and room for more of them."""
+    plain = os.urandom(10 * MIB).hex().encode()
+    data = gzip.compress(plain, 1)
+    with traced() as peak:
+        decoded = decode(data, "gzip", len(plain), uncounted)
+
+    assert decoded == plain
+    assert peak() < len(plain) * 9 / 8 + 3 * MIB
+
+
+@pytest.mark.parametrize("size", [0, 300, 65_518, 200_000])
+def test_members_follow_one_another(size: int) -> None:
+    """As when compressed files are joined, wherever the pieces meet in which the body is read."""
+    first, second = os.urandom(size), os.urandom(size // 2)
+    data = gzip.compress(first, 0) + gzip.compress(second) + gzip.compress(b"end")
+
+    assert decode(data, "gzip", 2 * size + 3, uncounted) == first + second + b"end"
+    with pytest.raises(MalformedRequest, match=r"^the compressed body is truncated$"):
+        decode(data[:-1], "gzip", MIB, uncounted)
+
+
+def test_members_are_counted() -> None:
+    """A body of nothing but empty ones would take long."""
+    empty = gzip.compress(b"")
+    assert decode(empty * 4096, "gzip", MIB, uncounted) == b""
+
+    with pytest.raises(MalformedRequest, match=r"^the compressed body has more than 4096 members$"):
+        decode(empty * 100_000, "gzip", MIB, uncounted)
+
+
+def test_memory_may_run_out() -> None:
+    """The caller's own error stops it."""
+
+    def refuse(_: int) -> None:
+        raise GatewayFull("no memory")
+
+    with pytest.raises(GatewayFull):
+        decode(gzip.compress(b"a"), "gzip", MIB, refuse)
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
+def test_a_truncated_body_is_malformed(encode: object) -> None:
+    """Wherever it ends."""
+    assert callable(encode)
+    data = encode(os.urandom(300))
+    for length in range(1, len(data)):
+        with pytest.raises(MalformedRequest, match=r"truncated|corrupt"):
+            decode(data[:length], "gzip", MIB, uncounted)
+
+
+@pytest.mark.parametrize("size", [300, 65_525, 200_000])
+@pytest.mark.parametrize("rest", [b"x", bytes(200_000), gzip.compress(b"more")], ids=["byte", "zeros", "member"])
+def test_what_follows_the_end_is_malformed(size: int, rest: bytes) -> None:
+    """Also where the pieces in which the body is read meet. Only a gzip member may follow another one."""
+    with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
+        decode(zlib.compress(bytes(range(250)) * (size // 250), 0) + rest, "deflate", MIB, uncounted)
+
+
+@pytest.mark.parametrize("rest", [b"x", b"\x1f", bytes(200_000), zlib.compress(b"more")], ids=["byte", "start", "zeros", "zlib"])
+def test_what_follows_the_last_member_is_malformed(rest: bytes) -> None:
+    """Zeros, too, with which tapes are filled."""
+    with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
+        decode(gzip.compress(b"a") + rest, "gzip", MIB, uncounted)
+
+
+@given(st.sampled_from([b"", b"\x1f\x8b\x08\0", b"\x78\x9c"]), st.binary())
+def test_any_body_is_decoded_or_a_gateway_error(start: bytes, rest: bytes) -> None:
+    """Whatever the bytes."""
+    try:
+        decoded = decode(start + rest, "gzip", MIB, uncounted)
+    except GatewayError:
+        return
+
+    assert len(decoded) <= MIB

@@ -1,0 +1,376 @@
+"""What receiving a request costs: memory that its body takes is counted."""
+
+import asyncio
+import base64
+import gzip
+import random
+import tracemalloc
+from collections.abc import AsyncIterator
+from functools import partial
+from io import BytesIO
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import pytest
+from PIL import Image
+
+from app import main
+from app.api import middleware
+from app.api.answering import problems
+from app.api.application import Application
+from app.api.receiving import body
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.resilience.admission import Admission, Capacity
+from app.resilience.uploads import Upload
+from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings
+from tests.fakes.https import Host, redirect, response, serving
+from tests.fakes.triton import FakeTriton
+from tests.scrape import scrape
+from tests.support import SCENE, call, captured_log, eventually, json, receiving, started
+
+NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly shrinks
+
+
+@pytest.mark.parametrize("is_compressed", [True, False])
+async def test_all_memory_of_a_body_that_is_parsed_is_counted(
+    gateway: tuple[FakeTriton, httpx.AsyncClient],
+    monkeypatch: pytest.MonkeyPatch,
+    is_compressed: bool,  # noqa: FBT001
+) -> None:
+    """The body, what it was before it was compressed, and what parsing adds: no less than is in use, and not much more."""
+    counted: list[int] = []
+    add = Upload.add
+    parse = body.parse_body
+    peaks: list[int] = []
+
+    def noted(upload: Upload, nbytes: int) -> None:
+        add(upload, nbytes)
+        counted.append(nbytes)
+
+    def measured(*arguments: Any) -> Any:  # noqa: ANN401
+        try:
+            return parse(*arguments)
+        finally:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+
+    monkeypatch.setattr(Upload, "add", noted)
+    monkeypatch.setattr(body, "parse_body", measured)
+    plain = msgspec.json.encode({"image": base64.urlsafe_b64encode(NOISE).decode()})
+    data = gzip.compress(plain) if is_compressed else plain
+    headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if is_compressed else {})
+    tracemalloc.start()
+    try:
+        response = await gateway[1].post("/detect", content=data, headers=headers)
+    finally:
+        tracemalloc.stop()
+
+    assert json(response, 415)["code"] == "unsupported_format"
+    assert sum(counted) == len(data) + is_compressed * len(plain) + body.parsing_bytes(len(plain), "application/json")
+    assert 0.8 * sum(counted) < peaks[0] < 1.05 * sum(counted)
+
+
+CANARY = "canary7f3a"
+
+
+class Remote(NamedTuple):
+    """A host that has an image, and an application that may fetch from there."""
+
+    host: Host
+    client: httpx.AsyncClient
+    app: Application
+
+
+@pytest.fixture
+async def remote(
+    settings: Settings, triton: EmbeddedTriton, admissions: list[Admission], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Remote]:
+    assert triton.poll() is None
+    assert not admissions
+    async with serving() as host:
+        host.answers["/scene.bmp"] = response(SCENE)
+        monkeypatch.setattr(main, "Fetcher", lambda hosts, max_bytes, **others: host.fetcher(*hosts, max_bytes=max_bytes, **others))
+        own = msgspec.structs.replace(settings, model="six_columns", url_hosts=f"*.example.org:{host.port}", max_file_size_mb=1)
+        app = create_app(own)
+        async with started(app) as client:
+            yield Remote(host, client, app)
+        assert all(admission.upload_memory.own_bytes == admission.memory.own_bytes == 0 for admission in admissions)
+
+
+@pytest.fixture
+def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
+    """The admissions that are made from now on."""
+    made: list[Admission] = []
+    create = Admission.__init__
+
+    def create_and_note(admission: Admission, table: WorkerTable, capacity: Capacity) -> None:
+        create(admission, table, capacity)
+        made.append(admission)
+
+    monkeypatch.setattr(Admission, "__init__", create_and_note)
+    return made
+
+
+@pytest.mark.parametrize("way", ["query", "json image", "json url", "form"])
+async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> None:
+    """Wherever its address is; parameters apply as to any image."""
+    host, client, _ = remote
+    url = host.url("/scene.bmp")
+    send = {
+        "query": partial(client.post, "/detect", params={"url": url, "classes": "red"}),
+        "json image": partial(client.post, "/detect", json={"image": url, "classes": ["red"]}),
+        "json url": partial(client.post, "/detect", json={"url": url, "classes": ["red"]}),
+        "form": partial(client.post, "/detect", files={"url": (None, url), "classes": (None, "red")}),
+    }[way]
+    answer = await send()
+
+    assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
+    assert [entry.partition(";")[0] for entry in answer.headers["server-timing"].split(", ")][:3] == ["read", "fetch", "model"]
+    assert len(host.requests) == 1
+
+
+async def test_a_batch_has_images_and_addresses(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is fetched, or fails, alone; in JSON and in lines. The log has the hosts."""
+    host, client, _ = remote
+    logged = captured_log(monkeypatch, middleware)
+    wrong = ["http://images.example.org/scene.bmp", "https://elsewhere.test/", host.url("/missing.bmp"), "https://" + "x" * 5000]
+    images = [host.url("/scene.bmp"), base64.b64encode(SCENE).decode(), *wrong, host.url("/scene.bmp")]
+    answer = json(await client.post("/detect/batch", json={"images": images}))
+    lines = await client.post("/detect/batch", json={"images": images}, headers={"Accept": "application/x-ndjson"})
+
+    assert [result["image_index"] for result in answer["results"]] == [0, 1, 6]
+    assert all(result["num_detections"] == 2 for result in answer["results"])
+    codes = ["url_not_allowed", "url_not_allowed", "image_not_fetched", "url_not_allowed"]
+    assert [failure["problem"]["code"] for failure in answer["failures"]] == codes
+    statuses = {line["index"]: line["status"] for line in map(msgspec.json.decode, lines.content.splitlines()[:-1])}
+    assert [statuses[index] for index in range(7)] == [200, 200, 400, 400, 424, 400, 200]
+    assert [line.kwargs["url_hosts"] for line in logged] == [["images.example.org"]] * 2
+
+
+async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admissions: list[Admission]) -> None:
+    """However slow the hosts of its images are; it keeps no connection and no memory when its caller leaves."""
+    host, client, app = remote
+    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
+    data = msgspec.json.encode({"images": [host.url("/slow")] * 64})
+    may_leave = asyncio.Event()
+    received = receiving({"type": "http.request", "body": data, "more_body": False})
+
+    async def leaving() -> Any:  # noqa: ANN401
+        message = await received()
+        if message["type"] == "http.disconnect":
+            await may_leave.wait()
+        return message
+
+    batch = asyncio.create_task(call(app, leaving, "/detect/batch", headers={"Content-Type": "application/json"}))
+    assert await eventually(lambda: host.open_connections == 8)
+
+    assert len(json(await client.post("/detect", params={"url": host.url("/scene.bmp")}))["detections"]) == 2
+    assert admissions[0].batch_memory.own_bytes > 0
+    may_leave.set()
+    assert (await batch).problem["code"] == "client_gone"
+    assert await eventually(lambda: not host.open_connections)
+    assert admissions[0].batch_memory.own_bytes == 0
+
+
+async def test_a_fetched_image_is_drawn_on(remote: Remote) -> None:
+    """As one that was sent."""
+    host, client, _ = remote
+    answer = await client.post(
+        "/detect", params={"url": host.url("/scene.bmp"), "format": "image"}, headers={"Accept": "image/png"}
+    )
+
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(BytesIO(answer.content)).size == Image.open(BytesIO(SCENE)).size
+
+
+@pytest.mark.parametrize("name", ["url", "image"])
+async def test_a_form_of_names_and_values_may_have_an_address(remote: Remote, name: str) -> None:
+    """With all that is escaped in it."""
+    host, client, _ = remote
+    host.answers["/scene.bmp?a=1&b=%2F"] = response(SCENE)
+    answer = await client.post("/detect", data={name: host.url("/scene.bmp?a=1&b=%2F"), "classes": "red"})
+
+    assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
+
+
+@pytest.mark.parametrize("path", ["/predict/six_columns", "/v1/detect", "/v1/predict/six_columns"])
+async def test_every_path_takes_addresses(remote: Remote, path: str) -> None:
+    """As it takes images."""
+    host, client, _ = remote
+
+    assert len(json(await client.post(path, json={"image": host.url("/scene.bmp")}))["detections"]) == 2
+
+
+@pytest.mark.parametrize("url", ["", " "])
+async def test_an_empty_address_is_none(remote: Remote, url: str) -> None:
+    """A form sends it for a field that was not filled in; if there is no image either, the answer says so."""
+    _, client, _ = remote
+    with_image: list[dict[str, Any]] = [
+        {"params": {"url": url}, "content": SCENE},
+        {"files": {"image": SCENE}, "data": {"url": url}},
+        {"json": {"url": url, "image": base64.b64encode(SCENE).decode()}},
+    ]
+    without: list[dict[str, Any]] = [{"json": {"url": url}}, {"data": {"url": url, "boxes": "pixel"}}]
+    for request in with_image:
+        assert json(await client.post("/detect", **request))["num_detections"] == 2
+    for request in without:
+        assert json(await client.post("/detect", **request), 400)["detail"] == "the url is empty"
+
+
+async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
+    """Nothing is fetched."""
+    host, client, _ = remote
+    url = host.url("/scene.bmp")
+
+    for request in (
+        {"files": {"url": (None, url), "image": ("a.bmp", SCENE)}},
+        {"json": {"url": url, "image": "QUJD"}},
+    ):
+        problem = json(await client.post("/detect", **request), 400)
+        assert problem["detail"] == "send either an image or a url, not both"
+    for content in (SCENE, f'{{"image": "{url}"}}'.encode(), b'{"confidence": 0.4}'):
+        problem = json(await client.post("/detect", params={"url": url}, content=content), 400)
+        assert problem["detail"] == "with `url` in the query, send no body"
+    problem = json(await client.post("/detect", json={"url": url, "image": url}), 400)
+    assert problem["detail"] == "url is given more than once"
+    assert not host.requests
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "code"),
+    [
+        ("", 400, "malformed_request"),
+        ("http://images.example.org/scene.bmp", 400, "url_not_allowed"),
+        ("https://127.0.0.1/", 400, "url_not_allowed"),
+        ("https://images.example.org/scene.bmp", 400, "url_not_allowed"),
+        ("https://x" + "x" * 5000, 400, "invalid_parameter"),
+        ("https://nowhere.example.org:{}/scene.bmp", 424, "image_not_fetched"),
+        ("https://images.example.org:{}/missing.bmp", 424, "image_not_fetched"),
+        ("https://images.example.org:{}/redirect", 424, "image_not_fetched"),
+        ("https://images.example.org:{}/page", 415, "unsupported_format"),
+        ("https://images.example.org:{}/large", 413, "body_too_large"),
+        ("https://images.example.org:{}/broken", 422, "invalid_image"),
+    ],
+)
+async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Remote, url: str, status: int, code: str) -> None:
+    """Never one of the gateway; the text repeats nothing of the address."""
+    host, client, _ = remote
+    host.answers |= {
+        "/redirect": redirect("https://169.254.169.254/latest"),
+        "/page": response(b"<!doctype html>", "200 OK", "Content-Type: text/html"),
+        "/large": response(bytes(2**20 + 1)),
+        "/broken": response(SCENE[:100]),
+    }
+    problem = json(await client.post("/detect", json={"image": url.format(host.port)} if url else {"url": url}), status)
+
+    assert problem["code"] == code
+    assert "example.org:" not in problem["detail"]
+    assert problem["detail"].count("example.org") <= ("such as https://example.org/" in problem["detail"])
+
+
+async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> None:
+    """The error names the setting; base64 that is none keeps its own error."""
+    for request in ({"params": {"url": "https://a.org/x"}}, {"json": {"image": "https://a.org/x"}}, {"json": {"url": "x"}}):
+        problem = json(await client.post("/detect", **request), 400)  # type: ignore[arg-type]
+        assert problem["code"] == "url_input_disabled"
+        assert "NEREID_URL_HOSTS" in problem["detail"]
+    assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
+
+
+async def test_an_empty_body_needs_an_address(remote: Remote) -> None:
+    """In the query; the rest of the query does not help."""
+    _, client, _ = remote
+
+    assert json(await client.post("/detect", params={"confidence": "0.5"}), 400)["detail"] == "the body is empty"
+
+
+async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
+    """The caller's own, from the end of the request's body; it is not an error of the gateway."""
+    host, client, _ = remote
+    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
+    problem = json(await client.post("/detect", params={"url": host.url("/slow"), "timeout_ms": "200"}), 424)
+
+    assert problem["code"] == "image_not_fetched"
+    assert problem["detail"].startswith("the image did not arrive within 0.")
+    assert await eventually(lambda: not host.open_connections)
+
+
+async def test_a_caller_who_leaves_ends_the_fetch(remote: Remote) -> None:
+    """The connection to the host is closed."""
+    host, _, app = remote
+    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
+    leaving = receiving({"type": "http.request", "body": b"", "more_body": False})
+    reply = await call(app, leaving, f"/detect?url={quote(host.url('/slow'))}")
+
+    assert reply.problem["code"] == "client_gone"
+    assert host.requests
+    assert await eventually(lambda: not host.open_connections)
+
+
+async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
+    """Without memory for them, the gateway is full."""
+    host, client, _ = remote
+    (admission,) = admissions
+    seen: list[int] = []
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(response(SCENE[:1000], "200 OK", f"Content-Length: {len(SCENE)}"))
+        await writer.drain()
+        assert await eventually(lambda: admission.upload_memory.own_bytes == 1000)
+        seen.append(admission.upload_memory.own_bytes)
+        writer.write(SCENE[1000:])
+
+    host.answers["/pause"] = answer
+    json(await client.post("/detect", params={"url": host.url("/pause")}))
+    assert seen == [1000]
+
+    admission.upload_memory.limit_bytes = 1000
+    with admission.upload_memory.reserve() as others:
+        others.add(1)
+        problem = json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)
+    assert problem["code"] == "gateway_full"
+
+
+async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may contain secrets; what fails is no exception."""
+    host, client, _ = remote
+    lines = captured_log(monkeypatch, middleware)
+    errors = captured_log(monkeypatch, problems)
+    host.answers[f"/{CANARY}?{CANARY}"] = response(SCENE)
+    host.answers[f"/broken/{CANARY}"] = f"{CANARY}\r\n\r\n".encode()
+    host.answers[f"/redirect/{CANARY}"] = redirect(f"https://{CANARY}.example.net/{CANARY}")
+    urls = [
+        host.url(f"/{CANARY}?{CANARY}#{CANARY}"),
+        host.url(f"/missing/{CANARY}"),
+        host.url(f"/broken/{CANARY}"),
+        host.url(f"/redirect/{CANARY}"),
+        f"https://{CANARY}:{CANARY}@images.example.org:{host.port}/",
+        f"http://images.example.org/{CANARY}",
+        f"https://images.example.org:{CANARY}/",
+        f"https://{CANARY}.example.org/",
+    ]
+    answers = [await client.post("/detect", json={"image": url}) for url in urls]
+    answers += [await client.post(f"/detect?url={quote(url)}") for url in urls]
+
+    assert [answer.status_code for answer in answers] == [200, 424, 424, 424, 400, 400, 400, 400] * 2
+    assert CANARY not in str(lines)
+    assert CANARY not in "".join(answer.text for answer in answers)
+    assert not errors
+    logged: list[dict[str, Any]] = [line.kwargs for line in lines]
+    assert [line.get("url_host") for line in logged] == [*["images.example.org"] * 4, *[None] * 4] * 2
+    assert "fetch" in logged[0]["stages"]
+    assert "fetch" in logged[1]["stages"]
+
+
+async def test_a_fetch_is_a_stage_in_the_metrics(remote: Remote) -> None:
+    """Of the requests that have one."""
+    host, client, _ = remote
+    name = 'api_stage_duration_seconds_count{stage="fetch"}'
+    before = (await scrape(client)).get(name, 0)
+    json(await client.post("/detect", content=SCENE))
+    json(await client.post("/detect", params={"url": host.url("/scene.bmp")}))
+
+    assert (await scrape(client))[name] == before + 1

@@ -1,0 +1,260 @@
+"""GET /metrics: everything that happens to requests is counted, with the status that the caller saw."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from app.api.admission import keys
+from app.api.answering import native
+from app.api.application import Application
+from app.host.memory import resident_bytes
+from app.main import create_app
+from app.telemetry.timing import STAGES
+from tests.api.conftest import settings_for, until
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.scrape import Samples, read_samples, scrape
+from tests.support import SCENE, call, eventually, receiving, started
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+
+
+@pytest.fixture
+def gateway(gateway: Gateway) -> Gateway:
+    """A gateway whose Triton finds nothing."""
+    gateway[0].answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    return gateway
+
+
+def requests(endpoint: str, status: int) -> str:
+    """Return the sample that counts the requests of an endpoint that were answered with a status."""
+    return f'api_requests_total{{endpoint="{endpoint}",status="{status}"}}'
+
+
+async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
+    """Return what has changed since, but for what the scrapes themselves change."""
+    after = await scrape(client)
+    changed = {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
+    return {name: value for name, value in changed.items() if "/metrics" not in name}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "endpoint", "status"),
+    [
+        ("GET", "/livez", "/livez", 200),
+        ("GET", "/v1/models", "/v1/models", 200),
+        ("GET", "/docs", "/docs", 200),
+        ("GET", "/docs/", "/docs", 200),
+        ("GET", "/docs-assets/swagger_style.css", "/docs-assets/{name}", 200),
+        ("GET", "/docs-assets/nothing", "/docs-assets/{name}", 404),
+        ("GET", "/nothing", "unmatched", 404),
+        ("GET", "/nowhere", "unmatched", 404),
+        ("GET", "/detect/more/of/it", "unmatched", 404),
+        ("GET", "/detect", "/detect", 405),
+        ("PUT", "/v1/predict/x", "/v1/predict/{model}", 405),
+        ("POST", "/detect", "/detect", 400),
+        ("POST", "/predict/tiny?confidence=2", "/predict/{model}", 400),
+    ],
+)
+async def test_requests_count_with_route_and_status(
+    reader: httpx.AsyncClient, method: str, path: str, endpoint: str, status: int
+) -> None:
+    """Once, under the template of their route; the path itself, which a caller chooses, is in no metric."""
+    before = await scrape(reader)
+    answer = await reader.request(method, path, headers={"content-type": "image/png"})
+    assert answer.status_code == status
+
+    changed = await differences(reader, before)
+    assert {name: value for name, value in changed.items() if name.startswith("api_requests_total")} == {
+        requests(endpoint, status): 1
+    }
+    assert changed[f'api_request_duration_seconds_count{{endpoint="{endpoint}"}}'] == 1
+    assert "api_active_requests" not in changed
+
+
+async def test_a_detection_counts_in_every_stage(gateway: Gateway) -> None:
+    """And its tensor by the way that it took to Triton."""
+    _, client = gateway
+    before = await scrape(client)
+    assert (await client.post("/detect", content=SCENE)).status_code == 200
+
+    changed = await differences(client, before)
+    assert changed[requests("/detect", 200)] == 1
+    assert {stage: changed[f'api_stage_duration_seconds_count{{stage="{stage}"}}'] for stage in STAGES} == dict.fromkeys(STAGES, 1)
+    assert changed['api_inferences_total{transport="shm"}'] == 1
+    assert not {name for name in changed if name.startswith(("api_errors", "api_rejections", "api_deadlines", "api_retries"))}
+
+
+async def test_errors_count_by_code(gateway: Gateway) -> None:
+    """As in the body of the response."""
+    fake, client = gateway
+    before = await scrape(client)
+    fake.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
+    for content in (SCENE, b"no image", SCENE):
+        await client.post("/detect", content=content)
+
+    changed = await differences(client, before)
+    assert changed['api_errors_total{code="inference_failed"}'] == 2
+    assert changed['api_errors_total{code="unsupported_format"}'] == 1
+    assert (changed[requests("/detect", 502)], changed[requests("/detect", 415)]) == (2, 1)
+
+
+async def test_an_unexpected_exception_counts_as_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is."""
+    _, client = gateway
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    before = await scrape(client)
+    monkeypatch.setattr(native, "to_response", fail)
+    assert (await client.post("/detect", content=SCENE)).status_code == 500
+
+    changed = await differences(client, before)
+    assert (changed[requests("/detect", 500)], changed['api_errors_total{code="internal_error"}']) == (1, 1)
+
+
+async def test_a_missed_deadline_counts_in_its_stage(gateway: Gateway) -> None:
+    """Here the model is late."""
+    fake, client = gateway
+    before = await scrape(client)
+    fake.may_answer.clear()
+    asked = 0
+    while not fake.requests:  # on a busy machine it may pass before
+        asked += 1
+        assert (await client.post("/detect?timeout_ms=100", content=SCENE)).status_code == 504
+    fake.may_answer.set()
+
+    changed = await differences(client, before)
+    missed = {stage: changed.get(f'api_deadlines_missed_total{{stage="{stage}"}}', 0) for stage in STAGES}
+    assert sum(missed.values()) == changed[requests("/detect", 504)] == asked
+    assert missed["infer"] >= 1
+
+
+async def test_a_retry_counts_by_its_reason(gateway: Gateway) -> None:
+    """As one inference, which was tried again."""
+    fake, client = gateway
+    before = await scrape(client)
+    fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
+    assert (await client.post("/detect", content=SCENE)).status_code == 200
+
+    changed = await differences(client, before)
+    assert changed['api_retries_total{reason="disconnected"}'] == 1
+    assert changed['api_inferences_total{transport="shm"}'] == 1
+
+
+async def test_a_client_that_leaves_counts_as_499(shared_app: Application, reader: httpx.AsyncClient) -> None:
+    """Nobody sees that status, but it is no success."""
+    before = await scrape(reader)
+    headers = {"content-type": "image/png", "content-length": "1000"}
+    await call(shared_app, receiving({"type": "http.request", "body": b"x", "more_body": True}), "/detect", headers)
+    changed = await differences(reader, before)
+
+    assert changed[requests("/detect", 499)] == 1
+    assert changed['api_errors_total{code="client_gone"}'] == 1
+
+
+@pytest.fixture
+async def full() -> AsyncIterator[Gateway]:
+    """A gateway with room for one request, which is stalled, and its client."""
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, max_requests=1))) as client:
+        fake.may_answer.clear()
+        fake.requests.clear()
+        request = asyncio.create_task(client.post("/detect", content=SCENE))
+        assert await eventually(lambda: fake.running == 1)
+        yield fake, client
+        fake.may_answer.set()
+        await request
+
+
+async def test_rejections_count_by_their_reason(full: Gateway) -> None:
+    """Under the route that the request would have reached."""
+    _, client = full
+    for path in ("/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"):
+        before = await scrape(client)
+        assert (await client.post(path, content=SCENE)).status_code == 429
+
+        changed = await differences(client, before)
+        assert changed[requests(path.replace("tiny", "{model}"), 429)] == 1
+        assert changed['api_rejections_total{reason="requests"}'] == 1
+        assert changed['api_errors_total{code="gateway_full"}'] == 1
+
+
+async def test_what_is_in_use_is_shown(full: Gateway) -> None:
+    """After a second at the latest."""
+    _, client = full
+    found: Samples = {}
+
+    async def shows_it() -> bool:
+        found.update(await scrape(client))
+        return found.get('api_model_active_requests{model="tiny"}') == 1
+
+    assert await until(shows_it)
+    assert found["api_active_requests"] == 2  # the scrape is one, too
+    assert found['api_model_request_limit{model="tiny"}'] == 1
+    assert found['api_model_waiting_requests{model="tiny"}'] == 0
+    assert found["api_slots_in_use"] == 1
+    assert found["api_slots"] > 1
+    assert found["api_workers"] == found["api_worker_starts_total"] == 1
+    assert found['api_reserved_bytes{purpose="images"}'] >= 32 * 32 * 3
+    assert found['api_reserved_bytes_limit{purpose="images"}'] > 10**7
+    (memory,) = [value for name, value in found.items() if name.startswith("api_worker_memory_bytes")]
+    assert 0.5 < memory / resident_bytes() < 2
+
+
+async def test_an_open_circuit_is_shown(gateway: Gateway) -> None:
+    """By model, until it is closed."""
+    fake, client = gateway
+    fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    for _ in range(6):
+        await client.post("/detect", content=SCENE)
+
+    async def shows(value: int) -> bool:
+        return (await scrape(client))['api_circuit_open{model="tiny"}'] == value
+
+    assert await until(partial(shows, 1))
+    fake.refusal = None
+    assert await until(partial(shows, 0))
+
+
+async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncClient) -> None:
+    """It is shown as down."""
+    found = await scrape(lonely)
+
+    assert [up for name, up in found.items() if name.startswith("triton_up{")] == [0]
+    assert found["api_workers"] == 1
+    assert not {name for name in found if name.startswith("triton_batch")}
+
+
+async def test_openmetrics_is_written_if_the_scraper_asks_for_it(reader: httpx.AsyncClient) -> None:
+    """And can be read by its own, stricter parser."""
+    answer = await reader.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert "api_requests" in {family.name for family in parse_openmetrics(answer.text)}  # type: ignore[no-untyped-call]
+
+
+async def test_the_usual_format_has_its_content_type(reader: httpx.AsyncClient) -> None:
+    """Which newer versions of Prometheus insist on."""
+    answer = await reader.get("/metrics")
+
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert read_samples(answer.text)["api_workers"] == 1
+
+
+async def test_metrics_need_the_key_that_the_report_of_health_needs(tmp_path: Path) -> None:
+    """They tell as much."""
+    credential, table = keys.create("prometheus")
+    file = tmp_path / "keys.toml"
+    file.write_text(table.replace("detect", "health"), encoding="utf-8")
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(file)))) as client:
+        assert (await client.get("/metrics")).status_code == 401
+        assert (await client.get("/metrics", headers={"authorization": f"Bearer {credential}"})).status_code == 200

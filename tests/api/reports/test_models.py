@@ -1,0 +1,147 @@
+"""The list of models: those that can be used, those that cannot, and those that could be pulled."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import msgspec
+import pytest
+
+from app.main import create_app
+from app.settings.schema import Settings
+from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.support import REPOSITORY, SCENE, json, sample_image, started
+
+Gateway = tuple[FakeTriton, httpx.AsyncClient]
+
+
+def by_name(document: dict[str, Any]) -> dict[str, Any]:
+    return {model["name"]: model for model in document["models"]}
+
+
+async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
+    """The list is sorted by name, includes the models that `pull` knows, and marks the default model."""
+    _, client = gateway
+    document = json(await client.get("/models"))
+
+    assert document["default"] == "tiny"
+    names = [model["name"] for model in document["models"]]
+    assert names == sorted(names)
+    states = {name: model["state"] for name, model in by_name(document).items()}
+    assert {"a": "ready", "b": "not_ready", "c": "not_ready"}.items() <= states.items()
+    assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
+
+
+async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
+    """Size, format, classes, source and licence; a caller needs no other source."""
+    fake, client = gateway
+    hints = {"labels": "red,blue", "source": "here", "licence": "MIT"}
+    fake.config = {
+        **CONFIG,
+        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [32, 64, 3]}],
+        "parameters": {name: {"string_value": text} for name, text in hints.items()},
+    }
+    model = by_name(json(await client.get("/models")))["a"]
+
+    assert (model["version"], model["width"], model["height"], model["device"]) == ("1", 64, 32, "cpu")
+    assert model["output_format"] == "rows of x1 y1 x2 y2 score class"
+    assert model["classes"] == ["red", "blue"]
+    assert (model["source"], model["licence"]) == ("here", "MIT")
+    assert model["detail"] is None
+    assert model["versions"] == ["1"]
+
+
+async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
+    """Those that are ready, as numbers ascend, and the newest as the one that answers."""
+    fake, client = gateway
+    fake.model_versions = ["2", "10"]
+    fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]
+    model = by_name(json(await client.get("/models")))["a"]
+
+    assert (model["version"], model["versions"]) == ("10", ["2", "10"])
+
+
+async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
+    """Under their names, beside ours; with and without a slash at the end."""
+    fake, client = gateway
+    fake.config = {**CONFIG, "backend": "onnxruntime", "parameters": {"labels": {"string_value": "red,blue"}}}
+    document = json(await client.get("/models/"))
+    models = by_name(document)
+
+    assert document == json(await client.get("/models"))
+    assert document.items() <= json(await client.get("/v1/models")).items()  # where a dialect may add to it
+    assert (document["total"], document["triton_status"]) == (len(models), "READY")
+    told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
+    assert {name: models["a"][name] for name in told} == told
+    assert (models["a"]["num_classes"], models["a"]["input_shape"]) == (2, [32, 32, 3])
+    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == (None, [])
+
+
+async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
+    """It is ready in Triton, but not usable here; the others are listed all the same."""
+    fake, client = gateway
+    fake.config = {**CONFIG, "output": []}
+    models = by_name(json(await client.get("/models")))
+
+    assert models["a"]["state"] == "ready"
+    assert models["a"]["detail"].startswith("no adapter fits a")
+    assert models["a"]["width"] is None
+    assert models["b"]["state"] == "not_ready"
+
+
+async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
+    """The error contains the command that pulls the model."""
+    _, client = gateway
+
+    listed = by_name(json(await client.get("/models")))["yolo11n"]
+    assert listed["detail"] == "get it with `nereid pull yolo11n` or `./just pull yolo11n`, then restart Triton"
+
+
+async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
+    """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
+    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
+    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[c]"), encoding="utf-8")
+    fake = FakeTriton()
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
+    async with serving(fake):
+        settings = Settings(triton_urls=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
+        async with started(create_app(settings)) as client:
+            models = by_name(json(await client.get("/models")))
+            refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano")}
+
+    assert (models["c"]["state"], models["yolox_nano"]["state"]) == ("not_ready", "not_pulled")
+    assert "log" in models["c"]["detail"]
+    assert json(refused["c"], 503)["code"] == "model_not_ready"
+    assert refused["c"].headers["retry-after"]
+    assert json(refused["yolox_nano"], 404)["code"] == "unknown_model"
+    assert "./just pull yolox_nano" in refused["yolox_nano"].json()["detail"]
+
+
+async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:
+    """Only Triton knows its models, so the answer is an error."""
+    fake, client = gateway
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    for one in (lonely, client):
+        response = await one.get("/models")
+        assert json(response, 503)["code"] == "triton_unavailable"
+        assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.usefixtures("triton")
+async def test_a_model_that_was_not_pulled_says_how(settings: Settings, tmp_path: Path) -> None:
+    """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
+    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
+    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
+    changed = msgspec.structs.replace(settings, model_repository=str(tmp_path), classify_model="never_pulled")
+    async with started(create_app(changed)) as client:
+        response = await client.post("/predict/never_pulled", content=sample_image("chelsea.jpg"))
+        by_default = await client.post("/classify", content=sample_image("chelsea.jpg"))
+        models = by_name(json(await client.get("/models")))
+
+    assert "./just pull never_pulled" in json(response, 404)["detail"]
+    assert "./just pull never_pulled" in json(by_default, 404)["detail"]
+    assert models["never_pulled"]["state"] == "not_pulled"
+    assert models["yolo11n"]["state"] == "ready"
+    assert models["yolo11n"]["classes"][15] == "cat"
+    assert models["yolo11n"]["licence"].startswith("AGPL-3.0")

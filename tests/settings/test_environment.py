@@ -1,0 +1,132 @@
+"""Settings from the environment."""
+
+import msgspec
+import pytest
+
+from app.settings.environment import load
+from app.settings.schema import PREFIX, Settings, SettingsError
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("HOST", "0.0.0.0", "0.0.0.0"),  # noqa: S104
+        ("PORT", "65535", 65535),
+        ("SOCKET", "/run/nereid/api.sock", "/run/nereid/api.sock"),
+        ("SOCKET_MODE", "600", "600"),
+        ("INSTANCES", "64", 64),
+        ("SOCKET_FOLDER", "/run/nereid", "/run/nereid"),
+        ("API_KEYS_FILE", "/etc/nereid/keys.toml", "/etc/nereid/keys.toml"),
+        ("WORKERS", "1", 1),
+        ("WORKER_MAX_AGE_SECONDS", "86400", 86400),
+        ("WORKER_MAX_MEMORY_MB", "2048", 2048),
+        ("DRAIN_DELAY_SECONDS", "0", 0.0),
+        ("DRAIN_DELAY_SECONDS", "600", 600.0),
+        ("DECODE_THREADS", "256", 256),
+        ("MODEL", "null", "null"),
+        ("TIMEOUT_SECONDS", "0.5", 0.5),
+        ("TIMEOUT_SECONDS", "600", 600.0),
+        ("MAX_TIMEOUT_SECONDS", "600", 600.0),
+        ("BODY_PAUSE_SECONDS", "0.5", 0.5),
+        ("BODY_SECONDS", "3600", 3600.0),
+        ("MAX_REQUESTS", "0", 0),
+        ("MAX_UPLOADS", "65536", 65536),
+        ("MEMORY_MB", "1048576", 1048576),
+        ("MAX_FILE_SIZE_MB", "1024", 1024.0),
+        ("MAX_MEGAPIXELS", "178", 178.0),
+        ("LOG_LEVEL", "debug", "debug"),
+        ("LOG_FORMAT", "json", "json"),
+        ("SLOW_REQUEST_MS", "0", 0.0),
+        ("SLOW_REQUEST_MS", "250.5", 250.5),
+        ("TRACING", "true", True),
+        ("TRITON_HOME", "/srv/triton", "/srv/triton"),
+        ("TRITON_TLS", "false", False),
+    ],
+)
+def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
+    """The text becomes the setting of that name, and no other setting changes."""
+    assert load({PREFIX + name: text}) == msgspec.structs.replace(Settings(), **{name.lower(): value})
+
+
+def test_variables_of_others_are_ignored() -> None:
+    """Only variables with our prefix are read."""
+    assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3"}) == Settings()
+
+
+@pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
+def test_unknown_variable_is_named(name: str) -> None:
+    """A misspelt setting is rejected instead of ignored."""
+    with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
+        load({"NEREID_PORT": "4603", name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PORT", "0"),
+        ("PORT", "65536"),
+        ("PORT", "http"),
+        ("PORT", ""),
+        ("SOCKET", "/" + "x" * 100),
+        ("SOCKET_MODE", "0660"),
+        ("SOCKET_MODE", "668"),
+        ("SOCKET_MODE", "rw-rw----"),
+        ("INSTANCES", "-1"),
+        ("INSTANCES", "65"),
+        ("SOCKET_FOLDER", "/" + "x" * 80),
+        ("TRITON_GRPC_PORT", "-1"),
+        ("TRITON_TLS", "on"),
+        ("WORKERS", "-1"),
+        ("WORKERS", "1.5"),
+        ("WORKERS", "257"),
+        ("WORKER_MAX_AGE_SECONDS", "-1"),
+        ("WORKER_MAX_MEMORY_MB", "-1"),
+        ("DRAIN_DELAY_SECONDS", "-1"),
+        ("DRAIN_DELAY_SECONDS", "601"),
+        ("DECODE_THREADS", "0"),
+        ("TIMEOUT_SECONDS", "0"),
+        ("TIMEOUT_SECONDS", "601"),
+        ("TIMEOUT_SECONDS", "nan"),
+        ("SLOW_REQUEST_MS", "-1"),
+        ("TRACING", "on"),
+        ("TIMEOUT_SECONDS", "10s"),
+        ("MAX_TIMEOUT_SECONDS", "0"),
+        ("BODY_PAUSE_SECONDS", "0"),
+        ("BODY_SECONDS", "3601"),
+        ("MAX_REQUESTS", "-1"),
+        ("MAX_UPLOADS", "0"),
+        ("MEMORY_MB", "1048577"),
+        ("MAX_FILE_SIZE_MB", "0"),
+        ("MAX_FILE_SIZE_MB", "inf"),
+        ("MAX_MEGAPIXELS", "179"),
+        ("LOG_LEVEL", "INFO"),
+        ("LOG_FORMAT", "text"),
+    ],
+)
+def test_invalid_value_is_named(name: str, text: str) -> None:
+    """A value of the wrong type or out of range is rejected, and the message begins with the variable."""
+    with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: [A-Z]"):
+        load({PREFIX + name: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "choices"),
+    [
+        ("TRANSPORT", "tcp", "auto, shm, inline"),
+        ("LOG_LEVEL", "INFO", "debug, info, warning, error"),
+        ("LOG_FORMAT", "xml", "auto, json, console"),
+        ("TRITON_TLS", "on", "true, false"),
+    ],
+)
+def test_values_to_choose_from_are_named(name: str, text: str, choices: str) -> None:
+    """If there are only few, the message lists them."""
+    with pytest.raises(SettingsError) as caught:
+        load({PREFIX + name: text})
+    assert str(caught.value) == f"{PREFIX}{name}: Expected one of {choices}; got '{text}'"
+
+
+def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an argument the process's own environment is read."""
+    monkeypatch.setenv("NEREID_PORT", "8080")
+
+    assert load().port == 8080

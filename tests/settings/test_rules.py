@@ -1,0 +1,166 @@
+"""Settings that are valid one by one, but not together."""
+
+import pytest
+
+from app.settings.environment import load
+from app.settings.rules import check
+from app.settings.schema import SettingsError
+
+REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
+TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
+OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
+
+
+def complaint(environ: dict[str, str]) -> str:
+    """Return what is said of settings that break a rule."""
+    with pytest.raises(SettingsError) as caught:
+        check(load(environ))
+    return str(caught.value)
+
+
+def test_defaults_break_no_rule() -> None:
+    """The application starts without any setting."""
+    check(load({}))
+
+
+def test_a_triton_that_is_named_twice_is_rejected() -> None:
+    """It would get twice its part of the calls."""
+    assert complaint({"NEREID_TRITON_URLS": "a:8001, b:8001,a:8001"}) == "NEREID_TRITON_URLS: an address is there twice"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "triton:8001",
+        "192.0.2.7:1",
+        "[2001:db8::7]:65535",
+        "gpu_1.example.org:8001",
+        "a:8001,b:8001",
+        "dns:///triton.default.svc:8001, [::1]:8001",
+    ],
+)
+def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
+    """The host is a name or an address."""
+    check(load({"NEREID_TRITON_URLS": address}))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://triton:8001",
+        "grpc://triton:8001",
+        "https://user:secret@triton:8001/",
+        "user:secret@triton:8001",
+        "triton",
+        "triton:",
+        ":8001",
+        "triton:0",
+        "triton:65536",
+        "triton:grpc",
+        "triton:8001/v2",
+        "triton :8001",
+        "2001:db8::7:8001",
+        "dns:///triton",
+        "dns://resolver/triton:8001",
+        "a:8001,",
+        ",a:8001",
+        "a:8001,b",
+        "a:8001;b:8001",
+    ],
+)
+def test_other_forms_of_an_address_are_rejected(address: str) -> None:
+    """Triton would never be found there; the message shows the right form, and nothing that may be secret."""
+    message = complaint({"NEREID_TRITON_URLS": address})
+
+    assert message.startswith("NEREID_TRITON_URLS: Expected host:port of Triton's gRPC endpoint, such as triton.example.org:8001 ")
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({"NEREID_PORT": "4601"}, "NEREID_PORT and NEREID_TRITON_GRPC_PORT are both 4601"),
+        ({"NEREID_TRITON_HTTP_PORT": "4603"}, "NEREID_PORT and NEREID_TRITON_HTTP_PORT are both 4603"),
+        ({"NEREID_TRITON_METRICS_PORT": "4603"}, "NEREID_PORT and NEREID_TRITON_METRICS_PORT are both 4603"),
+        ({"NEREID_TRITON_GRPC_PORT": "4600"}, "NEREID_TRITON_HTTP_PORT and NEREID_TRITON_GRPC_PORT are both 4600"),
+        ({"NEREID_TRITON_HTTP_PORT": "4602"}, "NEREID_TRITON_HTTP_PORT and NEREID_TRITON_METRICS_PORT are both 4602"),
+        ({"NEREID_TRITON_METRICS_PORT": "4601"}, "NEREID_TRITON_GRPC_PORT and NEREID_TRITON_METRICS_PORT are both 4601"),
+    ],
+)
+def test_ports_that_collide_are_named(environ: dict[str, str], names: str) -> None:
+    """The message has both settings."""
+    assert complaint(environ) == f"{names}: each needs a port of its own"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**REMOTE, "NEREID_PORT": "4601"},
+        {"NEREID_SOCKET": "api.sock", "NEREID_PORT": "4601"},
+        {"NEREID_INSTANCES": "2", "NEREID_PORT": "4601"},
+    ],
+)
+def test_ports_that_are_not_used_do_not_collide(environ: dict[str, str]) -> None:
+    """Those of an embedded Triton that does not run, and that of an API on unix sockets."""
+    check(load(environ))
+
+
+@pytest.mark.parametrize("seconds", ["1", "59"])
+def test_workers_are_not_replaced_all_the_time(seconds: str) -> None:
+    """The server would not start with less than a minute."""
+    assert complaint({"NEREID_WORKER_MAX_AGE_SECONDS": seconds}) == "NEREID_WORKER_MAX_AGE_SECONDS: Expected 0, or at least 60"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"NEREID_TRITON_TLS": "true"}, "NEREID_TRITON_TLS: NEREID_TRITON_URLS names no Triton, and the embedded one has no TLS"),
+        ({**REMOTE, "NEREID_TRITON_CA_FILE": "ca.pem"}, "NEREID_TRITON_CA_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({**REMOTE, **OWN}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({"NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_TLS=true"),
+        ({**TLS, "NEREID_TRITON_CERT_FILE": "own.pem"}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_KEY_FILE"),
+        ({**TLS, "NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_CERT_FILE"),
+    ],
+)
+def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], message: str) -> None:
+    """A setting that would have no effect, or needs another one, is rejected instead of ignored."""
+    assert complaint(environ) == message
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["", "images.example.org", "*", "*.example.org, b.example.net:8443", "Images.Example.ORG", "*:8443", "a_b.example.org,"],
+)
+def test_hosts_of_images_are_names(hosts: str) -> None:
+    """Or patterns, with a port if it is not 443."""
+    check(load({"NEREID_URL_HOSTS": hosts}))
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "https://a.org",
+        "a.org/x",
+        "10.0.0.1",
+        "[::1]",
+        "a.*.org",
+        "*a.org",
+        "**",
+        "a.org:0",
+        "a.org:65536",
+        "a.org:",
+        "a.org b.org",
+        "bücher.de",
+    ],
+)
+def test_other_forms_of_hosts_are_rejected(hosts: str) -> None:
+    """They would match nothing."""
+    assert complaint({"NEREID_URL_HOSTS": hosts}).startswith("NEREID_URL_HOSTS: Expected names of hosts such as ")
+
+
+@pytest.mark.parametrize("proxies", ["proxy.example.org", "10.0.0.1/8", "10.0.0.0/33", "127.0.0.1:80", "*"])
+def test_proxies_are_addresses_or_networks(proxies: str) -> None:
+    """A name could mean another machine tomorrow, and nobody trusts everybody by mistake."""
+    assert complaint({"NEREID_TRUSTED_PROXIES": proxies}).startswith(
+        "NEREID_TRUSTED_PROXIES: Expected addresses or networks such as "
+    )

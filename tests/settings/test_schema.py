@@ -1,0 +1,124 @@
+"""What follows from the settings, and their table."""
+
+from pathlib import Path
+
+import pytest
+
+from app.settings.environment import load
+from app.settings.schema import PREFIX, Settings
+from app.settings.table import render
+from tests.support import ROOT
+
+README = ROOT / "README.md"
+
+
+def test_empty_environment_gives_the_defaults() -> None:
+    """Every setting has a default."""
+    settings = load({})
+
+    assert settings == Settings()
+    assert (settings.host, settings.port, settings.workers, settings.model) == ("127.0.0.1", 4603, 0, "yolo11n")
+    assert (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port) == (4600, 4601, 4602)
+
+
+def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
+    """The address is the embedded Triton's, on whatever port, or the given one."""
+    assert load({}).triton_url == "127.0.0.1:4601"
+    assert load({"NEREID_TRITON_GRPC_PORT": "9001"}).triton_url == "127.0.0.1:9001"
+    assert load({"NEREID_TRITON_URLS": "triton:8001"}).triton_url == "triton:8001"
+
+
+def test_control_key_is_that_of_the_triton_in_use() -> None:
+    """The embedded Triton has one for each port; another one has one only if the settings name it."""
+    embedded = load({"NEREID_TRITON_HOME": "/srv/triton", "NEREID_TRITON_GRPC_PORT": "9001"})
+    other = {"NEREID_TRITON_URLS": "triton:8001"}
+
+    assert embedded.control_key_path == Path("/srv/triton/control-9001.key")
+    assert load(other).control_key_path is None
+    assert load({**other, "NEREID_TRITON_CONTROL_KEY_FILE": "/etc/key"}).control_key_path == Path("/etc/key")
+
+
+@pytest.mark.parametrize(
+    ("body", "usual", "most", "seconds"),
+    [(30.0, 5.0, 20.0, 55), (30.0, 5.0, 0.5, 40), (1.0, 0.2, 1.1, 8), (0.5, 600.0, 600.0, 606)],
+)
+def test_requests_have_the_time_to_end_that_any_of_them_may_take(body: float, usual: float, most: float, seconds: int) -> None:
+    """To receive the body, the longer one of the deadlines, and some seconds more for the rest."""
+    settings = Settings(body_seconds=body, timeout_seconds=usual, max_timeout_seconds=most)
+
+    assert settings.drain_seconds == seconds
+
+
+REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
+TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
+OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files"),
+    [
+        ({}, None),
+        (REMOTE, None),
+        (TLS, ("", "", "")),
+        ({**TLS, "NEREID_TRITON_CA_FILE": "ca.pem"}, ("ca.pem", "", "")),
+        ({**TLS, **OWN}, ("", "own.pem", "own.key")),
+    ],
+)
+def test_files_for_tls_may_be_left_out(environ: dict[str, str], files: tuple[str, str, str] | None) -> None:
+    """There are none without TLS; with it each of them may be empty."""
+    assert load(environ).triton_tls_files == files
+
+
+def test_limits_are_whole_bytes_and_pixels() -> None:
+    """MiB and megapixels are converted to bytes and pixels."""
+    settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
+
+    assert (settings.max_body_bytes, settings.max_pixels) == (1572864, 500000)
+
+
+@pytest.mark.parametrize(("most", "unscalable", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
+def test_no_image_has_more_pixels_than_the_general_limit(most: str, unscalable: str, pixels: int) -> None:
+    """The limit of images that cannot be decoded at a reduced size applies if it is the smaller one."""
+    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_UNSCALABLE": unscalable})
+
+    assert settings.max_pixels_unscalable == pixels
+
+
+def test_registry_is_in_the_model_repository() -> None:
+    """`models.toml` is found beside the models."""
+    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry_path == Path("/srv/models/models.toml")
+
+
+def test_settings_do_not_change() -> None:
+    """They are read once and cannot be assigned to."""
+    with pytest.raises(AttributeError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_trusted_proxies_are_addresses_or_networks() -> None:
+    """There may be several, and blanks between them."""
+    networks = load({"NEREID_TRUSTED_PROXIES": "127.0.0.1, 10.1.0.0/16,,2001:db8::/32"}).trusted_networks
+
+    assert [str(network) for network in networks] == ["127.0.0.1/32", "10.1.0.0/16", "2001:db8::/32"]
+    assert load({}).trusted_networks == ()
+
+
+def test_table_has_a_row_for_each_setting() -> None:
+    """Every variable is listed with its default and its meaning."""
+    lines = render().splitlines()
+
+    assert lines[:3] == [
+        "| variable | default | meaning |",
+        "|---|---|---|",
+        "| `NEREID_HOST` | `127.0.0.1` | Address the API listens on. |",
+    ]
+    assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
+    assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
+    assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
+    assert any(line.startswith("| `NEREID_TRITON_TLS` | `false` | ") for line in lines)
+    assert any(line.startswith("| `NEREID_TRITON_URLS` |  | gRPC endpoints of running Tritons") for line in lines)
+
+
+def test_readme_has_the_table() -> None:
+    """The README lists the settings as they are in the code."""
+    assert render() in README.read_text(encoding="utf-8")
