@@ -25,8 +25,7 @@ from app.model.heads import Task
 from app.pipeline.inference import Aggregation
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Pipeline
-from app.remote import label_studio
-from app.remote.address import TrustedOrigin
+from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
@@ -107,7 +106,8 @@ async def open_resources(
         admission = Admission(table, _capacity(settings))
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate, settings.calls_in_flight, lambda: table.workers)
-        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=_label_studio(settings))
+        origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
+        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
         stack.callback(fetcher.close)
         tasks: dict[Task, str] = {"classification": settings.classify_model}
         pipeline = Pipeline(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
@@ -144,10 +144,6 @@ def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
     return connect
 
 
-def _label_studio(settings: Settings) -> TrustedOrigin | None:
-    return label_studio.origin(settings.label_studio_url, settings.label_studio_token_file)
-
-
 def describe(settings: Settings) -> Deployment:
     """Return what an application must know of the settings."""
     capacity = _capacity(settings)
@@ -168,9 +164,7 @@ def describe(settings: Settings) -> Deployment:
         _slow_request_ms(settings),
         settings.trusted_networks,
         settings.page,
-        settings.dialect_names,
-        settings.deepstack_max_objects,
-        _label_studio(settings),
+        settings.dialect_options,
     )
 
 

@@ -12,7 +12,7 @@ from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
-from app.remote import label_studio
+from app.remote.address import parse_origin
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say
 from app.triton import control_key, credentials
@@ -38,17 +38,19 @@ def require_usable(settings: Settings) -> None:
     credentials.load(settings.triton_tls_files)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
-    _require_label_studio(settings)
+    _require_origin(settings)
     _require_simd()
 
 
-def _require_label_studio(settings: Settings) -> None:
-    url, file = settings.label_studio_url, settings.label_studio_token_file
+def _require_origin(settings: Settings) -> None:
+    if settings.trusted_origin is None:
+        return
     try:
-        label_studio.origin(url, file)
+        parse_origin(*settings.trusted_origin)
     except UrlNotAllowed as error:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_URL: {error.detail}") from error
     except (OSError, ValueError) as error:
+        file = settings.label_studio_token_file
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file} has no token that can be read") from error
 
 

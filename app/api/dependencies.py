@@ -1,6 +1,8 @@
 """What handlers receive by dependency injection."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from litestar.di import NamedDependency, Provide
 
@@ -9,7 +11,6 @@ from app.api.admission.keys import ApiKeys
 from app.api.receiving.client_watch import BodyLimits
 from app.api.reports.health_schema import LimitsInForce
 from app.pipeline.pipeline import Pipeline
-from app.remote.address import TrustedOrigin
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -29,12 +30,8 @@ class Deployment(NamedTuple):
     trusted_proxies: Proxies
     has_page: bool = True
     """Whether browsers get a page at `/`."""
-    dialects: tuple[str, ...] = ()
-    """Names of the dialects in use."""
-    deepstack_max_objects: int = 0
-    """In an answer of the dialect `deepstack`; 0: as many as in any other."""
-    label_studio: TrustedOrigin | None = None
-    """From which the dialect `label-studio` has images fetched; None if it is not known."""
+    dialects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """The dialects in use, by name, and their own settings."""
 
 
 class WorkerResources:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -125,11 +126,16 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
     return image
 
 
-def parse_origin(url: str) -> TrustedOrigin:
+def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
     """Parse the address of an origin that is to be trusted; its host may be an IP address.
+
+    Args:
+        url: Of the origin.
+        token_file: File with its access token, sent as Django REST framework expects it; empty if it needs none.
 
     Raises:
         UrlNotAllowed: It is not an http or https URL, or has a user name or password.
+        ValueError, OSError: The file cannot be read, or has no token.
     """
     expected = UrlNotAllowed("expected an http or https URL without user name and password, such as http://label-studio:8080")
     try:
@@ -139,7 +145,15 @@ def parse_origin(url: str) -> TrustedOrigin:
     is_host = _is_name(image.name) or is_private(image.name) or is_public(image.name)
     if image.url.scheme not in _PORTS or not is_host or not 0 < image.port <= _MAX_PORT:
         raise expected
-    return TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port)
+    authorization = f"Token {_read_token(token_file)}" if token_file else ""
+    return TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port, authorization)
+
+
+def _read_token(file: str) -> str:
+    token = Path(file).read_text(encoding="ascii").strip()
+    if not token or not token.isprintable() or " " in token:
+        raise ValueError("there is no token in the file")
+    return token
 
 
 def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:

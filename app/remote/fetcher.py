@@ -57,6 +57,8 @@ class Fetcher:
             trust: Checks certificates; None for the usual authorities.
             origin: Where else images are, by addresses that it has parsed.
         """
+        self.origin = origin
+        """Where images are beside the allowed hosts, by addresses that it has parsed."""
         self._hosts = AllowedHosts(hosts)
         self._max_bytes = max_bytes
         self._system = SystemResolver(_MAX_FETCHES)

@@ -85,7 +85,7 @@ def _check_url_hosts(settings: Settings) -> None:
 
 
 def _check_dialects(settings: Settings) -> None:
-    for name in settings.dialect_names:
+    for name in settings.dialect_options:
         if name not in DIALECTS:
             raise SettingsError(
                 f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {', '.join(DIALECTS)}, or none"

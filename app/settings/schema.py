@@ -305,9 +305,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
 
     @property
-    def dialect_names(self) -> tuple[str, ...]:
-        """The dialects in use."""
-        return () if self.dialects == "none" else tuple(filter(None, map(str.strip, self.dialects.split(","))))
+    def dialect_options(self) -> dict[str, dict[str, object]]:
+        """The dialects in use, and their own settings: `max_objects` of `deepstack` is `deepstack_max_objects`."""
+        names = [] if self.dialects == "none" else filter(None, map(str.strip, self.dialects.split(",")))
+        prefixes = {name: name.replace("-", "_") + "_" for name in names}
+        return {
+            name: {field.removeprefix(prefix): getattr(self, field) for field in self.__struct_fields__ if field.startswith(prefix)}
+            for name, prefix in prefixes.items()
+        }
+
+    @property
+    def trusted_origin(self) -> tuple[str, str] | None:
+        """The URL from which images may be fetched by http and at private addresses, and the file of its token; None: no such."""
+        return (self.label_studio_url, self.label_studio_token_file) if self.label_studio_url else None
 
     @property
     def url_host_patterns(self) -> tuple[str, ...]:

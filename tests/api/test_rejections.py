@@ -19,7 +19,7 @@ from app.api.routes import ModelRoute
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
-from app.settings.schema import DIALECTS
+from app.settings.schema import DIALECTS, Settings
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys
@@ -65,7 +65,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS), ApiKeys(Path(file)))
+        app = application.build(open_resources, DEPLOYMENT._replace(dialects=Settings().dialect_options), ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.preflight import require_usable
-from app.remote.address import TrustedOrigin
-from app.remote.label_studio import origin
+from app.remote.address import TrustedOrigin, parse_origin
 from app.settings.schema import Settings, SettingsError
 from tests.support import REPOSITORY
 
@@ -22,15 +21,14 @@ def token(tmp_path: Path) -> str:
 
 def test_the_origin_gets_the_token(token: str) -> None:
     """Without a token, it is trusted all the same; without an address, nothing is."""
-    assert origin(URL, token) == TrustedOrigin(URL, "http", "label-studio", 8080, "Token 0123456789abcdef")
-    assert origin(URL, "") == TrustedOrigin(URL, "http", "label-studio", 8080)
-    assert origin("", "") is None
+    assert parse_origin(URL, token) == TrustedOrigin(URL, "http", "label-studio", 8080, "Token 0123456789abcdef")
+    assert parse_origin(URL) == TrustedOrigin(URL, "http", "label-studio", 8080)
+    assert Settings().trusted_origin is None
 
 
 @pytest.mark.parametrize(
     ("url", "content", "named"),
     [
-        ("", "secret", "TOKEN_FILE: it needs"),
         ("http://user:secret@label-studio:8080", "secret", "LABEL_STUDIO_URL: expected an http or https URL"),
         ("http://label-studio:x", None, "LABEL_STUDIO_URL: expected an http or https URL"),
         ("http://169.254.169.254", None, "LABEL_STUDIO_URL: expected an http or https URL"),

@@ -18,6 +18,12 @@ def complaint(environ: dict[str, str]) -> str:
     return str(caught.value)
 
 
+def test_a_token_needs_an_origin() -> None:
+    said = complaint({"NEREID_LABEL_STUDIO_TOKEN_FILE": "token"})
+
+    assert said == "NEREID_LABEL_STUDIO_TOKEN_FILE: it needs NEREID_LABEL_STUDIO_URL"
+
+
 def test_defaults_break_no_rule() -> None:
     """The application starts without any setting."""
     check(load({}))

@@ -169,7 +169,9 @@ async def _detect(
     request: AnyRequest, worker: WorkerResources, command: Literal["detect", "custom"], in_path: Pairs = ()
 ) -> ASGIResponse:
     async def respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
-        return JsonResponse(msgspec.json.encode(to_predictions(answer, command, worker.deployment.deepstack_max_objects)))
+        return JsonResponse(
+            msgspec.json.encode(to_predictions(answer, command, worker.deployment.dialects[DIALECT.name]["max_objects"]))
+        )
 
     return await detect(request, worker, _Parameters, _parse, respond, in_path)
 

@@ -1,6 +1,6 @@
 """What a dialect is, and the parameters that all of them have."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -32,7 +32,7 @@ class Dialect(NamedTuple):
     """The interface of another detection service."""
 
     name: str
-    """As `dialect_names` has it."""
+    """As the setting `dialects` has it."""
     handlers: Sequence[HTTPRouteHandler]
     """Their paths are those of the other service."""
     write_error: Callable[[Problem], Any] = write_detail
@@ -43,7 +43,7 @@ class Dialect(NamedTuple):
     """By path that the gateway or another dialect has, too: whether a request there is for this dialect."""
 
 
-def load(names: Sequence[str]) -> list[Dialect]:
+def load(names: Iterable[str]) -> list[Dialect]:
     """Return the dialects of these names."""
     return [import_module(f"app.api.dialects.{name.replace('-', '_')}").DIALECT for name in names]
 

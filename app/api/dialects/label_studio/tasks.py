@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from app.api.batch.body import MAX_IMAGES
-from app.api.dialects import labeling_config
-from app.api.dialects.labeling_config import Control
+from app.api.dialects.label_studio import labeling_config
+from app.api.dialects.label_studio.labeling_config import Control
 from app.api.receiving import json_body
 from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.errors import MalformedRequest, UrlNotAllowed

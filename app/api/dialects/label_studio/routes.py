@@ -1,8 +1,4 @@
-"""The dialect of Label Studio's ML backends: a project's tasks get rectangles.
-
-Source: label_studio/ml/api_connector.py and models.py of Label Studio, which ask; label_studio_ml/api.py and response.py of
-label-studio-ml-backend, which answer.
-"""
+"""The routes of Label Studio, and their answers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,11 +18,11 @@ from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.batch.body import ParsedBatch
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects import label_studio_tasks
 from app.api.dialects.detection import detect_each, receive_text
 from app.api.dialects.detectors import find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.dialects.label_studio import tasks as label_studio_tasks
+from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
@@ -141,7 +137,7 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
     controls: list[Control] = []
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
-        images, found = label_studio_tasks.read_tasks(data, content_type, worker.deployment.label_studio)
+        images, found = label_studio_tasks.read_tasks(data, content_type, worker.pipeline.fetcher.origin)
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
         timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s

@@ -1,7 +1,4 @@
-"""The dialect of Roboflow: of its inference server (v1) and of its hosted API (v0), as `inference-sdk` speaks both.
-
-Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inference/core/entities/, inference_sdk/http/client.py.
-"""
+"""The routes of Roboflow, and their answers."""
 
 import re
 from collections.abc import Sequence
@@ -24,8 +21,8 @@ from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, detect_each, receive_text, require_all
 from app.api.dialects.detectors import detectors, find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.roboflow_answers import Inference, ModelDescriptions, to_description, to_inference
-from app.api.dialects.roboflow_body import InferenceBody, parse_members, parse_v0
+from app.api.dialects.roboflow.answers import Inference, ModelDescriptions, to_description, to_inference
+from app.api.dialects.roboflow.body import InferenceBody, parse_members, parse_v0
 from app.api.parameters.parse import check_model_name, split_classes
 from app.api.receiving.body import ParsedBody
 from app.api.routes import ModelRoute
