@@ -24,9 +24,7 @@ from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.resilience import worker_table
-from app.settings import environment
-from app.settings import rules as settings_rules
-from app.settings import table as settings_table
+from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.credentials import CredentialsError
@@ -77,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
         settings = environment.load()
-        settings_rules.check(settings)
+        rules.check(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
@@ -219,7 +217,7 @@ def _healthcheck(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:
-    print(settings_table.render())
+    print(table.render())
 
 
 def _prepare(settings: Settings) -> None:

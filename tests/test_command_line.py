@@ -22,7 +22,7 @@ from app.host.packages import PackageError
 from app.host.ports import find_free
 from app.host.processes import SUPERVISED
 from app.server import Server
-from app.settings import table as settings_table
+from app.settings import table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.credentials import CredentialsError
 from app.zoo.download import DownloadError
@@ -229,7 +229,7 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
-    assert out == settings_table.render() + "\n"
+    assert out == table.render() + "\n"
     assert err == ""
     for name in Settings.__struct_fields__:
         assert f"`{PREFIX}{name.upper()}`" in out
@@ -241,7 +241,7 @@ def test_it_runs_as_a_module() -> None:
     good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
     bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
 
-    assert (good.returncode, good.stdout, good.stderr) == (0, settings_table.render() + "\n", "")
+    assert (good.returncode, good.stdout, good.stderr) == (0, table.render() + "\n", "")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)
 
 

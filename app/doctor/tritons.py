@@ -7,7 +7,7 @@ import msgspec
 from app.doctor import triton
 from app.doctor.finding import Finding, failure, ok, warning
 from app.doctor.triton import Examination
-from app.model.interchange import are_interchangeable
+from app.model.spec import are_interchangeable
 from app.settings.schema import PREFIX, Settings
 from app.triton.membership import Target, resolve
 

@@ -246,3 +246,17 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
     height, width = dims[1:] if input_format is InputFormat.CHW else dims[:2]
     fallback = side or _DEFAULT_SIDE
     return input_format, has_batch_dimension, (width if width > 0 else fallback, height if height > 0 else fallback)
+
+
+def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
+    """Return whether models take the same input and return the same outputs, wherever and however fast they run."""
+    alike = msgspec.structs.replace(
+        other,
+        version=one.version,
+        device=one.device,
+        max_batch=one.max_batch,
+        instances=one.instances,
+        source=one.source,
+        licence=one.licence,
+    )
+    return one == alike

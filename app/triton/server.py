@@ -8,8 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from app.errors import GatewayError
-from app.model.interchange import are_interchangeable
-from app.model.spec import ModelSpec
+from app.model.spec import ModelSpec, are_interchangeable
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.served_model import ServedModel

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from app.host import cores
-from app.settings import rules as settings_rules
+from app.settings import rules
 from app.settings.schema import PREFIX, Settings
 from app.triton.arena_size import MAX_WORKER_BYTES
 from tests.support import ROOT
@@ -44,7 +44,7 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
     """Make the settings of an environment; each must be one that the application knows, and all must fit each other."""
     values = {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
     settings = msgspec.convert(values, Settings, strict=False)
-    settings_rules.check(settings)
+    rules.check(settings)
     return settings
 
 

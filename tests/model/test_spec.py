@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from app.errors import UnsupportedModel, WrongTask
 from app.model.heads import ClassificationHead, DetectionHead, OutputFormat
-from app.model.spec import InputFormat, ModelSpec, from_triton_config
+from app.model.spec import InputFormat, ModelSpec, are_interchangeable, from_triton_config
+from tests.fakes.triton import SPEC
 from tests.model.test_triton_config import MALFORMED
 
 Tensor = tuple[str, str, list[int | str]]
@@ -656,3 +657,17 @@ def test_a_classifier_is_described_by_its_scores() -> None:
     """For the list of models and for `doctor`."""
     assert spec_of(SCORES).head.description == "logits of 1000 classes"
     assert spec_of(("s", "TYPE_FP32", [-1])).head.description == "logits of the classes"
+
+
+@pytest.mark.parametrize("change", [{}, {"version": "2"}, {"device": "gpu"}, {"max_batch": 64, "instances": 4}, {"licence": "MIT"}])
+def test_where_and_how_fast_a_model_runs_does_not_matter(change: dict[str, object]) -> None:
+    """It takes the same image and finds the same."""
+    assert are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change))
+
+
+@pytest.mark.parametrize(
+    "change", [{"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)}, {"pad": 0}, {"channels": "BGR"}]
+)
+def test_what_goes_in_and_what_comes_out_matters(change: dict[str, object]) -> None:
+    """The tensor was made for the one, and the answer is read as that of the one."""
+    assert not are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change))

@@ -123,12 +123,12 @@ def _in_order(described: dict[int, T]) -> list[T]:
     return [described[index] for index in sorted(described)]
 
 
-def keep(error: Exception) -> Exception:
+def copy_error(error: Exception) -> Exception:
     """Copy an error that is to be raised later: its traceback would refer to the image. An unexpected one has been logged."""
     return copy(error) if isinstance(error, GatewayError) else RuntimeError("an image of a batch failed")
 
 
-def first_of(errors: Mapping[int, Exception], images: int) -> Exception:
+def first_error(errors: Mapping[int, Exception], images: int) -> Exception:
     """Return the error of the first image that failed, by index; of several images, it says which one."""
     index, error = min(errors.items())
     if isinstance(error, GatewayError) and images > 1:

@@ -6,7 +6,7 @@ import msgspec
 
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
-from app.api.receiving import multipart as form_parts
+from app.api.receiving import multipart
 from app.api.receiving.body import describe_member, kind_of, outlines, parse_members
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
@@ -60,9 +60,9 @@ def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchPa
 
 def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
     batch = ParsedBatch([], [], [])
-    for part in form_parts.read_parts(data, content_type, MAX_IMAGES + _MAX_PARAMETERS):
+    for part in multipart.read_parts(data, content_type, MAX_IMAGES + _MAX_PARAMETERS):
         if part.name not in FIELDS:
-            batch.parameters.append(form_parts.to_parameter(part, _EXPECTED))
+            batch.parameters.append(multipart.to_parameter(part, _EXPECTED))
         elif len(batch.images) == MAX_IMAGES:
             raise _too_many()
         else:

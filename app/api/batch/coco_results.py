@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from app.api.answering.coco_results import to_results
-from app.api.batch import answer as failures
-from app.api.batch.answer import BatchAnswer
+from app.api.batch.answer import BatchAnswer, copy_error, first_error
 from app.api.context import RequestContext
 from app.pipeline.call import Detections
 from app.telemetry.metrics import Metrics
@@ -27,7 +26,7 @@ class CocoAnswer(BatchAnswer):
         """Describe the objects in an image."""
         if isinstance(found, Exception):
             self.count_failure(found, timing)
-            self._errors[index] = failures.keep(found)
+            self._errors[index] = copy_error(found)
         else:
             self.count(found, timing)
             self._lists[index] = msgspec.json.encode(to_results(found, self._image_ids[index]))
@@ -40,6 +39,6 @@ class CocoAnswer(BatchAnswer):
             RuntimeError: Its failure was unexpected.
         """
         if self._errors:
-            raise failures.first_of(self._errors, len(self._image_ids))
+            raise first_error(self._errors, len(self._image_ids))
         without_brackets = (self._lists[index][1:-1] for index in sorted(self._lists))
         return b"[%b]" % b",".join(filter(None, without_brackets))

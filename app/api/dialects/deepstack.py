@@ -25,7 +25,7 @@ from app.api.dialects.detection import detect, receive_text
 from app.api.dialects.detectors import detectors
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
 from app.api.parameters.parse import split_classes
-from app.api.receiving import multipart as form_parts
+from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
 from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
 from app.api.receiving.intake import Pairs
@@ -182,8 +182,8 @@ def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedB
         return ParsedBody(b"", [])
     if media_type(content_type) == URLENCODED:
         return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
-    parts = form_parts.read_parts(data, content_type, MAX_PARTS)
-    return ParsedBody(b"", [form_parts.to_parameter(part, "another request") for part in parts])
+    parts = multipart.read_parts(data, content_type, MAX_PARTS)
+    return ParsedBody(b"", [multipart.to_parameter(part, "another request") for part in parts])
 
 
 def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:

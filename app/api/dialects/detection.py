@@ -8,7 +8,7 @@ from litestar.response.base import ASGIResponse
 from app.api import detect as single_image
 from app.api.answering import problems
 from app.api.answering.format import Answer
-from app.api.batch import answer as failures
+from app.api.batch.answer import copy_error, first_error
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
@@ -104,7 +104,7 @@ def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
     """
     errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
     if errors:
-        raise failures.first_of(errors, len(found))
+        raise first_error(errors, len(found))
     return [each for each in found if not isinstance(each, Exception)]
 
 
@@ -114,7 +114,7 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
 
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
         if isinstance(result, Exception):
-            found[index] = failures.keep(result)
+            found[index] = copy_error(result)
             count_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
         else:
             found[index] = result

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app import __version__
-from app.api.documentation.files import FileResponse
+from app.api.answering.responses import FileResponse
 
 # Swagger UI's own files, under the names the package offapi gives them.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}

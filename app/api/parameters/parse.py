@@ -95,7 +95,7 @@ def split_classes(classes: str | None) -> list[str] | None:
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
-def parse(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
+def parse_parameters(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
 
     Args:

@@ -1,6 +1,6 @@
 """A model in the path: its task tells which parameters a request may have, and Triton may have to be asked for that."""
 
-from app.api.parameters.parse import Parameters, names, parse
+from app.api.parameters.parse import Parameters, names, parse_parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.intake import Pairs
 from app.model.spec import ModelSpec
@@ -22,10 +22,10 @@ class PathModel:
 
         Raises:
             UnknownModel: No model can have this name.
-            InvalidParameter: As `parameters.parse` says, of parameters that every task has.
+            InvalidParameter: As `parse_parameters` says, of parameters that every task has.
         """
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
-        self.common: Parameters = parse(common, _CommonParameters)
+        self.common: Parameters = parse_parameters(common, _CommonParameters)
         """The parameters of every task."""
         self._reference = pipeline.refer_to(name, self.common.version)
         self._pipeline = pipeline

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from app.api.parameters import parse as parameters
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Parameters, unknown_parameter
+from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
-from app.api.receiving import content_encoding, urlencoded
-from app.api.receiving import multipart as form_parts
+from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
 from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
@@ -95,16 +94,16 @@ def parse_body(
 
 def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
-    images: list[form_parts.Part] = []
+    images: list[multipart.Part] = []
     pairs = []
-    for part in form_parts.read_parts(data, content_type, MAX_PARTS):
+    for part in multipart.read_parts(data, content_type, MAX_PARTS):
         if part.name in fields and is_address(part.text):
             pairs.append(("url", part.text))
         elif part.name in fields:
             images.append(part)
         else:
             hint = f"; {_SEVERAL}" if part.name in {"images", "images[]"} else ""
-            pairs.append(form_parts.to_parameter(part, _EXPECTED + hint))
+            pairs.append(multipart.to_parameter(part, _EXPECTED + hint))
     _check_number(len(images), [name for name, _ in pairs])
     if not images:
         return ParsedBody(b"", pairs)
@@ -125,7 +124,7 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 
     Structs instead of dicts: parsing stops at the first unknown member, however many follow.
     """
-    names = (content, *parameters.names(kind))
+    names = (content, *parameter_names(kind))
     outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
     return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
 
@@ -188,7 +187,7 @@ def describe_member(error: str, content: str, kind: type[Parameters]) -> Malform
 
 def _unknown_member(name: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter:
     if _NOT_LETTERS.sub("", name[:64].lower()) not in _OTHER_NAMES:
-        return parameters.unknown_parameter(name, kind)
+        return unknown_parameter(name, kind)
     if content != "image":
         expected = f'the images in "{content}", a list of base64'
     else:
@@ -229,7 +228,7 @@ def _check_number(images: int, others: Sequence[str]) -> None:
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
     if not images and "url" not in others:
-        raise MalformedRequest(f"{expected}; fields found: {form_parts.quote_names(others) or 'none'}", repeats_request=True)
+        raise MalformedRequest(f"{expected}; fields found: {multipart.quote_names(others) or 'none'}", repeats_request=True)
 
 
 def _to_parameter(value: _Member) -> str:

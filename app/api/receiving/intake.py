@@ -11,8 +11,7 @@ from litestar.types import HTTPScope
 from app.api.admission.guards import admit_with_body
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.parameters import parse as parameters
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Parameters, parse_parameters
 from app.api.receiving import body, content_encoding
 from app.api.receiving.client_watch import ClientWatch
 from app.errors import MalformedRequest
@@ -86,14 +85,14 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         may_be_empty: Whether a request may have no body.
 
     Raises:
-        InvalidParameter, UnknownModel: As `parameters.parse` says; before the body is read if the query is the cause.
+        InvalidParameter, UnknownModel: As `parse_parameters` says; before the body is read if the query is the cause.
         GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`, `admit_with_body` and
             `fetch_image` say.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
         pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
-    wanted = parameters.parse(pairs, kind) if isinstance(kind, type) else kind.common
+    wanted = parse_parameters(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
     with _start_upload(pipeline.admission, context) as upload:
         may_be_empty = may_be_empty or wanted.address is not None
@@ -102,7 +101,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         received_at = monotonic()
         if not isinstance(kind, type):
             kind = await kind.find_kind(Deadline(received_at + seconds))
-            wanted = parameters.parse(pairs, kind)
+            wanted = parse_parameters(pairs, kind)
         if wanted.address is not None and data:
             raise MalformedRequest("with `url` in the query, send no body")
         if wanted.address is None:
@@ -110,7 +109,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 run = pipeline.run_apart if context.is_anonymous else pipeline.run_in_thread
                 content = await run(work, Deadline(received_at + seconds), upload)
-                wanted = parameters.parse([*pairs, *content.parameters], kind)
+                wanted = parse_parameters([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
                 content = parse(data, context.content_type, kind)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters.parse import Parameters, expected_value, names, parse, split_classes, unknown_parameter
+from app.api.parameters.parse import Parameters, expected_value, names, parse_parameters, split_classes, unknown_parameter
 from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
 from app.errors import GatewayError, InvalidParameter, UnknownModel
 from app.pipeline.call import ClassifyOptions, DetectOptions
@@ -14,7 +14,7 @@ from app.pipeline.call import ClassifyOptions, DetectOptions
 
 def test_without_parameters_the_defaults_apply() -> None:
     """Everything has its documented default."""
-    assert parse([], DetectParameters) == DetectParameters(
+    assert parse_parameters([], DetectParameters) == DetectParameters(
         model=None, confidence=0.25, iou=None, agnostic=False, classes=None, max_detections=100, boxes="normalized"
     )
 
@@ -24,14 +24,14 @@ def test_every_parameter_is_read() -> None:
     pairs = [("model", "yolo11n"), ("confidence", "0.4"), ("classes", "cat"), ("max_detections", "7"), ("boxes", "coco")]
     pairs += [("iou", "0.5"), ("agnostic", "true")]
 
-    assert parse(pairs, DetectParameters) == DetectParameters(
+    assert parse_parameters(pairs, DetectParameters) == DetectParameters(
         model="yolo11n", confidence=0.4, iou=0.5, agnostic=True, classes="cat", max_detections=7, boxes="coco"
     )
 
 
 def test_model_name_is_an_alias_of_model() -> None:
     """The older name of the parameter still works."""
-    assert parse([("model_name", "yolox_nano")], DetectParameters).model == "yolox_nano"
+    assert parse_parameters([("model_name", "yolox_nano")], DetectParameters).model == "yolox_nano"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_model_name_is_an_alias_of_model() -> None:
 )
 def test_values_within_their_range_are_accepted(name: str, text: str, value: object) -> None:
     """Limits are inclusive, and no word has a special meaning."""
-    assert getattr(parse([(name, text)], DetectParameters), name) == value
+    assert getattr(parse_parameters([(name, text)], DetectParameters), name) == value
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_values_within_their_range_are_accepted(name: str, text: str, value: obj
 def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
     """The message begins with the parameter that is not valid."""
     with pytest.raises(InvalidParameter, match=f"^{name}: "):
-        parse([(name, text)], DetectParameters)
+        parse_parameters([(name, text)], DetectParameters)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
 def test_a_value_that_is_not_valid_says_what_is_expected(name: str, value: str, expected: str) -> None:
     """In words, not in names of types; names of values are listed."""
     with pytest.raises(InvalidParameter) as caught:
-        parse([(name, value)], DetectParameters)
+        parse_parameters([(name, value)], DetectParameters)
 
     assert caught.value.detail == f"{name}: expected {expected}"
 
@@ -155,30 +155,30 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
     with pytest.raises(
         InvalidParameter, match=f"^unknown parameter '{given}'; did you mean '{meant}'. supported parameters: model,"
     ):
-        parse([(given, "1")], DetectParameters)
+        parse_parameters([(given, "1")], DetectParameters)
 
 
 def test_each_kind_of_request_has_parameters_of_its_own() -> None:
     """What one has is unknown to another."""
     pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
-    assert parse(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
+    assert parse_parameters(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
 
     with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms$"):
-        parse([("iou", "0.5")], Parameters)
+        parse_parameters([("iou", "0.5")], Parameters)
 
 
 @pytest.mark.parametrize("given", ["image", "images", "file"])
 def test_an_image_is_no_parameter(given: str) -> None:
     """The error says where it belongs, instead of suggesting what has a similar name."""
     with pytest.raises(InvalidParameter, match=f"^unknown parameter '{given}'; the image belongs into the body, or its address"):
-        parse([(given, "1")], DetectParameters)
+        parse_parameters([(given, "1")], DetectParameters)
 
 
 @pytest.mark.parametrize("given", ["", "score", "x" * 64])
 def test_an_unknown_parameter_is_quoted(given: str) -> None:
     """It is rejected with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:
-        parse([("confidence", "0.5"), (given, "1")], DetectParameters)
+        parse_parameters([("confidence", "0.5"), (given, "1")], DetectParameters)
 
     assert (
         caught.value.detail == f"unknown parameter {given!r}; supported parameters: {', '.join(DetectParameters.__struct_fields__)}"
@@ -188,7 +188,7 @@ def test_an_unknown_parameter_is_quoted(given: str) -> None:
 def test_a_long_name_is_quoted_in_part() -> None:
     """The response does not repeat kilobytes of the request."""
     with pytest.raises(InvalidParameter, match=f"^unknown parameter '{'x' * 64}'; supported"):
-        parse([("x" * 10_000, "1")], DetectParameters)
+        parse_parameters([("x" * 10_000, "1")], DetectParameters)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_long_name_is_quoted_in_part() -> None:
 def test_a_parameter_given_twice_is_rejected(pairs: list[tuple[str, str]], name: str) -> None:
     """Two values for one parameter contradict each other, also if one has the older name."""
     with pytest.raises(InvalidParameter, match=f"^{name} is given more than once$"):
-        parse(pairs, DetectParameters)
+        parse_parameters(pairs, DetectParameters)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_parameter_given_twice_is_rejected(pairs: list[tuple[str, str]], name:
 def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
     """It is rejected before Triton is asked, and is not repeated in the response."""
     with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
-        parse([("model", model)], DetectParameters)
+        parse_parameters([("model", model)], DetectParameters)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,9 @@ def test_the_options_of_detection_are_those_of_the_parameters() -> None:
     pairs = [("model", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
     pairs += [("iou", "0.5"), ("agnostic", "true"), ("version", "2")]
 
-    assert parse(pairs, DetectParameters).options == DetectOptions("tiny", 0.4, ["cat", "3"], 7, iou=0.5, agnostic=True, version=2)
+    options = parse_parameters(pairs, DetectParameters).options
+
+    assert options == DetectOptions("tiny", 0.4, ["cat", "3"], 7, iou=0.5, agnostic=True, version=2)
     assert DetectParameters().options == DetectOptions(None, 0.25, None, 100)
 
 
@@ -243,7 +245,7 @@ def test_the_options_of_detection_are_those_of_the_parameters() -> None:
 def test_an_empty_list_of_classes_is_rejected(classes: str) -> None:
     """No object could be found with it."""
     with pytest.raises(InvalidParameter, match=r"^classes: expected names or ids, separated by commas$"):
-        parse([("classes", classes)], DetectParameters)
+        parse_parameters([("classes", classes)], DetectParameters)
 
 
 def test_the_names_include_the_aliases() -> None:
@@ -256,7 +258,7 @@ def test_the_names_include_the_aliases() -> None:
 def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str]]) -> None:
     """Whatever the names and values."""
     try:
-        parameters = parse(pairs, DetectParameters)
+        parameters = parse_parameters(pairs, DetectParameters)
     except GatewayError:
         return
 
@@ -268,41 +270,40 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 def test_very_long_text_is_rejected(name: str) -> None:
     """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
-        parse([(name, "x," * 2049)], DetectParameters)
+        parse_parameters([(name, "x," * 2049)], DetectParameters)
 
 
 def test_classification_has_parameters_of_its_own() -> None:
     """Those of detection are unknown to it, and the error lists the right ones."""
-    assert parse([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
-    assert parse([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5")], ClassifyParameters).options == ClassifyOptions(
-        "m", 0.5, 3
-    )
+    assert parse_parameters([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
+    given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5")], ClassifyParameters)
+    assert given.options == ClassifyOptions("m", 0.5, 3)
     with pytest.raises(
         InvalidParameter,
         match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence, format$",
     ):
-        parse([("classes", "cat")], ClassifyParameters)
+        parse_parameters([("classes", "cat")], ClassifyParameters)
 
 
 @pytest.mark.parametrize("top_k", ["0", "1001", "-1", "1.5", "all", ""])
 def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
     """It is a whole number from 1 to 1000."""
     with pytest.raises(InvalidParameter, match=r"^top_k: "):
-        parse([("top_k", top_k)], ClassifyParameters)
+        parse_parameters([("top_k", top_k)], ClassifyParameters)
 
 
 def test_an_image_of_a_batch_has_no_address_in_the_query() -> None:
     """The error names no parameter that the request does not know."""
     for kind, text in ((BatchParameters, "into the body; supported"), (ClassifyParameters, "or its address into 'url'; supported")):
         with pytest.raises(InvalidParameter, match=text):
-            parse([("image", "1")], kind)
+            parse_parameters([("image", "1")], kind)
 
 
 def test_classes_have_one_format() -> None:
     """So that a program that asks for it needs not know the task."""
-    assert parse([("format", "json")], ClassifyParameters).presentation.format == "json"
+    assert parse_parameters([("format", "json")], ClassifyParameters).presentation.format == "json"
     with pytest.raises(InvalidParameter, match=r"^format: "):
-        parse([("format", "image")], ClassifyParameters)
+        parse_parameters([("format", "image")], ClassifyParameters)
 
 
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])

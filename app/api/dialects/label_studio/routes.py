@@ -21,7 +21,7 @@ from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect_each, receive_text
 from app.api.dialects.detectors import find_detector
 from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.dialects.label_studio import tasks as label_studio_tasks
+from app.api.dialects.label_studio import tasks
 from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
@@ -137,7 +137,7 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
     controls: list[Control] = []
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
-        images, found = label_studio_tasks.read_tasks(data, content_type, worker.pipeline.fetcher.origin)
+        images, found = tasks.read_tasks(data, content_type, worker.pipeline.fetcher.origin)
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
         timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
@@ -166,7 +166,7 @@ async def webhook() -> dict[str, str]:
 
 
 def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Setup:
-    return _Setup(_model_of(label_studio_tasks.read_setup(data, content_type)))
+    return _Setup(_model_of(tasks.read_setup(data, content_type)))
 
 
 def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:

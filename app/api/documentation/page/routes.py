@@ -16,9 +16,9 @@ from litestar.types import ASGIApp
 
 from app import __version__
 from app.api.answering.accept import best
+from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.documentation.files import FileResponse
 from app.api.receiving.content_type import JSON
 from app.api.reports.health import API_VERSION
 from app.model.heads import TASKS
