@@ -21,12 +21,10 @@ from tests.support import receiving
     ],
 )
 def test_a_body_is_announced_by_its_headers(headers: dict[bytes, bytes], expected: bool) -> None:  # noqa: FBT001
-    """With its length, or with a transfer encoding."""
     assert has_body(headers) is expected
 
 
 async def test_a_body_is_received_to_its_end() -> None:
-    """Nothing is received after that."""
     messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
     receive = receiving(*messages, {"type": "http.request", "body": b"next", "more_body": False})
     await drain(receive)
@@ -35,14 +33,13 @@ async def test_a_body_is_received_to_its_end() -> None:
 
 
 async def test_a_client_that_disconnects_is_not_waited_for() -> None:
-    """There is nothing more to receive."""
     await drain(receiving({"type": "http.request", "body": b"x", "more_body": True}))
 
 
 @pytest.mark.parametrize("pause_seconds", [0.01, 3600])
 @in_virtual_time
 async def test_a_body_without_an_end_is_given_up(pause_seconds: float) -> None:
-    """After two seconds, whether its bytes go on arriving or not."""
+    """The limit is two seconds, whether or not bytes still arrive."""
 
     async def receive() -> Any:  # noqa: ANN401
         await asyncio.sleep(pause_seconds)

@@ -11,7 +11,6 @@ from app.api.task_parameters import BatchParameters, ClassifyParameters, DetectP
 
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])
 def test_every_parameter_is_described(kind: type[Parameters]) -> None:
-    """Each number has a least and a greatest value."""
     words = re.compile(r"text|true or false|one of '[a-z_-]+'(, '[a-z_-]+')+|'[a-z]+'|a (whole )?number from \d+ to \d+")
 
     for name in kind.__struct_fields__:
@@ -19,6 +18,5 @@ def test_every_parameter_is_described(kind: type[Parameters]) -> None:
 
 
 def test_a_parameter_may_be_optional() -> None:
-    """Its default is not what is expected."""
     assert expected_value(DetectParameters, "iou") == "a number from 0 to 1"
     assert expected_value(DetectParameters, "format").startswith("one of 'coco-results', ")

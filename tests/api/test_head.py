@@ -21,7 +21,6 @@ _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
 
 
 def _get_paths() -> Iterator[str]:
-    """List the paths that GET has."""
     for route in routes_of(create_app(settings_for("127.0.0.1:1"))):
         if isinstance(route, HTTPRoute) and "GET" in route.methods:
             yield re.sub(r"{(\w+)}", lambda found: _VALUES[found[1]], route.path_format)
@@ -31,7 +30,7 @@ GET_PATHS = sorted(_get_paths())
 
 
 def headers_of(response: httpx.Response) -> dict[str, str]:
-    """Return the headers that are the same in each response."""
+    """Return the headers that do not vary between responses."""
     return {name: value for name, value in response.headers.items() if name not in _OF_EACH_RESPONSE}
 
 
@@ -68,7 +67,6 @@ async def test_the_allowed_methods_are_told(reader: httpx.AsyncClient, path: str
 
 @pytest.mark.parametrize("path", ["/detect", "/predict/tiny", "/v1/detect"])
 async def test_a_route_without_get_has_no_head(reader: httpx.AsyncClient, path: str) -> None:
-    """HEAD is rejected as GET is, without a body."""
     response = await reader.head(path)
 
     assert (response.status_code, response.content) == (405, b"")
@@ -76,7 +74,6 @@ async def test_a_route_without_get_has_no_head(reader: httpx.AsyncClient, path: 
 
 
 async def test_head_is_not_described(reader: httpx.AsyncClient) -> None:
-    """The OpenAPI document has each route once."""
     document = json(await reader.get("/docs/openapi.json"))
 
     assert {method for path in document["paths"].values() for method in path} == {"get", "post"}
@@ -91,7 +88,6 @@ async def test_head_is_not_described(reader: httpx.AsyncClient) -> None:
     ids=["parts", "file"],
 )
 async def test_bodies_of_all_kinds_are_left_out(body: list[dict[str, Any]]) -> None:
-    """Also those in several parts, and files, which the server would read."""
     sent: list[Any] = []
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:

@@ -11,14 +11,12 @@ from app.pipeline.call import ClassifyOptions, DetectOptions
 
 
 def test_without_parameters_the_defaults_apply() -> None:
-    """Everything has its documented default."""
     assert parse([], DetectParameters) == DetectParameters(
         model=None, confidence=0.25, iou=None, agnostic=False, classes=None, max_detections=100, boxes="normalized"
     )
 
 
 def test_every_parameter_is_read() -> None:
-    """Text is converted to the type of the parameter."""
     pairs = [("model", "yolo11n"), ("confidence", "0.4"), ("classes", "cat"), ("max_detections", "7"), ("boxes", "coco")]
     pairs += [("iou", "0.5"), ("agnostic", "true")]
 
@@ -28,7 +26,7 @@ def test_every_parameter_is_read() -> None:
 
 
 def test_model_name_is_an_alias_of_model() -> None:
-    """The older name of the parameter still works."""
+    """`model_name` is the parameter's older name."""
     assert parse([("model_name", "yolox_nano")], DetectParameters).model == "yolox_nano"
 
 
@@ -61,7 +59,6 @@ def test_model_name_is_an_alias_of_model() -> None:
     ],
 )
 def test_values_within_their_range_are_accepted(name: str, text: str, value: object) -> None:
-    """Limits are inclusive, and no word has a special meaning."""
     assert getattr(parse([(name, text)], DetectParameters), name) == value
 
 
@@ -105,7 +102,6 @@ def test_values_within_their_range_are_accepted(name: str, text: str, value: obj
     ],
 )
 def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
-    """The message begins with the parameter that is not valid."""
     with pytest.raises(InvalidParameter, match=f"^{name}: "):
         parse([(name, text)], DetectParameters)
 
@@ -124,7 +120,6 @@ def test_values_out_of_range_are_rejected_by_name(name: str, text: str) -> None:
     ],
 )
 def test_a_value_that_is_not_valid_says_what_is_expected(name: str, value: str, expected: str) -> None:
-    """In words, not in names of types; names of values are listed."""
     with pytest.raises(InvalidParameter) as caught:
         parse([(name, value)], DetectParameters)
 
@@ -149,7 +144,7 @@ def test_a_value_that_is_not_valid_says_what_is_expected(name: str, value: str, 
     ],
 )
 def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> None:
-    """Also one that another detector's API has under a longer name."""
+    """Names that other detectors' APIs use are recognised as well."""
     with pytest.raises(
         InvalidParameter, match=f"^unknown parameter '{given}'; did you mean '{meant}'. supported parameters: model,"
     ):
@@ -157,7 +152,6 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
 
 
 def test_each_kind_of_request_has_parameters_of_its_own() -> None:
-    """What one has is unknown to another."""
     pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
     assert parse(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
 
@@ -174,7 +168,6 @@ def test_an_image_is_no_parameter(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "score", "x" * 64])
 def test_an_unknown_parameter_is_quoted(given: str) -> None:
-    """It is rejected with a list of those that are known."""
     with pytest.raises(InvalidParameter) as caught:
         parse([("confidence", "0.5"), (given, "1")], DetectParameters)
 
@@ -239,20 +232,17 @@ def test_the_options_of_detection_are_those_of_the_parameters() -> None:
 
 @pytest.mark.parametrize("classes", ["", ",", " , ,, "])
 def test_an_empty_list_of_classes_is_rejected(classes: str) -> None:
-    """No object could be found with it."""
     with pytest.raises(InvalidParameter, match=r"^classes: expected names or ids, separated by commas$"):
         parse([("classes", classes)], DetectParameters)
 
 
 def test_the_names_include_the_aliases() -> None:
-    """The known names are those that are accepted, and no other."""
     assert set(names(DetectParameters)) == {*DetectParameters.__struct_fields__, "model_name"}
     assert "supported parameters: model, " in unknown_parameter("x", DetectParameters).detail
 
 
 @given(st.lists(st.tuples(st.one_of(st.sampled_from(DetectParameters.__struct_fields__), st.text()), st.text()), max_size=4))
 def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str]]) -> None:
-    """Whatever the names and values."""
     try:
         parameters = parse(pairs, DetectParameters)
     except GatewayError:
@@ -264,7 +254,6 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
 @pytest.mark.parametrize("name", ["classes", "model", "boxes"])
 def test_very_long_text_is_rejected(name: str) -> None:
-    """Whatever the parameter, and before anything is done with it."""
     with pytest.raises(InvalidParameter, match=f"^{name}: longer than 4096 characters$"):
         parse([(name, "x," * 2049)], DetectParameters)
 
@@ -284,13 +273,11 @@ def test_classification_has_parameters_of_its_own() -> None:
 
 @pytest.mark.parametrize("top_k", ["0", "1001", "-1", "1.5", "all", ""])
 def test_a_top_k_out_of_range_is_rejected(top_k: str) -> None:
-    """It is a whole number from 1 to 1000."""
     with pytest.raises(InvalidParameter, match=r"^top_k: "):
         parse([("top_k", top_k)], ClassifyParameters)
 
 
 def test_an_image_of_a_batch_has_no_address_in_the_query() -> None:
-    """The error names no parameter that the request does not know."""
     for kind, text in ((BatchParameters, "into the body; supported"), (ClassifyParameters, "or its address into 'url'; supported")):
         with pytest.raises(InvalidParameter, match=text):
             parse([("image", "1")], kind)
