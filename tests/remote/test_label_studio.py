@@ -21,7 +21,7 @@ def token(tmp_path: Path) -> str:
 
 
 def test_the_origin_gets_the_token(token: str) -> None:
-    """Without a token, it is trusted all the same; without an address, nothing is."""
+    """Without a token, the origin is still trusted; without an address, nothing is."""
     assert origin(URL, token) == TrustedOrigin(URL, "http", "label-studio", 8080, "Token 0123456789abcdef")
     assert origin(URL, "") == TrustedOrigin(URL, "http", "label-studio", 8080)
     assert origin("", "") is None
@@ -42,7 +42,6 @@ def test_the_origin_gets_the_token(token: str) -> None:
     ],
 )
 def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, content: str | None, named: str) -> None:
-    """The message names the setting, and never repeats the token."""
     file = tmp_path / "token"
     if content not in {None, "missing"}:
         file.write_text(str(content), encoding="utf-8")
@@ -60,5 +59,4 @@ def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, co
 
 @pytest.mark.parametrize("url", ["", URL, "https://label-studio.example.org/ls/", "http://192.168.1.5:8080"])
 def test_no_entry_among_the_hosts_is_needed(url: str) -> None:
-    """The address alone is enough for a start."""
     require_usable(Settings(model_repository=str(REPOSITORY), label_studio_url=url))
