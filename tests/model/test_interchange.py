@@ -9,7 +9,6 @@ from tests.fakes.triton import SPEC
 
 @pytest.mark.parametrize("change", [{}, {"version": "2"}, {"device": "gpu"}, {"max_batch": 64, "instances": 4}, {"licence": "MIT"}])
 def test_where_and_how_fast_a_model_runs_does_not_matter(change: dict[str, object]) -> None:
-    """It takes the same image and finds the same."""
     assert are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change))
 
 
@@ -17,5 +16,5 @@ def test_where_and_how_fast_a_model_runs_does_not_matter(change: dict[str, objec
     "change", [{"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)}, {"pad": 0}, {"channels": "BGR"}]
 )
 def test_what_goes_in_and_what_comes_out_matters(change: dict[str, object]) -> None:
-    """The tensor was made for the one, and the answer is read as that of the one."""
+    """The tensor was made for one spec, and the answer is read by that spec."""
     assert not are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change))
