@@ -15,7 +15,7 @@ def test_one_instance_listens_on_host_and_port_or_on_its_socket(tmp_path: Path) 
 
 
 def test_several_instances_have_numbered_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their folder is resolved, because instances are told the path."""
+    """The folder is resolved, because instances are told the path."""
     monkeypatch.chdir(tmp_path)
 
     found = sockets(Settings(instances=2, socket_folder="run"))
@@ -34,5 +34,5 @@ def test_several_instances_have_numbered_sockets(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_local_url_names_an_address_that_can_be_connected_to(host: str, url: str) -> None:
-    """An address to listen on need not be one."""
+    """A wildcard address can be listened on but not connected to."""
     assert local_url(Settings(host=host)) == url

@@ -24,14 +24,12 @@ LIMIT = 4
 
 @asynccontextmanager
 async def calling(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
-    """Make a client with any number of connections."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=60) as client:
         yield client
 
 
 async def ask(client: httpx.AsyncClient) -> httpx.Response:
-    """Ask for a detection."""
     return await client.post("/detect", content=SCENE)
 
 
@@ -142,7 +140,7 @@ async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) ->
         async with asyncio.timeout(60):
             while (before := fake.running) < LIMIT:
                 asking.append(asyncio.create_task(ask(client)))
-                await eventually(lambda: asking[-1].done() or fake.running > before)  # noqa: B023 - at once
+                await eventually(lambda: asking[-1].done() or fake.running > before)
         # The worker that takes the place of the killed one warms up, which counts as a request, too.
         warming_up = sum(request.id == "warm-up" for request in fake.requests)
         fake.may_answer.set()
