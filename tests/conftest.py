@@ -83,7 +83,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
 
 @contextmanager
 def one_process_at_a_time(folder: Path) -> Iterator[Path]:
-    """Make a folder, and hold its lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -141,7 +140,6 @@ def settings(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Sett
 
 @pytest.fixture(scope="session")
 def triton(settings: Settings) -> Iterator[EmbeddedTriton]:
-    """The embedded Triton, running."""
     server = EmbeddedTriton(settings)
     server.start()
     yield server
@@ -164,7 +162,6 @@ def own_triton(settings: Settings) -> Iterator[tuple[Settings, EmbeddedTriton]]:
 
 @pytest.fixture(scope="session")
 async def client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application, whose Triton is running."""
     assert triton.poll() is None
     async with started(create_app(settings)) as client:
         yield client
@@ -182,7 +179,7 @@ async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
 
 @pytest.fixture
 def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
-    """The arenas that are created from now on."""
+    """The arenas that are created during the test."""
     made: list[Arena] = []
     create = Arena.__init__
 

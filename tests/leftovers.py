@@ -42,12 +42,10 @@ class Run:
         }
 
     def remove_folder(self) -> None:
-        """Remove the folder with the temporary files of all tests."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """List the processes of a run, except this one."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -31,8 +31,6 @@ _HTTP = """
 
 
 class Proxy(NamedTuple):
-    """NGINX in front of instances of the gateway."""
-
     url: str
     """The public listener, with TLS."""
     local_url: str
@@ -45,7 +43,6 @@ class Proxy(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """The command that runs it."""
         program = require_program("nginx", "nginx")
         return [program, "-p", str(self.folder), "-e", str(self.folder / "error.log"), "-c", str(self.folder / "nginx.conf")]
 
@@ -56,7 +53,6 @@ class Proxy(NamedTuple):
         return done.stdout
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return its log so far."""
         return [json.loads(line) for line in (self.folder / "access.log").read_text(encoding="utf-8").splitlines()]
 
 
@@ -104,7 +100,6 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
 
 
 def _changed(name: str, changes: Mapping[str, str]) -> str:
-    """Return a shipped file with other texts in it."""
     text = (SHIPPED / name).read_text(encoding="utf-8")
     for shipped, changed in changes.items():
         assert shipped in text

@@ -11,7 +11,6 @@ PATIENCE_SECONDS = 20
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until something holds; fail if it takes too long."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -27,19 +26,18 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def wait_until_gone(processes: Iterable[psutil.Process]) -> None:
-    """Wait until all of them have ended."""
     waited_for = list(processes)
     wait_for(lambda: all(has_ended(process) for process in waited_for))
 
 
 def children() -> set[psutil.Process]:
-    """Return what this process has started, and what that has started."""
+    """Return all descendants of this process."""
     return set(psutil.Process().children(recursive=True))
 
 
 @contextmanager
 def no_process_left() -> Iterator[None]:
-    """Demand that every process that is started meanwhile ends."""
+    """Check that every process started in the block ends."""
     before = children()
     yield
     wait_until_gone(children() - before)

@@ -6,7 +6,6 @@ import pytest
 
 
 def require_program(name: str, package: str) -> str:
-    """Return the path of a program; without it skip the test."""
     path = shutil.which(name) or shutil.which(name, path="/usr/sbin")  # which is not in every user's path
     if path is None:
         pytest.skip(f"{name} is not installed; on Debian: apt-get install {package}")

@@ -8,14 +8,12 @@ Samples = dict[str, float]
 
 
 async def scrape(client: httpx.AsyncClient) -> Samples:
-    """Read the metrics of a gateway."""
     answer = await client.get("/metrics")
     assert answer.status_code == 200, answer.text
     return read_samples(answer.text)
 
 
 def read_samples(text: str) -> Samples:
-    """Read metrics in the text format."""
     return {
         sample.name + _write(sample.labels): sample.value
         for family in text_string_to_metric_families(text)

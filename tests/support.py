@@ -82,7 +82,6 @@ NEEDS_BYTES = pytest.mark.skipif(
 
 
 def free_port() -> int:
-    """Find a port on which nobody listens."""
     return find_free(1)[0]
 
 
@@ -116,7 +115,7 @@ async def started(app: Application) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Reply(NamedTuple):
-    """What an application has sent for one request."""
+    """The response of an application to one request."""
 
     status: int
     headers: dict[str, str]
@@ -124,7 +123,6 @@ class Reply(NamedTuple):
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The JSON of an error."""
         assert self.headers["content-type"].startswith("application/problem+json")
         return dict(stdlib_json.loads(self.body))
 
@@ -190,7 +188,6 @@ async def call(app: Application, receive: Receive, path: str = "/", headers: Hea
 
 
 def sample_image(name: str) -> bytes:
-    """Read one of the project's sample images."""
     return (IMAGES / name).read_bytes()
 
 
@@ -274,7 +271,6 @@ def in_cycles(kind: type[T]) -> Iterator[list[T]]:
 
 
 def own_arenas() -> list[Path]:
-    """List the arenas of this process."""
     return sorted(SHM.glob(f"nereid-{os.getpid()}-*"))
 
 
@@ -288,7 +284,7 @@ async def regions(settings: Settings) -> list[str]:
 
 
 def captured_log(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[CapturedCall]:
-    """Return what a module logs from now on."""
+    """Record what a module logs from now on."""
     logger = CapturingLogger()
     monkeypatch.setattr(module, "LOG", logger)
     return logger.calls

@@ -56,7 +56,6 @@ def restored_process() -> Iterator[None]:
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Collect the settings that `doctor` is run with."""
     seen: list[Settings] = []
 
     def run(settings: Settings, **_: bool) -> int:
@@ -78,7 +77,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, PublishedModel, dict[str, Any]]]:
-    """Collect what would be pulled into the test's repository."""
     seen: list[tuple[str, PublishedModel, dict[str, Any]]] = []
 
     def pull(name: str, entry: PublishedModel, into: Path, **options: Any) -> None:  # noqa: ANN401
@@ -102,7 +100,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reachable_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let somebody listen at Triton's address."""
+    """Listen at Triton's address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{server.getsockname()[1]}")
         yield
@@ -130,7 +128,6 @@ def test_flags_become_settings(reported: list[Settings]) -> None:
 
 
 def test_flags_take_precedence_over_the_environment(reported: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag replaces its variable; the other variables still count."""
     monkeypatch.setenv("NEREID_MODEL", "from_environment")
     monkeypatch.setenv("NEREID_TRITON_GRPC_PORT", "5001")
     main(["doctor", "--model", "typed"])
@@ -140,7 +137,6 @@ def test_flags_take_precedence_over_the_environment(reported: list[Settings], mo
 
 
 def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
-    """A flag that is not given sets nothing."""
     main(["doctor"])
 
     assert reported == [Settings()]
@@ -152,7 +148,6 @@ def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
     [([], {}), (["--json"], {"as_json": True}), (["--strict"], {"is_strict": True}), (["--no-burst"], {"with_burst": False})],
 )
 def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str], changed: dict[str, bool]) -> None:
-    """They are no settings; its exit code is that of the command."""
     seen: list[dict[str, bool]] = []
 
     def run(_: Settings, **options: bool) -> int:
@@ -188,7 +183,6 @@ def test_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytes
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every command is in it."""
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
 
@@ -199,7 +193,6 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt variable makes every command fail, with the variable's name."""
     monkeypatch.setenv("NEREID_PROT", "80")
 
     assert main(["settings"]) == 1
@@ -219,7 +212,6 @@ def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     ],
 )
 def test_invalid_value_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the setting, and nothing is started."""
     assert main(arguments) == 1
     assert one_line(capsys).startswith(f"{name}: ")
 
@@ -247,14 +239,12 @@ def test_it_runs_as_a_module() -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message lists the models of the registry."""
     assert main(["pull", "yolo12n"]) == 1
     assert "yolo12n is not in " in (line := one_line(capsys))
     assert line.endswith("which lists yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0")
 
 
 def test_repository_without_a_registry_lists_no_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has the path that was looked for."""
     (repository / "models.toml").unlink()
 
     assert main(["pull"]) == 1
@@ -263,7 +253,6 @@ def test_repository_without_a_registry_lists_no_model(repository: Path, capsys: 
 
 
 def test_invalid_registry_is_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the file."""
     (repository / "models.toml").write_text("[yolo11n", encoding="utf-8")
 
     assert main(["pull"]) == 1
@@ -295,7 +284,6 @@ def test_a_running_service_does_not_need_the_registry(
 
 
 def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict[str, Any]]]) -> None:
-    """Name, source and SHA-256 are those on the command line."""
     assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
 
     ((name, entry, options),) = pulled
@@ -306,7 +294,6 @@ def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict
 def test_pull_without_a_name_pulls_the_default_model(
     pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default model is that of the settings."""
     monkeypatch.setenv("NEREID_MODEL", "yolox_nano")
 
     assert main(["pull"]) == 0
@@ -314,7 +301,6 @@ def test_pull_without_a_name_pulls_the_default_model(
 
 
 def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last line says why it failed."""
     assert main(["pull", "yolo11n", "--from", str(repository / "nowhere.onnx")]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"nereid: there is no file {repository}/nowhere.onnx"
 
@@ -332,7 +318,6 @@ def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("command", ["serve", "api", "triton"])
 def test_ports_that_collide_are_one_line(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has both settings, and nothing is installed, pulled or started."""
     monkeypatch.setenv("NEREID_PORT", "4601")
 
     assert main([command]) == 1
@@ -345,7 +330,6 @@ def test_ports_that_collide_are_one_line(command: str, monkeypatch: pytest.Monke
 def test_port_of_triton_in_use_is_one_line(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message has the setting, and nothing is installed, pulled or started."""
     for other, port in zip(("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"), find_free(4), strict=True):
         monkeypatch.setenv(PREFIX + other, str(port))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -371,7 +355,6 @@ def test_stock_pillow_is_an_error(command: str, monkeypatch: pytest.MonkeyPatch,
 def test_tracing_without_opentelemetry_is_an_error(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the setting and the extra."""
     monkeypatch.setenv("NEREID_TRACING", "true")
     monkeypatch.setattr("app.preflight.has_exporter", lambda: False)
 
@@ -382,7 +365,7 @@ def test_tracing_without_opentelemetry_is_an_error(
 def test_settings_of_opentelemetry_that_it_does_not_accept_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each worker would fail with a traceback."""
+    """Otherwise each worker would fail with a traceback."""
     monkeypatch.setenv("NEREID_TRACING", "true")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
 
@@ -414,7 +397,6 @@ def test_the_api_is_served_as_the_settings_say(served: list[Server], monkeypatch
 
 
 def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their common table, and as many open files as the system allows."""
     seen: list[tuple[bool, int]] = []
 
     def serve(_: object) -> None:
@@ -428,7 +410,6 @@ def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPat
 
 
 def listening(path: Path) -> socket.socket:
-    """Listen on a unix socket."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()
@@ -437,7 +418,6 @@ def listening(path: Path) -> socket.socket:
 
 @pytest.mark.usefixtures("served")
 def test_socket_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has its path; it still belongs to the other server."""
     path = tmp_path / "api.sock"
     monkeypatch.setenv("NEREID_SOCKET", str(path))
     with listening(path):
@@ -525,7 +505,6 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
 def test_invalid_keys_are_one_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the file, and nothing is started."""
     (path := tmp_path / "keys.toml").write_text("[camera-1]", encoding="utf-8")
     monkeypatch.setenv("NEREID_API_KEYS_FILE", str(path))
 
@@ -537,7 +516,6 @@ def test_invalid_keys_are_one_line(
 def test_invalid_certificate_is_one_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the file, and nothing is started."""
     (path := tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----", encoding="utf-8")
     monkeypatch.setenv("NEREID_TRITON_TLS", "true")
     monkeypatch.setenv("NEREID_TRITON_CA_FILE", str(path))
@@ -559,7 +537,6 @@ def test_key_prints_its_credential_and_its_table(capsys: pytest.CaptureFixture[s
 
 
 def test_key_with_an_invalid_id_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is created."""
     assert main(["key", "camera 1"]) == 1
     assert one_line(capsys) == "a key's id has 1 to 64 letters, digits, '_' or '-'"
 
@@ -581,7 +558,6 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Collect the settings with which the API would be supervised."""
     seen: list[Settings] = []
 
     def supervise(settings: Settings, _: object) -> int:
@@ -606,7 +582,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def test_a_triton_that_cannot_be_reached_is_a_warning(
     command: str, address: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is one line, and the API runs: Triton may start later."""
+    """The API runs all the same, because Triton may start later."""
     address = address.format(port=free_port())
 
     assert main([command, "--triton", address, "--port", str(free_port())]) == 0
@@ -618,7 +594,6 @@ def test_a_triton_that_cannot_be_reached_is_a_warning(
 @pytest.mark.usefixtures("served", "supervised", "reachable_triton")
 @pytest.mark.parametrize("command", ["serve", "api"])
 def test_a_triton_that_can_be_reached_is_no_warning(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody listens at its address."""
     assert main([command, "--port", str(free_port())]) == 0
     assert capsys.readouterr().err == ""
 
@@ -639,7 +614,6 @@ def test_serve_runs_as_many_instances_as_it_is_told(
 def test_folder_of_sockets_that_cannot_be_made_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message has its path."""
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)  # a path may have no more than 80 characters
     monkeypatch.setenv("NEREID_SOCKET_FOLDER", "file/run")
@@ -651,7 +625,6 @@ def test_folder_of_sockets_that_cannot_be_made_is_one_line(
 def test_folder_of_sockets_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message has its path, and nothing is started."""
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
     monkeypatch.setenv("NEREID_SOCKET_FOLDER", str(tmp_path))
 
@@ -663,8 +636,6 @@ def test_folder_of_sockets_that_cannot_be_written_is_one_line(
 def test_repository_that_cannot_be_read_is_one_line(
     command: str, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message has the path, and nothing is installed."""
-
     def refuse(_: Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(repository))
 
@@ -715,7 +686,6 @@ def test_triton_alone_is_prepared_and_stopped(
 def test_pulled_model_is_not_pulled_again(
     repository: Path, pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second start needs no network."""
     shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
     (repository / "yolo11n" / "1").mkdir()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
@@ -728,7 +698,6 @@ def test_pulled_model_is_not_pulled_again(
 
 @pytest.mark.usefixtures("pulled")
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has the reason."""
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([], EmbeddedTritonError("port 4600 is in use")))
 
@@ -805,7 +774,6 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
 
 @pytest.mark.usefixtures("pulled")
 def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ctrl-C stops it, which is not a failure."""
     done: list[str] = []
 
     class Running(Triton):
@@ -820,7 +788,6 @@ def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_address_of_another_machine_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The API cannot listen there, which is said before anything is started."""
     monkeypatch.setenv("NEREID_HOST", "203.0.113.1")
 
     assert main(["api", "--port", "8080"]) == 1

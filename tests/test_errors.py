@@ -23,13 +23,11 @@ def test_tree_lists_every_error_with_its_status() -> None:
 
 
 def test_codes_are_unique() -> None:
-    """A program can tell each error from the others."""
     assert len({error.code for error in ERRORS}) == len(ERRORS) == 27
 
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_code_is_the_name_of_the_class(error: type[GatewayError]) -> None:
-    """The stable code is the class's name in snake case."""
     assert error.code == re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
 
 
@@ -47,13 +45,11 @@ def test_only_a_temporary_failure_says_when_to_retry(error: type[GatewayError]) 
 
 
 def test_a_full_gateway_says_how_long_it_will_be_full() -> None:
-    """One second, unless more is known."""
     assert errors.GatewayFull("full", "requests").retry_after_seconds == 1
     assert errors.GatewayFull("full", "requests", 7).retry_after_seconds == 7
 
 
 def test_detail_is_the_message() -> None:
-    """The caller is told the same as a log shows."""
     error = errors.InvalidImage("the PNG data is truncated")
 
     assert (error.detail, str(error)) == ("the PNG data is truncated", "the PNG data is truncated")

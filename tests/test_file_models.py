@@ -20,12 +20,10 @@ Tensors = dict[str, tuple[int, list[int]]]
 
 
 def tensors(declared: Any) -> Tensors:  # noqa: ANN401
-    """Return types and dimensions by name."""
     return {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in declared}
 
 
 def steps(name: str) -> list[tuple[model_config_pb2.ModelEnsembling.Step, model_config_pb2.ModelConfig]]:
-    """Return the steps of the ensemble with the configs of their models."""
     return [(step, parsed(step.model_name, PRODUCTION)) for step in parsed(name, PRODUCTION).ensemble_scheduling.step]
 
 
@@ -36,7 +34,6 @@ def network_of(name: str) -> str:
 
 @both
 def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: str) -> None:
-    """Everything else is as for the network that takes pixels."""
     spec, of_pixels = spec_of(name, file), spec_of(network_of(name), file)
     own = {"name": name, "input_name": "file", "dtype": None, "input_format": InputFormat.FILE, "tells_decoded": True}
 
@@ -47,7 +44,7 @@ def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: 
 
 
 def test_both_configs_differ_in_the_device_alone(name: str) -> None:
-    """The gateway treats the model the same way wherever it runs."""
+    """The gateway must treat the model the same way wherever it runs."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
     assert (production.device, embedded.device) == ("gpu", "cpu")
@@ -57,7 +54,6 @@ def test_both_configs_differ_in_the_device_alone(name: str) -> None:
 
 
 def test_network_is_the_one_of_the_registry(name: str) -> None:
-    """Both models are composed from the same published file, the same way."""
     entries = registry.load(REPOSITORY / "models.toml")
 
     assert msgspec.structs.replace(entries[name], title="") == msgspec.structs.replace(entries[network_of(name)], title="")
@@ -115,7 +111,6 @@ def test_embedded_triton_passes_over_the_letterbox(name: str) -> None:
 
 
 def test_embedded_requests_are_batched_and_the_queue_is_bounded(name: str) -> None:
-    """As for the network that takes pixels, on as many instances."""
     config, of_pixels = parsed(name, EMBEDDED), parsed(network_of(name), EMBEDDED)
 
     assert config.backend == "onnxruntime"

@@ -20,7 +20,7 @@ from tests.support import ROOT, free_port
 
 
 class Live(BaseHTTPRequestHandler):
-    """An API that lives, and has no Triton."""
+    """A live API without a Triton."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/livez" else 503)
@@ -34,7 +34,6 @@ class Live(BaseHTTPRequestHandler):
 
 @contextmanager
 def living_on(path: Path) -> Iterator[None]:
-    """Run an API on a unix socket."""
     with ThreadingUnixStreamServer(str(path), Live) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -47,20 +46,18 @@ def living_on(path: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start without settings."""
     for name in os.environ:
         if name.startswith(PREFIX):
             monkeypatch.delenv(name)
 
 
 def test_an_api_lives_whether_or_not_it_is_ready() -> None:
-    """It asks `/livez`, and no more."""
+    """It asks `/livez` only."""
     with http.serving(Live) as url:
         assert healthcheck.failure(Settings(port=int(url.rpartition(":")[2]))) == ""
 
 
 def test_an_api_that_does_not_answer_has_failed() -> None:
-    """The message tells where it was asked."""
     port = free_port()
 
     assert healthcheck.failure(Settings(port=port)) == f"http://127.0.0.1:{port} does not answer"
@@ -73,7 +70,6 @@ def test_an_api_that_answers_something_else_has_failed() -> None:
 
 
 def test_all_instances_must_live(tmp_path: Path) -> None:
-    """One that does not is named."""
     settings = Settings(instances=2, socket_folder=str(tmp_path))
     first, second = tmp_path / "nereid-1.sock", tmp_path / "nereid-2.sock"
     with living_on(first):
@@ -83,7 +79,7 @@ def test_all_instances_must_live(tmp_path: Path) -> None:
 
 
 def test_a_socket_that_accepts_nothing_has_failed(tmp_path: Path) -> None:
-    """One that nobody listens on is there after a crash."""
+    """A crash leaves such a socket behind."""
     path = tmp_path / "nereid.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(path))
@@ -115,7 +111,6 @@ def test_the_program_exits_with_0_or_1_and_loads_almost_nothing() -> None:
 
 
 def test_invalid_settings_fail_the_check() -> None:
-    """They are reported like those of every command."""
     done = run(NEREID_PORT="no number")
 
     assert done.returncode == 1
@@ -123,7 +118,6 @@ def test_invalid_settings_fail_the_check() -> None:
 
 
 def test_other_commands_go_to_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """So does a request for help, which lists the check."""
     monkeypatch.setattr(sys, "argv", ["nereid", "--help"])
 
     with pytest.raises(SystemExit):

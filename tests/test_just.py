@@ -10,7 +10,7 @@ from tests.support import ROOT
 
 
 def test_first_start_without_a_network_is_one_line(tmp_path: Path) -> None:
-    """Pip says it in many lines, the last of which is that there is no such package. The folder's name may have a space."""
+    """Pip reports it in many lines, the last of which says that there is no such package. The folder's name contains a space."""
     clone = tmp_path / "a clone"
     shutil.copytree(ROOT / "requirements", clone / "requirements")
     for name in ("just", "justfile"):

@@ -29,7 +29,7 @@ from tests.support import REPOSITORY, SCENE, captured_log, eventually, free_port
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    """Leave the rest of the session its own configuration."""
+    """Restore the session's logging configuration."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -49,7 +49,6 @@ def arenas() -> set[str]:
 
 
 async def test_default_model_is_known_before_the_first_request(settings: Settings) -> None:
-    """Its config is read while the application starts."""
     fake = FakeTriton()
     async with serving(fake) as port, started(create_app(with_triton(settings, port))):
         assert fake.config_reads == 1
@@ -94,7 +93,6 @@ async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
 
 
 async def test_transport_is_that_of_the_settings(settings: Settings) -> None:
-    """With `inline` no shared memory is used."""
     fake = FakeTriton()
     async with serving(fake) as port, started(create_app(with_triton(settings, port))):
         assert not fake.regions
@@ -123,7 +121,6 @@ async def test_leftovers_of_killed_workers_are_removed(settings: Settings, lefto
 
 
 async def test_nothing_runs_once_the_application_has_ended(settings: Settings) -> None:
-    """No task and no thread of it is left."""
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     async with serving(FakeTriton()) as port:
         async with started(create_app(with_triton(settings, port))) as client:
@@ -177,7 +174,6 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
 
 
 async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
-    """Its speed is known before the first request."""
     fake = FakeTriton()
     async with serving(fake) as port, started(create_app(with_triton(settings, port))):
         assert [request.id for request in fake.requests] == ["warm-up"]
@@ -185,7 +181,7 @@ async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
 
 @pytest.mark.parametrize(("image_format", "side"), [("PNG", 1000), ("AVIF", 707)])
 async def test_memory_suffices_for_the_largest_image(settings: Settings, image_format: str, side: int) -> None:
-    """However little the settings give to all requests together; an AVIF is written anew for its decoder."""
+    """This holds however little memory the settings give to all requests; an AVIF is rewritten for its decoder."""
     little = msgspec.structs.replace(settings, memory_mb=1, max_file_size_mb=1, max_batch_size_mb=1, max_megapixels=1)
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
@@ -198,7 +194,7 @@ async def test_memory_suffices_for_the_largest_image(settings: Settings, image_f
 async def test_memory_of_a_burst_is_returned_when_it_has_ended(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, budget: str
 ) -> None:
-    """Not while it lasts, be it of images or of their bodies, and only once."""
+    """Memory is returned once, after the burst, be it one of images or of their bodies."""
     returned: list[bool] = []
     resident = 100
     monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
@@ -222,7 +218,6 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(
 
 
 async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged, and done again a second later."""
     log = captured_log(monkeypatch, main)
     monkeypatch.setattr(main, "_HOUSEKEEPING_SECONDS", 0.01)
     async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
@@ -240,7 +235,6 @@ async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: 
 
 
 async def test_traces_are_exported_before_the_application_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What OpenTelemetry has not exported by then; and its thread has ended."""
     threads = set(threading.enumerate())
     async with serving(FakeTriton()) as port:
         with receiving_traces() as receiver:
@@ -257,7 +251,6 @@ async def test_traces_are_exported_before_the_application_ends(settings: Setting
 async def test_what_opentelemetry_complains_of_is_in_the_log(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As lines of JSON; requests are answered all the same."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     async with serving(FakeTriton()) as port:
@@ -281,7 +274,6 @@ async def test_objects_of_the_application_are_frozen(settings: Settings) -> None
 
 
 async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
-    """The registry in the model repository is read when the application starts."""
     async with serving(FakeTriton()) as port:
         with_registry = msgspec.structs.replace(with_triton(settings, port), model_repository=str(REPOSITORY))
         async with started(create_app(with_registry)) as client:
@@ -291,7 +283,6 @@ async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Set
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:
-    """The largest body and the largest image are what the settings allow."""
     limits = msgspec.structs.replace(settings, max_file_size_mb=0.001, max_megapixels=0.0001)
     image = png(20, 20, 8, GREY)
     async with serving(FakeTriton()) as port, started(create_app(with_triton(limits, port))) as client:
@@ -303,7 +294,7 @@ async def test_limits_are_those_of_the_settings(settings: Settings) -> None:
 
 
 async def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Granian passes none, so that each worker reads its own."""
+    """Granian passes no settings, so each worker reads its own."""
     async with serving(FakeTriton()) as port:
         monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{port}")
         monkeypatch.setenv("NEREID_MODEL", "other")
@@ -314,7 +305,6 @@ async def test_settings_are_read_from_the_environment(monkeypatch: pytest.Monkey
 
 
 def test_invalid_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No application is built from settings that are not valid."""
     monkeypatch.setenv("NEREID_PORT", "http")
 
     with pytest.raises(SettingsError, match="NEREID_PORT"):

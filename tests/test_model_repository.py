@@ -111,7 +111,7 @@ def test_model_takes_an_image_and_returns_what_its_task_asks_for(name: str, file
 
 @both_of_a_detector
 def test_detector_needs_no_post_processing(name: str, file: str) -> None:
-    """The gateway recognises what the graph has done already."""
+    """The gateway recognises the operations that the graph contains."""
     recipe = ENTRIES[name].recipe
     assert isinstance(recipe, DetectionRecipe)
     spec = spec_of(name, file)
@@ -128,7 +128,6 @@ def test_detector_needs_no_post_processing(name: str, file: str) -> None:
 
 @both
 def test_licence_and_source_are_those_of_the_registry(name: str, file: str) -> None:
-    """The list of models says the same as `pull`."""
     entry, parameters = ENTRIES[name], parameters_of(name, file)
 
     assert (parameters.licence, parameters.source) == (entry.licence, entry.source)
@@ -216,7 +215,7 @@ def test_no_path_leads_through_a_folder_that_everybody_can_write(name: str, file
 
 @each
 def test_engines_are_cached_wherever_triton_was_started(name: str) -> None:
-    """A relative path would depend on the folder in which it was."""
+    """A relative path would depend on the current folder."""
     (accelerator,) = parsed(name, PRODUCTION).optimization.execution_accelerators.gpu_execution_accelerator
 
     assert accelerator.parameters["trt_engine_cache_enable"] == "true"
@@ -236,7 +235,7 @@ def test_embedded_runs_on_the_cpu(name: str) -> None:
 
 @each
 def test_file_has_our_opset(name: str, repository: Path) -> None:
-    """A pulled model is valid, and the container's TensorRT can read it."""
+    """The container's TensorRT can read this opset."""
     model = pulled(repository, name)
     onnx.checker.check_model(model, full_check=True)
 

@@ -100,19 +100,16 @@ class Api:
             return None
 
     async def answers(self, path: str, status: int | None) -> bool:
-        """Return whether a path has this status."""
         return await self.status(path) == status
 
     async def detect(self) -> httpx.Response:
-        """Ask for a detection."""
         return await self.client.post("/detect", content=SCENE)
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that handle requests."""
         return [child for child in psutil.Process(self.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
 
     async def is_refused(self) -> bool:
-        """Return whether it accepts no more connections."""
+        """Return whether it refuses new connections."""
         return await self.answers("/livez", None)
 
     async def has_noted(self, *, signals: int = 0, alive: int = 0) -> bool:
@@ -121,17 +118,15 @@ class Api:
         return (noted.stat().st_size if noted.exists() else 0) >= signals and len(list(self.log.parent.glob("*.alive"))) >= alive
 
     async def exit_code(self) -> int:
-        """Wait until it has ended; return its exit code."""
         return await asyncio.to_thread(self.process.wait, PATIENCE_SECONDS)
 
     @property
     def messages(self) -> list[str]:
-        """The lines for the user."""
         return [line for line in self.log.read_text(encoding="utf-8").splitlines() if not line.startswith("{")]
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds; fail if it takes too long."""
+    """Wait until a condition holds; fail if it takes too long."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not await holds():
         assert time.monotonic() < end
@@ -160,7 +155,6 @@ async def running(
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeTriton]:
-    """A Triton that finds nothing."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving(fake):
@@ -212,7 +206,7 @@ async def check_socket_in_use(api: Api, fake: FakeTriton) -> None:
 
 @pytest.mark.system
 async def test_an_address_where_it_cannot_listen_is_one_line(fake: FakeTriton, tmp_path: Path) -> None:
-    """Somebody may have taken it away after it was checked."""
+    """Another program may have taken the address after it was checked."""
     patch = "import app.preflight; app.preflight.require_address = lambda _: None"
     missing = tmp_path / "missing" / "api.sock"
     api = Api(fake.url, tmp_path, patch, socket=missing)
@@ -245,7 +239,7 @@ async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path)
 @pytest.mark.system
 @pytest.mark.parametrize("drain_delay", [0.5, FOREVER])
 async def test_a_second_signal_ends_it_at_once(fake: FakeTriton, tmp_path: Path, drain_delay: float) -> None:
-    """Whether it waits for load balancers, or for a request that hangs."""
+    """It may be waiting for load balancers or for a request that hangs."""
     patch = SIGNALS.format(same_seconds=0)
     async with running(fake, tmp_path, patch, drain_delay_seconds=drain_delay) as api, stalled(fake, api) as request:
         api.process.terminate()
@@ -280,7 +274,6 @@ async def test_a_second_signal_is_ignored_under_a_supervisor(
 
 @pytest.mark.system
 async def test_a_signal_that_is_sent_twice_is_one(fake: FakeTriton, tmp_path: Path) -> None:
-    """Requests in progress end."""
     patch = SIGNALS.format(same_seconds=FOREVER)
     async with running(fake, tmp_path, patch, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
         for count in (1, 2, 3):
@@ -296,7 +289,6 @@ async def test_a_signal_that_is_sent_twice_is_one(fake: FakeTriton, tmp_path: Pa
 
 @pytest.mark.system
 async def test_ctrl_c_does_not_wait_for_load_balancers(fake: FakeTriton, tmp_path: Path) -> None:
-    """Requests in progress end all the same."""
     async with running(fake, tmp_path, drain_delay_seconds=FOREVER) as api, stalled(fake, api) as request:
         api.process.send_signal(signal.SIGINT)
         await until(api.is_refused)
@@ -341,7 +333,7 @@ application.build = build_slowly
 
 @pytest.mark.system
 async def test_a_ctrl_c_reaches_a_worker_that_is_starting(fake: FakeTriton, tmp_path: Path) -> None:
-    """It ends when it has started; Granian would block it."""
+    """It ends once it has started; Granian would block the signal."""
     async with running(fake, tmp_path, SLOW_START, workers=2) as api:
         await until(partial(api.has_noted, alive=2))  # before, it would be killed
         os.killpg(api.process.pid, signal.SIGINT)
@@ -360,7 +352,7 @@ async def test_a_worker_that_is_starting_is_not_waited_for(fake: FakeTriton, tmp
 
 @pytest.mark.system
 async def test_a_worker_that_has_ended_is_not_killed(fake: FakeTriton, tmp_path: Path) -> None:
-    """Nor is that said of it: on a busy machine, the thread that collects it may get no processor before others ask for it."""
+    """Nor is a kill logged: on a busy machine, the thread that collects the worker may run late."""
     patch = """
 import os, threading, time
 waitpid = os.waitpid
@@ -425,7 +417,7 @@ async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_
 
 @pytest.mark.system
 async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
-    """It goes on until the next one is ready, and ends its requests."""
+    """It serves until its successor is ready, and ends its requests."""
     flag, is_told = tmp_path / "too much", tmp_path / "told"
     patch = (
         "import app.server, os; app.server._HANDOVER_SECONDS = 2.0\n"
@@ -509,7 +501,7 @@ async def test_each_line_of_all_processes_is_one_write(fake: FakeTriton, tmp_pat
 
 @pytest.mark.system
 async def test_host_may_be_a_name(fake: FakeTriton, tmp_path: Path) -> None:
-    """The server itself would take only an address."""
+    """The server itself takes only an address."""
     async with running_gateway(fake.url, tmp_path, host="localhost", workers=1) as gateway, httpx.AsyncClient() as client:
         assert (await client.get(f"http://localhost:{gateway.port}/livez")).status_code == 200
 
@@ -528,7 +520,7 @@ def test_server_is_as_the_settings_say() -> None:
 
 
 def test_server_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
-    """Its permissions are an octal number."""
+    """The permissions are an octal number."""
     server = Server(Settings(socket=str(tmp_path / "api.sock"), socket_mode="606"))
 
     assert server.bind_uds == tmp_path / "api.sock"

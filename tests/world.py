@@ -105,7 +105,6 @@ class World:
 
     @property
     def fake(self) -> FakeTriton:
-        """The first Triton."""
         return self.fakes[0]
 
     @cached_property
@@ -115,32 +114,31 @@ class World:
 
     @property
     def server(self) -> TritonServer:
-        """What the worker knows of it."""
+        """The worker's view of the first Triton."""
         return self.pool.servers[0]
 
     @property
     def client(self) -> TritonClient:
-        """The worker's connection to it."""
         return self.server.client
 
     @property
     def running(self) -> list[int]:
-        """How many inferences each Triton has in progress."""
+        """The number of inferences in progress at each Triton."""
         return [fake.running for fake in self.fakes]
 
     @property
     def usable(self) -> list[bool]:
-        """Which of the Tritons count as working."""
+        """The Tritons that count as working."""
         return [server.is_usable("tiny") for server in self.pool.servers]
 
     @property
     def queue(self) -> ModelQueue:
-        """What limits the requests, once there was one."""
+        """The model's queue, after the first request."""
         return self.admission.queues["tiny"]
 
     @property
     def used_bytes(self) -> int:
-        """Memory that is reserved for images."""
+        """The memory reserved for images, bytes."""
         return self.admission.memory.used_bytes
 
     @property
@@ -162,7 +160,6 @@ class World:
             fake.may_answer.clear()
 
     def let_answer(self) -> None:
-        """Let them answer everything."""
         for fake in self.fakes:
             for event in (fake.may_answer, fake.may_tell, fake.may_map):
                 event.set()
@@ -174,20 +171,18 @@ class World:
             await server.specs.get("tiny")
 
     async def set_version(self, version: str) -> None:
-        """Let each Triton be of a version, which the worker knows."""
+        """Set the version that each Triton reports and the worker knows."""
         await self.until_known()
         for fake, server in zip(self.fakes, self.pool.servers, strict=True):
             fake.version = version
             server.client.server = await server.client.read_server()
 
     async def admit(self, model: str = "tiny") -> Permit:
-        """Admit a request."""
         return await self.admission.admit(model, 1, self.admission.memory.reserve(), Deadline.after(1e9))
 
     async def infer(
         self, seconds: float = 30, *, request_id: str = "id", trace: TraceContext | None = None, spec: ModelSpec | None = None
     ) -> InferResult:
-        """Run one inference as a request does."""
         spec = spec or self.spec
         call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
         await self.transport.prepare(spec.image_bytes)
@@ -212,7 +207,7 @@ class World:
         assert [type(failed) for failed in missed] == [DeadlinePassed] * images
 
     async def leave(self, asking: Sequence[asyncio.Task[Any]]) -> None:
-        """Let the clients of requests disconnect."""
+        """Disconnect the clients of requests."""
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -251,7 +246,7 @@ class World:
         return await self.pipeline.run(data, OPTIONS._replace(**options), call)
 
     async def close(self) -> None:
-        """End everything, in the order in which a worker does."""
+        """Close everything in the order in which a worker does."""
         self.let_answer()
         await self.pipeline.close()
         await self.inferences.close(10)

@@ -39,7 +39,6 @@ async def shared_app() -> AsyncIterator[Application]:
 
 @pytest.fixture(scope="module")
 async def reader(shared_app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the shared application."""
     async with calling(shared_app) as client:
         yield client
 
@@ -83,7 +82,6 @@ def write_keys(folder: Path, *keys: tuple[str, str, str]) -> str:
 
 
 def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application does not show what it wraps
-    """List the routes of an application."""
     while not isinstance(app, Litestar):
         app = app.app
     return app.routes

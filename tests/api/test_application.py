@@ -16,7 +16,7 @@ from tests.world import open_world
 
 
 class Worker:
-    """Opens the resources of an application, and notes when."""
+    """A stub worker that records when its resources are opened and closed."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -24,7 +24,6 @@ class Worker:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-        """Open a world of its own."""
         if self.fails:
             raise OSError
         async with open_world(mode="inline") as world:
@@ -61,7 +60,6 @@ async def start_and_fail(app: Application) -> str:
 
 
 async def test_a_worker_is_opened_before_the_first_request_and_closed_after_the_last(worker: Worker) -> None:
-    """Once, however many requests there are."""
     app = build(worker)
     assert worker.events == []
     async with started(app) as client:
@@ -85,7 +83,6 @@ async def test_an_application_can_be_started_only_once(worker: Worker) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 async def test_every_route_exists_with_and_without_its_version(worker: Worker, prefix: str) -> None:
-    """The prefix changes nothing."""
     async with started(build(worker)) as client:
         for path in ("/livez", "/readyz", "/health", "/models"):
             assert (await client.get(prefix + path)).status_code == 200
@@ -94,7 +91,6 @@ async def test_every_route_exists_with_and_without_its_version(worker: Worker, p
 
 
 async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
-    """The documentation has one path, without a version prefix."""
     async with started(build(worker)) as client:
         assert (await client.get("/docs")).status_code == 200
         assert (await client.get("/v1/docs")).status_code == 404
@@ -102,7 +98,6 @@ async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
 async def test_other_paths_do_not_exist(worker: Worker, path: str) -> None:
-    """Every miss is a problem."""
     async with started(build(worker)) as client:
         response = await client.get(path)
 
@@ -119,7 +114,6 @@ async def test_every_response_has_the_headers_of_the_middleware(worker: Worker) 
 
 
 async def test_a_worker_that_cannot_be_opened_fails_the_start(worker: Worker) -> None:
-    """The server gets the error and does not serve."""
     worker.fails = True
 
     assert "OSError" in await start_and_fail(build(worker))

@@ -42,7 +42,7 @@ SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     filling: tuple[FakeTriton, Application], full: str, rejected: list[str], accepted: list[str]
 ) -> None:
-    """The model is that of the path, that of the query under either name, or the default one; others have room."""
+    """The model is that of the path, of the query under either name, or the default one; other models have room."""
     fake, app = filling
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), f"/predict/{full}", {"Content-Length": str(len(SCENE))}))
@@ -60,7 +60,7 @@ async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
 
 
 async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
-    """Its body has to be received first."""
+    """The model is known only after the form has been received."""
     fake, app = filling
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), "/predict/other"))
@@ -85,7 +85,7 @@ async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
 
 
 async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is used up, the key is rejected, which the log tells, and the others are not; without a key nobody learns it."""
+    """While its share is used up, the key is rejected, which is logged; other keys are not. Callers without a key get 401."""
     path = tmp_path / "keys.toml"
     path.write_text(
         "".join(

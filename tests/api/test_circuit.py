@@ -26,7 +26,7 @@ OTHER = ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?
 
 
 class SickTriton(FakeTriton):
-    """Cannot run one of its models."""
+    """A fake Triton that cannot run one of its models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,6 @@ class SickTriton(FakeTriton):
         self.model_versions = ["1", "2"]
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        """Refuse an inference with that model."""
         if (request.model_name, request.model_version) == (self.sick, self.sick_version):
             await context.abort(grpc.StatusCode.INTERNAL, "Stub process is not healthy.")
         return await super().ModelInfer(request, context)
@@ -57,13 +56,12 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 
 async def post(app: Application, path: str, headers: dict[str, str] | None = None) -> Reply:
-    """POST an image, and wait for the answer."""
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     return await call(app, staying(body), path, headers or {})
 
 
 async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | None = None) -> None:
-    """Let inferences with a model fail until its circuit is open."""
+    """Fail inferences with a model until its circuit is open."""
     fake, app = gateway
     fake.sick = model
     for _ in range(5):
@@ -72,7 +70,7 @@ async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | No
 
 
 async def mend(gateway: Gateway, path: str) -> bool:
-    """Let the model be run again; return whether its circuit closes."""
+    """Let the model run again and return whether its circuit closes."""
     fake, app = gateway
     fake.sick = ""
 
@@ -86,7 +84,7 @@ async def mend(gateway: Gateway, path: str) -> bool:
 async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_read(
     gateway: Gateway, sick: str, rejected: list[str], accepted: list[str]
 ) -> None:
-    """The model is that of the path, that of the query under either name, or the default one; the others are served."""
+    """The model is that of the path, of the query under either name, or the default one; other models are served."""
     await break_model(gateway, sick)
     _, app = gateway
     for path in rejected:
@@ -101,7 +99,6 @@ async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_r
 
 
 async def test_the_default_model_does_not_matter_to_a_dialect_whose_body_names_another(gateway: Gateway) -> None:
-    """The dialect's own errors have the status of the gateway's."""
     await break_model(gateway, "tiny")
     _, app = gateway
     image = {"type": "base64", "value": base64.b64encode(SCENE).decode()}
@@ -114,7 +111,7 @@ async def test_the_default_model_does_not_matter_to_a_dialect_whose_body_names_a
 
 @pytest.mark.parametrize(("sick", "sound"), [("", "1"), ("1", ""), ("1", "2")])
 async def test_a_version_that_fails_stops_no_other(gateway: Gateway, sick: str, sound: str) -> None:
-    """Each has a circuit of its own, so that one can go back to the version before; the newest is one, too."""
+    """Each version, also the newest, has a circuit of its own, so that callers can go back to the version before."""
     fake, app = gateway
     fake.sick, fake.sick_version = "tiny", sick
     for _ in range(5):
@@ -126,7 +123,7 @@ async def test_a_version_that_fails_stops_no_other(gateway: Gateway, sick: str, 
 
 
 async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway) -> None:
-    """Though requests for what was the newest version used the circuit of the newest one, until there was another."""
+    """Requests without a version used the circuit of the newest version until another one was loaded."""
     fake, app = gateway
     assert (await post(app, "/detect?version=2")).status == 200
     assert [request.model_version for request in fake.requests] == ["", "2"]  # the first one is that of the start
@@ -140,7 +137,6 @@ async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway)
 
 
 async def test_a_request_for_a_model_that_fails_asks_triton_nothing(gateway: Gateway) -> None:
-    """Only the probe does."""
     await break_model(gateway, "other")
     fake, app = gateway
     reads = fake.config_reads
@@ -195,7 +191,7 @@ async def test_the_default_model_is_not_that_of_a_body_that_names_another_one(ga
 
 
 async def test_the_reason_is_the_model_although_the_gateway_is_full() -> None:
-    """Inferences that hang have filled it: that they are answered with 503 and not with 429 tells callers where to look."""
+    """Inferences that hang have filled the gateway; 503 instead of 429 tells callers that the model is the reason."""
     fake = SickTriton()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(fake))
@@ -268,7 +264,7 @@ async def test_without_a_key_nobody_learns_of_the_circuit(tmp_path: Path, monkey
 
 
 async def test_an_image_that_is_rejected_says_nothing_about_the_model(gateway: Gateway) -> None:
-    """Nor do other errors of callers, however many of them there are."""
+    """No number of the callers' errors opens the circuit."""
     _, app = gateway
     body = {"type": "http.request", "body": b"no image", "more_body": False}
     for _ in range(30):

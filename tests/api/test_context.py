@@ -29,7 +29,6 @@ def test_an_attached_context_is_found_in_its_scope(scope: dict[str, Any]) -> Non
 
 
 def test_two_requests_share_nothing() -> None:
-    """The log line of one request has no fields of another."""
     first, second = RequestContext("r1", ""), RequestContext("r2", "")
     first.log_fields["model"] = "a"
     first.timing.lap("read")

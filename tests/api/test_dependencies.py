@@ -17,18 +17,16 @@ from tests.support import DEPLOYMENT, METRICS, json, started
 
 
 class StubPool(TritonPool):
-    """A pool without Tritons, which notes about which models it was asked."""
+    """A pool without Tritons that records the models it was asked about."""
 
     def __init__(self) -> None:  # there is nothing to initialise
         self.asked: list[str] = []
 
     async def is_ready(self, model: str) -> bool:
-        """Note the question."""
         self.asked.append(model)
         return True
 
     async def list_models(self) -> dict[str, ModelState]:
-        """Note the question about all of them."""
         self.asked.append("*")
         return {}
 
@@ -41,13 +39,10 @@ class StubPipeline(Pipeline):
         self.pullable = frozenset()
 
     def is_usable(self, model: str) -> bool:
-        """Know of no failure."""
         return model == self.default_model
 
 
 def build(tritons: StubPool, model: str) -> Application:
-    """Build an application whose worker owns stubs."""
-
     @asynccontextmanager
     async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
         yield tritons, StubPipeline(model), METRICS
@@ -66,7 +61,7 @@ async def test_each_provider_returns_its_part_of_the_worker() -> None:
 
 
 def test_every_application_has_providers_of_its_own() -> None:
-    """A provider that keeps its value must not be shared."""
+    """A provider caches its value, so applications must not share it."""
     first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
 
     assert first.keys() == second.keys() >= {"triton_client", "pipeline"}
@@ -106,7 +101,6 @@ async def test_two_applications_in_one_process_do_not_share_dependencies() -> No
 
 
 async def test_an_application_that_is_started_after_another_has_its_own_worker() -> None:
-    """Nothing of the one before is left."""
     tritons = []
     for model in ("a", "b"):
         tritons.append(StubPool())

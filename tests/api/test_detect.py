@@ -39,24 +39,22 @@ Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 def corners(detection: dict[str, Any]) -> tuple[float, ...]:
-    """Return x1 y1 x2 y2."""
     return tuple(detection[key] for key in ("x1", "y1", "x2", "y2"))
 
 
 @pytest.fixture(scope="module")
 async def cat(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The response to the image of a cat, sent as it is."""
+    """The response to the image of a cat as a raw body."""
     answer: dict[str, Any] = json(await client.post("/detect", content=CAT, headers=JPEG))
     return answer
 
 
 def found(answer: dict[str, Any]) -> list[Any]:
-    """Return what must be the same however an image is sent."""
+    """Return what does not depend on how the image was sent."""
     return [answer["detections"], answer["image"], answer["model"]]
 
 
 def test_the_response_is_complete(cat: dict[str, Any]) -> None:
-    """A cat is found, and every member of the contract is there."""
     (detection,) = cat["detections"]
     assert list(detection) == ["x1", "y1", "x2", "y2", "confidence", "class", "class_id", "class_name"]
     assert detection["class_name"] == "cat"
@@ -73,7 +71,6 @@ def test_the_response_is_complete(cat: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/yolo11n", "/v1/predict/yolo11n"])
 async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, cat: dict[str, Any], path: str) -> None:
-    """The version prefix and the model in the path change nothing."""
     assert found(json(await client.post(path, content=CAT, headers=JPEG))) == found(cat)
 
 
@@ -83,13 +80,11 @@ async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, c
 async def test_a_raw_body_is_read_whatever_image_it_is_declared_to_be(
     client: httpx.AsyncClient, cat: dict[str, Any], kind: str
 ) -> None:
-    """Its first bytes tell what it is."""
     assert found(json(await client.post("/detect", content=CAT, headers={"Content-Type": kind}))) == found(cat)
 
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "application/json", "application/x-www-form-urlencoded"])
 async def test_a_compressed_body_is_read(client: httpx.AsyncClient, cat: dict[str, Any], kind: str) -> None:
-    """As it is, or as a form or JSON around it."""
     bodies = {"image/jpeg": CAT, "application/json": msgspec.json.encode({"image": CAT})}
     data = gzip.compress(bodies.get(kind, b"image=" + quote_plus(BASE64).encode()))
     headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
@@ -99,7 +94,6 @@ async def test_a_compressed_body_is_read(client: httpx.AsyncClient, cat: dict[st
 
 @pytest.mark.parametrize("field", ["image", "file"])
 async def test_a_form_contains_image_and_parameters(client: httpx.AsyncClient, field: str) -> None:
-    """Form fields are parameters just as those of the query."""
     form = {"confidence": "0.01", "classes": "cat", "max_detections": "1", "boxes": "pixel"}
     answer = json(await client.post("/detect", files={field: ("cat.jpg", CAT)}, data=form))
 
@@ -109,14 +103,12 @@ async def test_a_form_contains_image_and_parameters(client: httpx.AsyncClient, f
 
 @pytest.mark.parametrize("prefix", ["", "data:image/jpeg;base64,"])
 async def test_json_contains_image_and_parameters(client: httpx.AsyncClient, cat: dict[str, Any], prefix: str) -> None:
-    """Base64, with or without a data URL around it; lists are lists."""
     document = {"image": prefix + BASE64, "confidence": 0.4, "classes": ["cat", 16]}
 
     assert found(json(await client.post("/detect", json=document))) == found(cat)
 
 
 async def test_units_agree(client: httpx.AsyncClient, cat: dict[str, Any]) -> None:
-    """Normalized, pixel and COCO boxes describe the same box."""
     pixel = json(await client.post("/detect?boxes=pixel", content=CAT))["detections"][0]
     coco = json(await client.post("/detect?boxes=coco", content=CAT))["detections"][0]
 
@@ -126,7 +118,6 @@ async def test_units_agree(client: httpx.AsyncClient, cat: dict[str, Any]) -> No
 
 
 async def test_parameters_restrict_the_detections(client: httpx.AsyncClient) -> None:
-    """Confidence, classes and the number of detections."""
     scene = sample_image("coffee.jpg")
     everything = json(await client.post("/detect?confidence=0.05", content=scene))["detections"]
     cups = json(await client.post("/detect?confidence=0.05&classes=cup, 44", content=scene))["detections"]
@@ -141,14 +132,12 @@ async def test_parameters_restrict_the_detections(client: httpx.AsyncClient) -> 
 
 @pytest.mark.parametrize("name", ["model", "model_name"])
 async def test_the_model_can_be_named(client: httpx.AsyncClient, name: str) -> None:
-    """Under both names of the parameter."""
     answer = json(await client.post(f"/detect?{name}=six_columns", content=CAT))
 
     assert answer["model"]["name"] == "six_columns"
 
 
 def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Save the cat in another format and mode."""
     file = BytesIO()
     upright = Image.open(BytesIO(CAT))
     upright.convert(mode).save(file, image_format, **options)
@@ -156,7 +145,6 @@ def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN
 
 
 def sixteen_bit() -> bytes:
-    """Save the grey cat with 16 bits a pixel."""
     grey = np.asarray(Image.open(BytesIO(CAT)).convert("L")).astype(np.uint16) * 257
     file = BytesIO()
     Image.fromarray(grey).save(file, "PNG")
@@ -164,7 +152,6 @@ def sixteen_bit() -> bytes:
 
 
 def palette(**options: Any) -> bytes:  # noqa: ANN401
-    """Save the cat with a palette."""
     file = BytesIO()
     Image.open(BytesIO(CAT)).quantize(256).save(file, "PNG", **options)
     return file.getvalue()
@@ -188,7 +175,7 @@ def palette(**options: Any) -> bytes:  # noqa: ANN401
     ids=["png", "webp", "gif", "rgba", "grey", "grey-alpha", "cmyk", "bilevel", "16-bit", "palette-colour", "palette-alpha"],
 )
 async def test_encodings_do_not_change_the_detections(client: httpx.AsyncClient, variant: bytes, plain: bytes) -> None:
-    """Every format and mode gives the boxes of its plain RGB equivalent."""
+    """Each format and mode gives the boxes of its plain RGB equivalent."""
     theirs = json(await client.post("/detect", content=plain))["detections"]
     ours = json(await client.post("/detect", content=variant))["detections"]
 
@@ -247,7 +234,6 @@ async def test_boxes_are_those_of_the_upright_image(client: httpx.AsyncClient, c
 async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR0913, PLR0917 - a table
     client: httpx.AsyncClient, query: str, data: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
-    """Whatever is wrong with it, and wherever that is noticed."""
     response = await client.post(f"/detect{query}", content=data, headers=headers)
 
     problem = json(response, status)
@@ -259,7 +245,6 @@ async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR09
 
 
 async def test_a_decompression_bomb_is_rejected_by_its_header(client: httpx.AsyncClient) -> None:
-    """A small file with too many pixels is never decoded."""
     file = BytesIO()
     Image.new("1", (13000, 13000)).save(file, "PNG")
 
@@ -284,7 +269,6 @@ async def test_a_body_too_large_is_rejected(settings: Settings) -> None:
 
 
 async def test_every_stage_is_timed(client: httpx.AsyncClient) -> None:
-    """Server-Timing has all stages of a detection, in order."""
     response = await client.post("/detect", content=CAT)
 
     stages = [part.split(";")[0] for part in response.headers["server-timing"].split(", ")]
@@ -293,7 +277,6 @@ async def test_every_stage_is_timed(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize(("given", "is_echoed"), [("abc-1.2_Z", True), ("a b", False), ("x" * 65, False)])
 async def test_a_request_id_is_echoed_if_it_is_well_formed(client: httpx.AsyncClient, given: str, is_echoed: bool) -> None:  # noqa: FBT001
-    """Otherwise the request gets a new one."""
     response = await client.post("/detect", content=CAT, headers={"X-Request-ID": given})
 
     assert (response.headers["x-request-id"] == given) is is_echoed
@@ -391,7 +374,6 @@ async def test_parameters_of_query_and_form_are_combined(gateway: Gateway, form:
 
 
 async def test_without_triton_a_detection_is_a_503(lonely: httpx.AsyncClient) -> None:
-    """It says when to come back."""
     response = await lonely.post("/detect", content=CAT)
 
     assert json(response, 503)["code"] == "triton_unavailable"
@@ -418,7 +400,6 @@ async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, 
 
 @pytest.mark.parametrize("path", ["/detect?model=new", "/predict/new"])
 async def test_the_log_line_of_a_failure_names_the_model(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """As soon as Triton has it."""
     fake, client = gateway
     fake.refusal = grpc.StatusCode.INTERNAL, "no"
     log = captured_log(monkeypatch, middleware)
@@ -454,7 +435,6 @@ async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
 
 
 async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that cannot be parsed."""
     _, client = gateway
     log = captured_log(monkeypatch, middleware)
     disposition = b'Content-Disposition: form-data; name="image"; filename="canary-\xff.jpg"\r\ncanary'

@@ -27,12 +27,11 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """What the middleware logs."""
     return captured_log(monkeypatch, middleware)
 
 
 async def ignore(_: Any) -> None:  # noqa: ANN401
-    """Send to nobody."""
+    ...
 
 
 async def start(send: Send, status: int) -> None:
@@ -45,8 +44,6 @@ async def respond(send: Send, status: int) -> None:
 
 
 def responding(status: int) -> RequestContextMiddleware:
-    """An application that sends this status."""
-
     async def app(_: Scope, __: Receive, send: Send) -> None:
         await respond(send, status)
 
@@ -54,7 +51,6 @@ def responding(status: int) -> RequestContextMiddleware:
 
 
 async def test_a_response_gets_its_headers(log: Log) -> None:
-    """Beside its own, which stay."""
     reply = await call(responding(200), receiving())
 
     assert (reply.status, reply.body, reply.headers["x-own"]) == (200, b"done", "1")
@@ -81,7 +77,7 @@ async def test_a_well_formed_request_id_is_kept(log: Log, given: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "a\n", "ä", "a;b", "<script>"])
 async def test_any_other_request_id_is_replaced(log: Log, given: str) -> None:
-    """It would have to be escaped wherever it is shown."""
+    """Other ids would need escaping wherever they are shown."""
     reply = await call(responding(200), receiving(), headers={"X-Request-ID": given})
 
     assert reply.headers["x-request-id"] == log[0].kwargs["request_id"] != given
@@ -128,7 +124,6 @@ async def test_several_accept_headers_are_one() -> None:
 
 
 async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
-    """One that was not given is chosen at random."""
     app = responding(200)
     for _ in range(20):
         await call(app, receiving())
@@ -137,8 +132,6 @@ async def test_every_request_has_an_id_of_its_own(log: Log) -> None:
 
 
 async def test_the_log_line_describes_the_request(log: Log) -> None:
-    """Method, route, path, status, time, sizes, and what handlers have added."""
-
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         scope["path_template"] = "/predict/{model}"  # as Litestar does
         context_of(scope).log_fields |= {"model": "tiny", "detections": 3}
@@ -197,7 +190,6 @@ async def test_the_sizes_are_those_that_were_transferred(log: Log, tmp_path: Pat
 
 
 async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
-    """A line stays readable whatever callers send."""
     await call(responding(404), receiving(), "/" + "x" * 5000)
 
     assert log[0].kwargs["path"] == "/" + "x" * 199
@@ -252,7 +244,7 @@ async def test_failures_of_ours_are_errors_in_the_log(log: Log, status: int, lev
     ],
 )
 async def test_a_slow_request_is_a_warning(log: Log, slow_ms: float, status: int, level: str, *, is_slow: bool) -> None:
-    """The line says so. A failure of ours stays an error, one that is rejected may have waited for that; with 0 none is slow."""
+    """The line says so. An error of the gateway stays an error; a rejected request may have waited; with 0 no request is slow."""
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         context_of(scope).slow_request_ms = slow_ms
@@ -294,7 +286,6 @@ async def test_a_trace_of_the_caller_is_continued(log: Log, flags: str) -> None:
     ids=["none", "empty", "malformed", "repeated", "state alone"],
 )
 async def test_any_other_request_belongs_to_no_trace(log: Log, headers: list[tuple[str, str]]) -> None:
-    """Nothing is made up without tracing of our own."""
     reply = await call(responding(200), receiving(), headers=headers)
 
     assert "traceparent" not in reply.headers
@@ -302,8 +293,6 @@ async def test_any_other_request_belongs_to_no_trace(log: Log, headers: list[tup
 
 
 async def run(app: Callable[..., Any], sent: list[Any] | None = None) -> None:
-    """Call an application that does not have to respond."""
-
     async def send(message: Any) -> None:  # noqa: ANN401
         if sent is not None:
             sent.append(message)
@@ -325,7 +314,7 @@ async def test_a_crash_before_the_response_is_logged_as_500(log: Log) -> None:
 
 
 async def test_a_crash_after_the_response_is_logged_with_its_status(log: Log) -> None:
-    """It has been sent already."""
+    """The status has already been sent."""
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
         await start(send, 200)
@@ -353,8 +342,6 @@ async def test_a_cancelled_request_is_logged_as_499(log: Log) -> None:
 
 
 async def test_a_client_that_disconnected_is_logged_as_499(log: Log) -> None:
-    """Whatever is sent to it afterwards, which it does not read."""
-
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         context_of(scope).is_client_gone = True
         await respond(send, 400)
@@ -433,7 +420,7 @@ async def test_what_is_not_a_request_passes_through(log: Log) -> None:
 
 
 async def test_the_state_of_the_server_is_kept(log: Log) -> None:
-    """The lifespan may have put something there."""
+    """The lifespan may have stored something there."""
     scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"own": 1}}
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:

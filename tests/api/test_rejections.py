@@ -35,14 +35,11 @@ STATUSES = {dialect.name: dialect.statuses for dialect in load(DIALECTS)}
 
 
 class Gateway(NamedTuple):
-    """An application that needs keys, and the world that it asks."""
-
     world: World
     app: Application
 
     @property
     def routes(self) -> list[tuple[str, ModelRoute]]:
-        """A path of each of its routes for models, and the route."""
         return [
             (route.path.replace("{model:str}", "tiny").replace("{version:int}", "1"), handler)
             for route in routes_of(self.app)
@@ -51,7 +48,7 @@ class Gateway(NamedTuple):
         ]
 
     async def ask(self, path: str, *headers: tuple[str, str]) -> Reply:
-        """POST a request for `tiny`, whose body must not be received."""
+        """POST a request for `tiny` whose body must not be received."""
         return await post_unread(self.app, f"{path}?model=tiny" if "tiny" not in path else path, list(headers))
 
 
@@ -73,7 +70,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @contextmanager
 def full(world: World, *, batches_only: bool = False) -> Iterator[None]:
-    """Let the memory for images be in use."""
+    """Use up the memory for images."""
     budget = world.admission.batch_memory if batches_only else world.admission.memory
     budget.add(budget.limit_bytes)
     yield
@@ -81,17 +78,15 @@ def full(world: World, *, batches_only: bool = False) -> Iterator[None]:
 
 
 def status_of(path: str, status: int) -> int:
-    """Return what a dialect makes of a status."""
     return STATUSES.get(path.split("/")[1], {}).get(status, status)
 
 
 def type_for(route: ModelRoute) -> tuple[str, str]:
-    """Return a type that a route takes."""
     return FORM if route.media_types else JPEG
 
 
 async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
-    """401 and 403, before anything else is judged; a body that may have the key is received first."""
+    """401 and 403 come before anything else is judged; a body that may contain the key is received first."""
     for path, route in gateway.routes:
         wrong = [("X-API-Key", "camera.wrong"), HTML, TOO_LONG]
         assert (await gateway.ask(path, *wrong)).status == 401, path
@@ -101,14 +96,13 @@ async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
 
 
 async def test_the_framing(gateway: Gateway) -> None:
-    """400, even without a key."""
     for path, _ in gateway.routes:
         for wrong in (HOST, NO_LENGTH, ("Content-Length", "9" * 5000)):
             assert (await gateway.ask(path, wrong, HTML)).status == 400, path
 
 
 async def test_the_declared_type_and_length(gateway: Gateway) -> None:
-    """415, then 413; the same for a body that may have the key."""
+    """415 comes before 413, also for a body that may contain the key."""
     for path, route in gateway.routes:
         for key in [[CAMERA], *([[]] if route.key_in == "body" else [])]:
             assert (await gateway.ask(path, *key, HTML, TOO_LONG)).status == status_of(path, 415), path
@@ -116,7 +110,7 @@ async def test_the_declared_type_and_length(gateway: Gateway) -> None:
 
 
 async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
-    """413, as soon as there are more bytes than the route takes."""
+    """413 is sent once more bytes have arrived than the route takes."""
     for path, route in gateway.routes:
         if path.endswith("/list"):
             continue  # nobody looks at its body if the key is known before
@@ -130,7 +124,7 @@ async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
 
 
 async def test_a_full_gateway(gateway: Gateway) -> None:
-    """429, to a caller whose key is known; what asks no model goes on."""
+    """The answer is 429 to a caller whose key is known; routes that use no model go on."""
     with full(gateway.world):
         for path, route in gateway.routes:
             if route.takes != "text":
@@ -143,7 +137,6 @@ async def test_a_full_gateway(gateway: Gateway) -> None:
 
 
 async def test_no_memory_for_batches(gateway: Gateway) -> None:
-    """429, where there may be several images."""
     with full(gateway.world, batches_only=True):
         for path, route in gateway.routes:
             if route.takes == "images":
@@ -170,13 +163,12 @@ async def test_an_open_circuit(gateway: Gateway) -> None:
 
 
 async def test_a_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:
-    """Python's `int` takes more digits than ours."""
+    """Python's `int` accepts more kinds of digits than the gateway's routes."""
     for version in ("1_0", "\N{ARABIC-INDIC DIGIT ONE}"):
         assert (await gateway.ask(f"/roboflow/tiny/{version}", CAMERA, JPEG)).status == 404
 
 
 async def test_other_routes_have_the_same_framing(gateway: Gateway) -> None:
-    """Whatever the path."""
     for path in ("/livez", "/models", "/nothing"):
         assert (await gateway.ask(path, HOST)).status == 400
 
@@ -215,7 +207,7 @@ async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -
 
 
 async def test_a_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its_answer(gateway: Gateway) -> None:
-    """Once the key is known, it is a caller like others."""
+    """Once its key is known, a caller is treated like any other."""
     contexts: list[RequestContext] = []
 
     async def watched(scope: Any, receive: Receive, send: Any) -> None:  # noqa: ANN401
@@ -229,6 +221,6 @@ async def test_a_caller_whose_key_was_in_the_body_has_the_time_of_others_for_its
 
 
 async def test_what_takes_long_to_read_is_not_read(gateway: Gateway) -> None:
-    """A path is kept by Litestar's router, and a query is searched for keys and models."""
+    """Litestar's router caches paths, and queries are searched for keys and models."""
     for path in ("/predict/" + "\N{GRINNING FACE}" * 1024, "/detect?" + "&".join(["a=%41"] * 65), "/nothing" * 1024):
         assert (await gateway.ask(path)).status == 400

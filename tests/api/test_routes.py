@@ -19,22 +19,18 @@ from tests.support import SCENE, calling, lifespan_of
 
 
 @get("/status")
-async def status() -> None:
-    """Is at a path of its own."""
+async def status() -> None: ...
 
 
 @post("/predict")
-async def predict() -> None:
-    """Is at a path that others have, too."""
+async def predict() -> None: ...
 
 
 @ModelRoute("/{model:str}/{version:int}")
-async def versioned() -> None:
-    """Is at a path with parameters."""
+async def versioned() -> None: ...
 
 
 def is_json(scope: HTTPScope) -> bool:
-    """Recognise a request by its type."""
     return (b"content-type", b"application/json") in scope["headers"]
 
 
@@ -44,7 +40,6 @@ TYPED = [(b"content-type", b"application/json")]
 
 
 def path_of(path: str, dialects: Sequence[Dialect] = (ONE, OTHER), headers: Sequence[tuple[bytes, bytes]] = ()) -> str:
-    """Return the path at which a request arrives."""
     scope: Any = {"type": "http", "path": path, "method": "POST", "headers": list(headers)}
     found = table_of(dialects).find(scope)
     return path if found is None else found[0].prefix + scope["path"]
@@ -71,12 +66,10 @@ def path_of(path: str, dialects: Sequence[Dialect] = (ONE, OTHER), headers: Sequ
     ],
 )
 def test_a_request_goes_to_the_dialect_that_has_its_path(path: str, expected: str) -> None:
-    """And is left alone if none has it."""
     assert path_of(path) == expected
 
 
 def test_the_request_tells_two_dialects_with_one_path_apart() -> None:
-    """In any order of them."""
     assert path_of("/predict", headers=TYPED) == "/one/predict"
     assert path_of("/predict") == "/other/predict"
     assert path_of("/predict", (OTHER, ONE), TYPED) == "/one/predict"
@@ -88,12 +81,11 @@ def test_a_request_that_no_dialect_recognises_stays_where_it_is() -> None:
 
 
 def test_each_name_is_that_of_a_dialect() -> None:
-    """Which says the same of itself."""
     assert [dialect.name for dialect in load(DIALECTS)] == list(DIALECTS)
 
 
 def test_dialects_with_one_path_tell_their_requests_apart() -> None:
-    """Otherwise the first one would get all of them."""
+    """Otherwise the first dialect would get all requests."""
     claims: dict[str, list[Dialect]] = {}
     for dialect in load(DIALECTS):
         for path in {path for handler in dialect.handlers for path in handler.paths}:
@@ -155,7 +147,7 @@ async def test_a_request_has_the_template_of_its_path(
 
 
 async def test_a_request_that_is_rejected_in_front_of_litestar_has_it_as_well() -> None:
-    """While the gateway is full: another client is still sending its image."""
+    """The gateway is full while another client is still sending its image."""
     routes: list[str] = []
     app = watched(create_app(settings_for("127.0.0.1:1", max_uploads=1)), routes)
     async with lifespan_of(app), uploading(app):

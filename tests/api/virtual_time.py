@@ -41,5 +41,4 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 
 
 def now() -> float:
-    """Return how long the test has been running."""
     return asyncio.get_running_loop().time()

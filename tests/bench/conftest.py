@@ -16,7 +16,7 @@ from bench.models.repository import write_fixture
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the bench that need a Triton are `system`."""
+    """Mark the bench's tests that need a Triton as `system`."""
     for item in items:
         if {"fixtures", "reloadable"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.system)
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def fixtures() -> Iterator[Triton]:
-    """The Triton, running."""
+    """A running Triton with the fixture models."""
     with fixture_triton() as triton:
         yield triton
 

@@ -33,14 +33,11 @@ Reply = Callable[[int, bytes], Awaitable[bytes | None]]
 
 
 def answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
-    """Build an HTTP response with more header lines."""
     head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *more])
     return head.encode() + b"\r\n\r\n" + body
 
 
 def always(response: bytes | None) -> Reply:
-    """Answer every request alike."""
-
     async def reply(_number: int, _request: bytes) -> bytes | None:
         return response
 
@@ -48,7 +45,7 @@ def always(response: bytes | None) -> Reply:
 
 
 class FakeServer:
-    """Counts its requests and connections."""
+    """An HTTP server that counts its requests and connections."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -79,7 +76,6 @@ class FakeServer:
 
 @asynccontextmanager
 async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
-    """Run a FakeServer."""
     fake = FakeServer(reply)
     server = await asyncio.start_server(fake.serve, "127.0.0.1", 0)
     fake.stop = server.close
@@ -92,7 +88,7 @@ async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
 
 
 def arenas_of(pids: Iterable[int]) -> list[Path]:
-    """Return the arenas in shared memory that processes have made."""
+    """Return the shared-memory arenas that processes have created."""
     return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
 
 
@@ -209,7 +205,6 @@ def make_scaling(of: Literal["Triton", "worker"] = "Triton") -> Scaling:
 
 
 def make_runs_record(*runs: Run) -> Record:
-    """Put runs on record."""
     return make_record({"name": "full"}, runs)
 
 

@@ -18,7 +18,6 @@ NAMES = {
 
 
 def test_it_lists_every_experiment() -> None:
-    """Each has a line of its own."""
     shown = subprocess.run([sys.executable, "-m", "bench", "--help"], capture_output=True, text=True, check=True).stdout
 
     assert {line.split()[0] for line in shown.splitlines() if line.startswith("    ")} >= NAMES
@@ -26,7 +25,6 @@ def test_it_lists_every_experiment() -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_experiment_explains_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` measures nothing."""
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
 
@@ -35,7 +33,6 @@ def test_every_experiment_explains_its_options(name: str, capsys: pytest.Capture
 
 
 def test_report_writes_a_page_and_compare_prints_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both read files that an experiment has saved."""
     file, output = tmp_path / "x.json", tmp_path / "x.html"
     save_record(file, make_runs_record(make_run()))
 
@@ -47,7 +44,6 @@ def test_report_writes_a_page_and_compare_prints_what_changed(tmp_path: Path, ca
 
 @pytest.mark.parametrize("content", [None, b"{}", b"no JSON"], ids=["missing", "other", "broken"])
 def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither compare nor report ends in a traceback."""
     path = tmp_path / "x.json"
     if content is not None:
         path.write_bytes(content)
@@ -57,7 +53,6 @@ def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the file."""
     file = tmp_path / "x.json"
     save_record(file, make_runs_record(make_run()))
 

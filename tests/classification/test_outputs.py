@@ -33,7 +33,6 @@ def decode(spec: ModelSpec, *scores: float, dtype: str = "f4") -> NDArray[np.flo
 
 
 def test_logits_become_probabilities() -> None:
-    """By the softmax."""
     found = decode(LOGITS, 0, math.log(2), math.log(5))
 
     assert found.dtype == np.float32
@@ -42,7 +41,7 @@ def test_logits_become_probabilities() -> None:
 
 @pytest.mark.parametrize(("spec", "dtype", "most"), [(LOGITS, "f4", 3e38), (HALF, "f2", 6e4)])
 def test_large_logits_do_not_overflow(spec: ModelSpec, dtype: str, most: float) -> None:
-    """Differences count, however large the numbers are."""
+    """The softmax depends on differences only."""
     assert decode(spec, -most, most, most, dtype=dtype).tolist() == [0, 0.5, 0.5]
 
 
@@ -52,12 +51,10 @@ def test_probabilities_stay_as_they_are() -> None:
 
 
 def test_a_model_may_leave_the_number_of_classes_open() -> None:
-    """Its answer has as many as it has."""
     assert decode(UNCOUNTED, *[1.0] * 5).tolist() == pytest.approx([0.2] * 5)
 
 
 def test_a_model_without_a_batch_dimension() -> None:
-    """The tensor is the scores themselves."""
     spec = msgspec.structs.replace(LOGITS, has_batch_dimension=False)
 
     assert decode_outputs(spec, {"o": np.zeros(3, np.float32)}).tolist() == pytest.approx([1 / 3] * 3)
@@ -82,7 +79,6 @@ def test_a_model_without_a_batch_dimension() -> None:
     ],
 )
 def test_an_invalid_output_is_rejected(spec: ModelSpec, tensor: NDArray[Any], message: str) -> None:
-    """The error names the model and what is wrong."""
     with pytest.raises(InvalidModelOutput) as caught:
         decode_outputs(spec, {"o": tensor})
 
@@ -91,19 +87,17 @@ def test_an_invalid_output_is_rejected(spec: ModelSpec, tensor: NDArray[Any], me
 
 
 def test_a_missing_output_is_rejected() -> None:
-    """Triton may return others."""
     with pytest.raises(InvalidModelOutput, match=r"^m did not return o$"):
         decode_outputs(LOGITS, {"other": np.zeros((1, 3), np.float32)})
 
 
 def test_an_image_that_the_model_could_not_decode_is_rejected() -> None:
-    """Of a model that takes the file; it is the caller's fault."""
+    """The model takes the encoded file, so the caller is to blame."""
     spec = msgspec.structs.replace(LOGITS, tells_decoded=True)
     with pytest.raises(InvalidImage):
         decode_outputs(spec, {"o": np.zeros((1, 3), np.float32), "decoded": np.array([[0]], np.int32)})
 
 
 def test_a_detector_has_no_probabilities() -> None:
-    """Its outputs are not even looked at."""
     with pytest.raises(WrongTask):
         decode_outputs(DETECTOR, {})

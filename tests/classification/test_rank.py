@@ -35,7 +35,6 @@ def test_the_best_classes_come_first(top_k: int, confidence: float, expected: li
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.integers(1, 60), st.floats(0, 1))
 def test_the_order_is_that_of_sorting_all(scores: list[float], top_k: int, confidence: float) -> None:
-    """However many are equal."""
     ranked = sorted((-score, index) for index, score in enumerate(scores) if score >= np.float32(confidence))
 
     best = rank(np.array(scores, np.float32), top_k=top_k, confidence=confidence)

@@ -32,7 +32,7 @@ exec setpriv --no-new-privs chroot --userspec="$OWNER" --groups= "$ROOTFS" env -
 
 
 class Image(NamedTuple):
-    """An image, with its file system unpacked."""
+    """A container image with its file system unpacked."""
 
     root: Path
     config: dict[str, Any]
@@ -40,18 +40,15 @@ class Image(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """What a container runs by default."""
         return [*self.config["Entrypoint"], *self.config["Cmd"]]
 
     @property
     def health_check(self) -> list[str]:
-        """What an engine runs to find out whether a container is healthy."""
         kind, *command = self.config["Healthcheck"]["Test"]
         assert kind == "CMD"
         return [str(part) for part in command]
 
     def bytes(self) -> int:
-        """Sum up the sizes of its files."""
         folders = os.walk(self.root)
         return sum(os.lstat(Path(folder, name)).st_size for folder, _, names in folders for name in names)
 
@@ -89,14 +86,12 @@ class Container(NamedTuple):
         )
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program to its end."""
         process = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         output, _ = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, output)
 
     @contextmanager
     def running(self, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run what it runs by default, until the block ends."""
         with log.open("wb") as output:
             process = self.start(self.image.command, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -113,7 +108,7 @@ def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
 
 
 class Builder:
-    """Buildah, with a storage of its own, which ends with it."""
+    """Buildah with a storage of its own, which is removed on `close`."""
 
     def __init__(self, folder: Path) -> None:
         if os.geteuid():
@@ -131,7 +126,6 @@ class Builder:
         }
 
     def run(self, *command: str | Path) -> str:
-        """Run a program that uses buildah, and return what it prints."""
         done = subprocess.run(command, env=self._environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout
@@ -160,14 +154,12 @@ class Builder:
         return {settings: "/etc/pip.conf", **volumes}
 
     def unpack(self, name: str) -> Image:
-        """Unpack an image's file system."""
         container = self.run("buildah", "from", name).strip()
         root = Path(self.run("buildah", "mount", container).strip())
         inspected = json.loads(self.run("buildah", "inspect", "--type", "image", name))
         return Image(root, inspected["Docker"]["config"])
 
     def close(self) -> None:
-        """Remove everything that was made."""
         self.run("buildah", "rm", "--all")
         self.run("buildah", "rmi", "--all", "--force")
         shutil.rmtree(self._folder)

@@ -30,7 +30,6 @@ _UNITS = {"": 1, "m": 1 << 20, "Mi": 1 << 20, "g": 1 << 30, "Gi": 1 << 30}
 
 
 def load(path: Path) -> Any:  # noqa: ANN401
-    """Read a YAML file."""
     return msgspec.yaml.decode(path.read_bytes())
 
 
@@ -54,17 +53,16 @@ def sockets(settings: Settings) -> list[str]:
 
 
 def upstream(file: str) -> list[str]:
-    """Return the addresses in one of NGINX's lists of instances."""
     return re.findall(r"^\s*server (\S+?)[ ;]", (DEPLOY / "nginx" / file).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def stop_seconds(settings: Settings) -> float:
-    """Return how long an instance may take from SIGTERM to its end."""
+    """Return the maximum time from SIGTERM to the end of an instance."""
     return settings.drain_delay_seconds + settings.drain_seconds
 
 
 def shared_memory_bytes(settings: Settings) -> int:
-    """Return how much shared memory all workers may take."""
+    """Return the maximum shared memory of all workers."""
     return _workers(settings) * MAX_WORKER_BYTES
 
 
@@ -75,5 +73,4 @@ def memory_bytes(settings: Settings, limit: int) -> int:
 
 
 def _workers(settings: Settings) -> int:
-    """Return the number of API processes of all instances."""
     return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)

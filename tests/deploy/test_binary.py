@@ -47,18 +47,16 @@ class Bare(NamedTuple):
         return ["unshare", "--mount", "sh", "-c", ENTER, str(self.root), *command]
 
     def run(self, *command: str, **settings: object) -> "subprocess.CompletedProcess[str]":
-        """Run something in it."""
         return subprocess.run(self.command(*command), env=environ(settings), capture_output=True, text=True, check=False)
 
 
 def environ(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the environment of the machine without Python's, and with settings."""
+    """Return this machine's environment without Python's variables, plus settings."""
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {name: str(value) for name, value in settings.items()}
 
 
 @pytest.fixture(scope="session")
 def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The one file, built."""
     require_program("objdump", "binutils")
     folder = tmp_path_factory.mktemp("binary")
     options = ["--noconfirm", "--log-level=ERROR", f"--distpath={folder}", f"--workpath={folder / 'build'}"]
@@ -112,7 +110,6 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
 
 
 def is_ok(url: str) -> bool:
-    """Return whether a URL answers with 200."""
     try:
         return httpx.get(url).status_code == 200
     except httpx.TransportError:
@@ -120,7 +117,6 @@ def is_ok(url: str) -> bool:
 
 
 def boxes(url: str) -> dict[str, object]:
-    """Detect in all sample images, and in one in every format."""
     files = {name: sample_image(name) for name in NAMES}
     picture = Image.open(IMAGES / NAMES[0]).convert("RGB")
     files |= {image_format: encode(picture, image_format) for image_format in FORMATS}
@@ -128,7 +124,7 @@ def boxes(url: str) -> dict[str, object]:
 
 
 def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
-    """End the service in order; a Ctrl-C reaches the whole group."""
+    """Stop the service in order; a Ctrl-C reaches the whole process group."""
     if how == signal.SIGINT:
         os.killpg(process.pid, how)
     else:
@@ -137,17 +133,15 @@ def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
 
 
 def glibc(text: str) -> tuple[int, ...]:
-    """Return the newest version of glibc that is named in a text."""
     return max((int(major), int(minor)) for major, minor in FOUND.findall(text))
 
 
 def test_it_is_small(binary: Path) -> None:
-    """What weighs most, and is not needed, is left out."""
     assert binary.stat().st_size <= MAX_BYTES
 
 
 def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
-    """The newest version that any of its libraries asks for; they are looked at where they were unpacked."""
+    """The version is the newest that any of its libraries requires; they are inspected where they were unpacked."""
     stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
     port = free_port()
     with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
@@ -193,7 +187,6 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
 
 @pytest.mark.parametrize("how", ["path", "symlink", "read-only", "TMPDIR"])
 def test_ways_to_start(bare: Bare, how: str) -> None:
-    """Each serves, and stops without a trace after a Ctrl-C."""
     program = {"path": "/srv/nereid", "symlink": "nereid", "read-only": "/mnt/nereid", "TMPDIR": "nereid"}[how]
     elsewhere = {"TMPDIR": "/var/tmp"} if how == "TMPDIR" else {}  # noqa: S108 - of another machine
     folder = bare.root / elsewhere.get("TMPDIR", "/tmp").lstrip("/")  # noqa: S108
@@ -221,7 +214,7 @@ def test_its_folder_stays_and_an_abandoned_one_is_removed(bare: Bare) -> None:
 
 
 def test_the_bootloader_is_killed(bare: Bare) -> None:
-    """What it has started ends, and removes what it would have removed."""
+    """Its child ends and removes what the bootloader would have removed."""
     with running(bare.command("nereid", "api"), bare.root / "tmp", free_port()) as process:
         process.kill()
         wait_for(lambda: not list((bare.root / "tmp").glob("_MEI*")))
@@ -246,7 +239,6 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
     ],
 )
 def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:
-    """No traceback, and no line of the bootloader."""
     done = bare.run("sh", "-c", f"cd $(mktemp -d) && nereid {command}; status=$?; find . -type f; exit $status")
     *before, last = done.stderr.splitlines()
 
@@ -257,7 +249,7 @@ def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> 
 
 
 def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """In an empty folder, where the models and Triton then are. The programs that it runs have their own libraries."""
+    """`serve` runs in an empty folder, which gets the models and Triton. The programs that it runs have their own libraries."""
     assert triton.poll() is None  # installed
     version = f"python3.{sys.version_info.minor}"
     python = tmp_path / "bin" / version

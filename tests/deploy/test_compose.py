@@ -40,7 +40,6 @@ each_gateway = pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTA
 
 
 def settings(service: dict[str, Any]) -> Settings:
-    """Make the settings of a gateway, where nothing is set outside."""
     return settings_of({name: defaults(value) for name, value in service["environment"].items()})
 
 
@@ -49,7 +48,7 @@ def limits(service: dict[str, Any]) -> dict[str, str]:
 
 
 def defaults(text: str) -> str:
-    """Put in what Compose takes for variables that are not set."""
+    """Replace Compose variables by their defaults."""
     return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
 
 
@@ -58,7 +57,6 @@ def seconds(duration: str) -> int:
 
 
 def test_the_files_are_valid() -> None:
-    """By the schema of the Compose specification."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES]
     done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
 
@@ -67,7 +65,7 @@ def test_the_files_are_valid() -> None:
 
 @each_service
 def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None:
-    """It has no capability but one to change owners, cannot gain any, and can use up neither the machine's memory nor its disk."""
+    """Its only capability is to change owners, and limits protect the machine's memory and disk."""
     assert service["cap_drop"] == ["ALL"]
     assert set(service.get("cap_add", [])) <= {"CHOWN"}
     assert "no-new-privileges:true" in service["security_opt"]
@@ -78,14 +76,13 @@ def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
 def test_only_nginx_is_published(services: dict[str, Any]) -> None:
-    """Of the gateway, Triton, Prometheus and Grafana nothing is."""
     assert [name for name, service in services.items() if "ports" in service] == ["nginx"]
     assert not any(service.get("network_mode") == "host" for service in services.values())
 
 
 @pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
 def test_what_is_mounted_exists(services: dict[str, Any]) -> None:
-    """An engine makes a folder of a file that is not there."""
+    """An engine creates a folder in place of a missing file."""
     mounts = [str(mount).partition(":")[0] for service in services.values() for mount in service.get("volumes", [])]
     missing = [path for path in mounts if path.startswith(".") and not (DEPLOY / path).exists()]
 
@@ -94,7 +91,6 @@ def test_what_is_mounted_exists(services: dict[str, Any]) -> None:
 
 @each_gateway
 def test_the_image_is_of_this_version(gateway: dict[str, Any]) -> None:
-    """The one with the embedded Triton is told apart by its tag."""
     assert gateway["image"].removesuffix("-embedded") == IMAGE
 
 
@@ -109,7 +105,7 @@ def test_workers_have_the_processors_that_they_are_made_for(gateway: dict[str, A
 
 @each_gateway
 def test_memory_is_enough(gateway: dict[str, Any]) -> None:
-    """For the workers, images, bodies and shared memory, which counts where it is written."""
+    """Memory has to suffice for workers, images, bodies and shared memory, which counts towards the container that writes it."""
     configured, limit = settings(gateway), nbytes(limits(gateway)["memory"])
 
     assert memory_bytes(configured, limit) + shared_memory_bytes(configured) <= limit
@@ -117,7 +113,6 @@ def test_memory_is_enough(gateway: dict[str, Any]) -> None:
 
 @each_gateway
 def test_requests_in_progress_may_end(gateway: dict[str, Any]) -> None:
-    """Before the gateway is killed; where it supervises, that takes longer."""
     needed = stop_seconds(settings(gateway))
     if gateway["command"] == ["serve"]:
         needed += SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
@@ -126,7 +121,7 @@ def test_requests_in_progress_may_end(gateway: dict[str, Any]) -> None:
 
 
 def test_nginx_and_triton_wait_for_requests_too() -> None:
-    """They have to outlast those of the gateway."""
+    """They have to outlast the gateway's requests."""
     for services, gateway in ((GPU, GPU[INSTANCES[0]]), (CPU, CPU["nereid"])):
         configured = settings(gateway)
         assert seconds(services["nginx"]["stop_grace_period"]) >= configured.body_seconds + configured.max_timeout_seconds
@@ -134,7 +129,7 @@ def test_nginx_and_triton_wait_for_requests_too() -> None:
 
 
 def test_gateway_and_triton_share_memory() -> None:
-    """The same /dev/shm, which outlives them both and has room for all, and the same user: nobody else can open the files."""
+    """Both use the same /dev/shm, which outlives them and has room for all, and the same user: others cannot open the files."""
     owner = GPU["shared-memory"]
     sharing = [GPU[name] for name in (*INSTANCES, "triton")]
 
@@ -147,12 +142,11 @@ def test_gateway_and_triton_share_memory() -> None:
 
 
 def test_an_update_of_the_gateway_replaces_nothing_that_triton_depends_on() -> None:
-    """Else the owner of the shared memory would be replaced, and with it Triton and all instances at once."""
+    """Otherwise the owner of the shared memory would be replaced, and with it Triton and all instances at once."""
     assert not {GPU[name]["image"] for name in ("shared-memory", "engines", "triton")} & {GPU[name]["image"] for name in INSTANCES}
 
 
 def test_triton_is_asked_for_the_gateways_model() -> None:
-    """One variable says which."""
     variable = GPU[INSTANCES[0]]["environment"]["NEREID_MODEL"]
 
     assert CPU["nereid"]["environment"]["NEREID_MODEL"] == variable
@@ -161,7 +155,7 @@ def test_triton_is_asked_for_the_gateways_model() -> None:
 
 
 def test_the_addresses_of_instances_stay() -> None:
-    """NGINX looks them up once, others are not given them, and the gateway trusts NGINX's alone."""
+    """NGINX resolves them only once, no other container may get them, and the gateway trusts only NGINX's address."""
     (network,) = load(DEPLOY / "compose.yaml")["networks"]["api"]["ipam"]["config"]
     fixed = {name: service["networks"]["api"]["ipv4_address"] for name, service in GPU.items() if name in (*INSTANCES, "nginx")}
     addresses = [ipaddress.ip_address(address) for address in fixed.values()]
@@ -197,7 +191,6 @@ def test_nginx_has_the_sockets_of_the_instances() -> None:
 
 
 def test_nginx_has_its_main_file() -> None:
-    """And the others where that looks for them."""
     for services in (GPU, CPU):
         mounts = dict(mount.split(":")[:2] for mount in services["nginx"]["volumes"] if mount.startswith("./nginx/"))
         assert mounts.pop("./nginx/nginx.conf") == "/etc/nginx/nginx.conf"
@@ -206,18 +199,16 @@ def test_nginx_has_its_main_file() -> None:
 
 @pytest.mark.parametrize("network", ["api", "triton"])
 def test_a_client_cannot_reach_what_is_behind_nginx(network: str) -> None:
-    """Neither network leads outside, and NGINX has no way to Triton."""
+    """Neither network leads outside, and NGINX has no route to Triton."""
     assert load(DEPLOY / "compose.yaml")["networks"][network]["internal"]
     assert "triton" not in GPU["nginx"]["networks"]
 
 
 def test_prometheus_takes_its_configuration() -> None:
-    """With the rules of the other one."""
     assert "2 rule files found" in promtool("check", "config", "--lint-fatal", "prometheus.compose.yml")
 
 
 def test_grafana_finds_prometheus_and_the_dashboard() -> None:
-    """Its provisioning names what is mounted and the service's address."""
     source = load(DEPLOY / "grafana/provisioning/datasources/prometheus.yml")["datasources"][0]
     folder = load(DEPLOY / "grafana/provisioning/dashboards/nereid.yml")["providers"][0]["options"]["path"]
     interval = load(DEPLOY / "prometheus/prometheus.compose.yml")["global"]["scrape_interval"]

@@ -41,7 +41,6 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 def test_hadolint_has_no_complaint() -> None:
-    """Where its advice is not followed, the Containerfile says so."""
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip("hadolint has no package for this machine")
@@ -84,7 +83,6 @@ def test_each_builder_gets_target_tag_and_options(
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """Buildah, with a base image."""
     made = Builder(tmp_path_factory.mktemp("storage"))
     try:
         made.run(ROOT / "deploy" / "container" / "base")
@@ -95,13 +93,11 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 @pytest.fixture(scope="module")
 def api(builder: Builder) -> Image:
-    """The image `api`."""
     return builder.unpack(builder.build("api", f"--build-arg=SOURCE={SOURCE}"))
 
 
 @pytest.fixture(scope="module")
 def embedded(builder: Builder) -> Image:
-    """The image `embedded`."""
     return builder.unpack(builder.build("embedded"))
 
 
@@ -188,7 +184,6 @@ def test_the_root_can_be_read_only(api: Image, outside: Outside) -> None:
 
 @packages
 def test_image_says_what_it_is(api: Image) -> None:
-    """Its labels, its port, its stop signal."""
     labels = {name.rpartition(".")[2]: value for name, value in api.config["Labels"].items() if "opencontainers" in name}
     revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 

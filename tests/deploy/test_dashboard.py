@@ -15,7 +15,6 @@ CHARTS = [panel for panel in PANELS if panel.type != "row"]
 
 
 def cells(panel: Panel) -> set[tuple[int, int]]:
-    """Return the cells of the grid that a panel covers."""
     place = panel.grid_pos
     return set(itertools.product(range(place.x, place.x + place.w), range(place.y, place.y + place.h)))
 
@@ -32,7 +31,6 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_panels_have_names_of_their_own() -> None:
-    """A title, and a name for each of several series."""
     assert len({panel.title for panel in CHARTS}) == len(CHARTS)
     for panel in CHARTS:
         assert panel.targets
@@ -53,7 +51,7 @@ def test_variables_are_used_and_defined() -> None:
 
 
 def test_every_expression_is_valid(tmp_path: Path) -> None:
-    """Promtool checks them as if they were rules."""
+    """Promtool checks the expressions as if they were rules."""
     expressions = [fill_in(target.expr, everything("1m")) for panel in CHARTS for target in panel.targets]
     rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(expressions)]
     (tmp_path / "rules.yml").write_bytes(msgspec.json.encode({"groups": [{"name": "panels", "rules": rules}]}))

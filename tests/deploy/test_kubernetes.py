@@ -39,7 +39,7 @@ ADAPTER = load(FOLDER / "prometheus-adapter.yaml")["rules"]["custom"]
 
 
 class Cluster(NamedTuple):
-    """What kustomize makes of an overlay and a component."""
+    """The output of kustomize for an overlay and a component."""
 
     overlay: str
     manifests: list[Manifest]
@@ -52,37 +52,32 @@ class Cluster(NamedTuple):
         return found
 
     def pod(self, name: str = "nereid") -> Manifest:
-        """Return the spec of a Deployment's pods."""
         return dict(self.one("Deployment", name)["spec"]["template"]["spec"])
 
     def pod_labels(self) -> list[Labels]:
         return [deployment["spec"]["template"]["metadata"]["labels"] for deployment in self.all_of("Deployment")]
 
     def variables(self, container: Manifest) -> dict[str, str]:
-        """Return what a container gets from maps."""
+        """Return the environment variables that a container gets from ConfigMaps."""
         maps = [source["configMapRef"]["name"] for source in container["envFrom"] if "configMapRef" in source]
         return {name: value for found in maps for name, value in self.one("ConfigMap", found)["data"].items()}
 
     @property
     def api(self) -> Manifest:
-        """The gateway's container."""
         (container,) = self.pod()["containers"]
         return dict(container)
 
     @property
     def triton(self) -> Manifest:
-        """Triton's container, wherever it is."""
         (container,) = self.pod()["initContainers"] if self.overlay == "sidecar" else self.pod("triton")["containers"]
         return dict(container)
 
     @property
     def settings(self) -> Settings:
-        """The gateway's settings."""
         return settings_of(self.variables(self.api))
 
 
 def build(folder: Path) -> list[Manifest]:
-    """Let kustomize build a folder."""
     command = [str(Path(sys.executable).with_name("kubectl")), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -135,7 +130,6 @@ def test_manifests_are_valid(clusters: dict[tuple[str, str], Cluster], tmp_path:
 
 
 def test_the_example_can_be_built() -> None:
-    """It changes what it says it does."""
     example = Cluster("sidecar", build(FOLDER / "example"))
     source = msgspec.yaml.decode((FOLDER / "example/kustomization.yaml").read_bytes())
 
@@ -145,7 +139,7 @@ def test_the_example_can_be_built() -> None:
 
 
 def test_the_image_is_of_this_version(cluster: Cluster) -> None:
-    """And Triton is one that has to be told to share memory."""
+    """This version of Triton shares no memory unless it is told to."""
     release = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-py3", cluster.triton["image"])
 
     assert cluster.api["image"] == IMAGE
@@ -160,7 +154,7 @@ def test_no_variable_but_settings_reaches_the_gateway(cluster: Cluster) -> None:
 
 
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
-    """As the namespace enforces, and with a root that cannot be written."""
+    """The namespace enforces it, and the root file system is read-only."""
     assert cluster.one("Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     for deployment in cluster.all_of("Deployment"):
         pod = deployment["spec"]["template"]["spec"]
@@ -183,7 +177,7 @@ def test_workers_have_the_processors_that_they_are_made_for(cluster: Cluster) ->
 
 
 def test_memory_is_enough(cluster: Cluster) -> None:
-    """For the workers, images, bodies and shared memory, which counts where it is written."""
+    """Memory has to suffice for workers, images, bodies and shared memory, which counts towards the container that writes it."""
     limit = nbytes(cluster.api["resources"]["limits"]["memory"])
     needed = memory_bytes(cluster.settings, limit)
     if cluster.overlay == "sidecar":
@@ -195,7 +189,6 @@ def test_memory_is_enough(cluster: Cluster) -> None:
 
 
 def test_triton_is_the_same_in_both(clusters: dict[tuple[str, str], Cluster]) -> None:
-    """But for how the gateway reaches it, and how it ends."""
     beside, apart = clusters["sidecar", "nfs"], clusters["separate", "nfs"]
     pods = beside.pod(), apart.pod("triton")
     shared_memory = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
@@ -271,7 +264,6 @@ def test_the_gateway_finds_triton(cluster: Cluster) -> None:
 
 
 def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
-    """With the application's limits."""
     ingress = cluster.one("Ingress")
     paths = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
     annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
@@ -293,7 +285,6 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
 def test_each_pod_has_one(cluster: Cluster, kind: str) -> None:
-    """And what is selected exists."""
     selectors = [found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"] for found in cluster.all_of(kind)]
 
     for labels in cluster.pod_labels():
@@ -302,7 +293,6 @@ def test_each_pod_has_one(cluster: Cluster, kind: str) -> None:
 
 
 def test_services_have_pods(cluster: Cluster) -> None:
-    """Each of one Deployment."""
     for service in cluster.all_of("Service"):
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
 

@@ -25,14 +25,13 @@ SCRAPE_SECONDS = 0.5
 
 
 class Observed(NamedTuple):
-    """What a Prometheus has of a service that was loaded."""
+    """The data that a Prometheus has about a loaded service."""
 
     prometheus: Prometheus
     start: float
     end: float
 
     def has_values(self, target: Target) -> bool:
-        """Return whether a query of the dashboard had values at any time."""
         expression = fill_in(target.expr, everything("4s"))
         return any(series.points for series in self.prometheus.query_range(expression, self.start, self.end, SCRAPE_SECONDS))
 
@@ -79,7 +78,6 @@ def test_every_metric_exists(observed: Observed) -> None:
 
 
 def test_the_dashboard_is_drawn(observed: Observed) -> None:
-    """Each panel shows something but those about a GPU."""
     page = draw(load_dashboard(DASHBOARD), observed.prometheus, SECONDS, SCRAPE_SECONDS)
 
     assert page.count("<section") == sum(panel.type != "row" for panel in PANELS)

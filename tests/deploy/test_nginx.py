@@ -50,11 +50,9 @@ class Service(NamedTuple):
 
     @property
     def sockets(self) -> list[str]:
-        """Where the instances listen, as NGINX names it."""
         return [f"unix:{self.folder}/run/nereid-{number + 1}.sock" for number in range(INSTANCES)]
 
     def instances(self) -> list[psutil.Process]:
-        """Return the instances that run."""
         return [child for child in self.process.children() if not has_ended(child)]
 
     def log_of(self, request_id: str) -> dict[str, Any]:
@@ -72,7 +70,6 @@ class Service(NamedTuple):
 
 @pytest.fixture(scope="module")
 def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """On the session's Triton."""
     assert triton.poll() is None
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "proxy").mkdir()
@@ -105,14 +102,12 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
 
 
 def clients(proxy: Proxy, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:  # noqa: ANN401
-    """Make a client of the public listener that has this address."""
     transport = httpx.AsyncHTTPTransport(verify=proxy.trust, local_address=address, limits=httpx.Limits(max_connections=8))
     return httpx.AsyncClient(transport=transport, base_url=proxy.url, timeout=60, **options)
 
 
 @pytest.fixture
 async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the public listener."""
     async with clients(service.proxy) as client:
         yield client
 
@@ -143,7 +138,6 @@ def problem(status: int, headers: dict[str, str] | httpx.Headers, body: bytes) -
 
 @pytest.mark.parametrize("version", ["", "/v1"])
 async def test_images_are_detected_and_models_are_listed(client: httpx.AsyncClient, version: str) -> None:
-    """All routes for clients, with the answers of the gateway."""
     answer = json_of(await client.post(f"{version}/detect", content=SCENE))
     assert [found["class_name"] for found in answer["detections"]] == ["red", "blue"]
     async with asyncio.timeout(60):
@@ -154,7 +148,7 @@ async def test_images_are_detected_and_models_are_listed(client: httpx.AsyncClie
 
 @pytest.mark.parametrize("version", ["", "/v1"])
 async def test_lines_of_a_batch_are_passed_on_as_they_come(service: Service, client: httpx.AsyncClient, version: str) -> None:
-    """A batch may be larger than an image."""
+    """The response to a batch may be larger than an image."""
     files = [("images", ("scene.bmp", SCENE))] * 2 + [("images", ("junk.bin", bytes(30 * 2**20)))] * 2
     response = await client.post(f"{version}/detect/batch", files=files, headers={"Accept": "application/x-ndjson"})
     lines = [json.loads(line) for line in response.content.splitlines()]
@@ -192,7 +186,7 @@ PRIVATE = [
 
 @pytest.mark.parametrize("path", PRIVATE)
 async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service, client: httpx.AsyncClient, path: str) -> None:
-    """It looks as if it did not exist; through the other listener it is there."""
+    """The public listener answers 404; the local listener serves them."""
     outside = await client.get(path)
     async with httpx.AsyncClient(base_url=service.proxy.local_url, timeout=60) as local:
         inside = await local.get(path)
@@ -219,7 +213,6 @@ async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service
     ],
 )
 def test_no_other_path_gets_through(service: Service, path: str) -> None:
-    """However it is written."""
     request = f"GET {path} HTTP/1.1\r\nHost: nereid\r\nConnection: close\r\n\r\n".encode()
 
     assert problem(404, *exchange(service.proxy, request)[1:])["code"] == "not_found"
@@ -236,7 +229,6 @@ def test_a_path_that_is_cleaned_up_reaches_no_other_route(service: Service, path
 
 
 def test_http_is_redirected(service: Service) -> None:
-    """Method, body, path and query stay."""
     status, headers, _ = exchange(
         service.proxy, b"POST /detect?confidence=0.4 HTTP/1.1\r\nHost: nereid\r\nConnection: close\r\n\r\n", service.proxy.plain_url
     )
@@ -247,7 +239,7 @@ def test_http_is_redirected(service: Service) -> None:
 @pytest.mark.parametrize(("version", "is_accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
 def test_old_tls_is_refused(service: Service, version: str, is_accepted: bool) -> None:  # noqa: FBT001
-    """HTTP/2 is offered with the others."""
+    """HTTP/2 is offered with all accepted versions."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -339,7 +331,6 @@ def upstream(tmp_path: Path) -> Iterator[Proxy]:
 
 
 def post(proxy: Proxy, path: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
-    """POST a byte."""
     lines = [f"POST {path} HTTP/1.1", "Host: nereid", "Content-Length: 1", "Connection: close", *headers]
     return exchange(proxy, "\r\n".join([*lines, "", "x"]).encode("latin-1"))
 
@@ -354,7 +345,7 @@ def test_every_instance_is_asked_once(upstream: Proxy) -> None:
 
 
 def test_an_instance_that_hangs_is_not_waited_for(upstream: Proxy) -> None:
-    """The gateway itself keeps its deadlines."""
+    """The gateway itself keeps its deadlines, so NGINX need not wait."""
     answer = post(upstream, "/predict/hangs")
 
     assert (answer[0], problem(*answer)["code"]) == (504, "gateway_timeout")
@@ -368,7 +359,7 @@ def test_an_error_of_the_gateway_is_passed_on_as_it_is(upstream: Proxy, status: 
 
 
 def test_the_gateway_is_told_who_asks_by_nginx_alone(upstream: Proxy) -> None:
-    """Whatever the client says about its address is replaced."""
+    """An address that the client claims is replaced."""
     lies = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-Proto: http", "Forwarded: for=192.0.2.3"]
     post(upstream, "/predict/200", *lies, "X-Request-ID: mine", "Authorization: Bearer camera-1.secret")
     ((_, headers),) = Upstream.seen
@@ -391,7 +382,6 @@ async def test_the_log_of_the_gateway_has_the_address_of_the_client(service: Ser
     ("given", "is_kept"), [("camera-1.42", True), ("x" * 64, True), ("x" * 65, False), ('"}, {', False), ("", False)]
 )
 async def test_one_request_id_in_both_logs(service: Service, client: httpx.AsyncClient, given: str, is_kept: bool) -> None:  # noqa: FBT001
-    """The client's, if it is well formed."""
     used = (await client.get("/models", headers={"X-Request-ID": given})).headers["x-request-id"]
 
     assert (used == given) == is_kept
@@ -448,7 +438,7 @@ async def test_each_key_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
 
 
 async def test_each_address_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
-    """Whatever keys it sends; the listener for this machine has none."""
+    """The limit does not depend on keys; the local listener has none."""
     credentials = [f"key-{number}.secret" for number in range(310)]
     async with clients(slow_refill, "127.0.0.21") as first, clients(slow_refill, "127.0.0.22") as second:
         flood = await statuses(first, credentials)
@@ -527,7 +517,7 @@ class Traffic:
         self.tasks.append(asyncio.create_task(self._probe(proxy)))
 
     async def until(self, requests: int) -> None:
-        """Wait until that many more detections have ended."""
+        """Wait until this many more detections have ended."""
         target = len(self.detected) + requests
         async with asyncio.timeout(60):
             while len(self.detected) < target:
@@ -547,7 +537,6 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(proxy: Proxy) -> AsyncIterator[Traffic]:
-    """Let clients ask during a block."""
     running = Traffic(proxy)
     try:
         yield running

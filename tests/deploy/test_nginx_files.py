@@ -19,18 +19,15 @@ TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
 def value_of(directive: str, text: str = TEXT) -> str:
-    """Return the value of a directive that occurs once."""
     (value,) = re.findall(rf"^ +{directive} ([^;]+);", text, re.MULTILINE)
     return str(value)
 
 
 def seconds(directive: str, text: str = TEXT) -> float:
-    """Return the value of a directive that is a time."""
     return float(value_of(directive, text).removesuffix("s"))
 
 
 def test_the_limits_are_those_of_the_gateway() -> None:
-    """As far as they have the same purpose, with the default settings."""
     settings = Settings()
 
     limits = re.findall(r"client_max_body_size (\S+);", TEXT)
@@ -43,7 +40,7 @@ def test_the_limits_are_those_of_the_gateway() -> None:
 
 
 def test_the_gateways_own_errors_have_the_same_names() -> None:
-    """A client need not know who has rejected its request."""
+    """A client need not know whether NGINX or the gateway rejected it."""
     for error in (BodyTooLarge, MalformedRequest):
         assert f"    {error.status} {error.code};\n" in TEXT
         assert f'    {error.status} "{error.title}";\n' in TEXT
@@ -76,7 +73,7 @@ def test_instances_are_listed_in_two_ways() -> None:
 
 
 def test_nginx_closes_idle_connections_before_the_gateway_does() -> None:
-    """Else a request could meet the end of the connection on which it is sent."""
+    """Otherwise NGINX could send a request on a connection that the gateway is closing."""
     text = (SHIPPED / "upstream.conf").read_text(encoding="utf-8")
 
     assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001

@@ -23,7 +23,6 @@ RUNBOOK = ROOT / "deploy" / "monitoring.md"
 
 
 def promtool(*arguments: str, folder: Path = FOLDER) -> str:
-    """Run promtool, which must succeed; return what it prints."""
     command = [require_program("promtool", "prometheus"), *arguments]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -31,7 +30,6 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> str:
 
 
 def test_the_configuration_is_valid() -> None:
-    """With the rules that it names."""
     shown = promtool("check", "config", "--lint-fatal", CONFIG.name)
 
     assert "2 rule files found" in shown
@@ -40,12 +38,11 @@ def test_the_configuration_is_valid() -> None:
 
 @pytest.mark.system
 def test_each_alert_comes_when_it_should_and_only_then() -> None:
-    """The scenarios are in `alerts_test.yml`."""
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
 
 
 def test_each_alert_has_scenarios_for_both() -> None:
-    """One in which it fires, and one in which it must not."""
+    """An alert must fire in one scenario and stay silent in another."""
     scenarios = msgspec.yaml.decode((FOLDER / "alerts_test.yml").read_bytes())["tests"]
     checks = [check for scenario in scenarios for check in scenario.get("alert_rule_test", [])]
     fires = {check["alertname"] for check in checks if check["exp_alerts"]}
@@ -67,7 +64,6 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
 def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
-    """In each expression that is about them; no others are."""
     patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
     targets = {target for _, target in table_of(load(DIALECTS)).paths}
     routes = {target.template for target in targets if isinstance(target.handler, ModelRoute) and target.handler.takes != "text"}

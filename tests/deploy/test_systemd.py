@@ -26,7 +26,6 @@ EXPOSURE = 20
 
 
 def read(unit: str) -> dict[str, list[str]]:
-    """Return the values of each option of a unit."""
     text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8").replace("\\\n", " ")
     options: dict[str, list[str]] = {}
     for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
@@ -49,7 +48,6 @@ def settings(*, with_own_triton: bool) -> Settings:
 
 
 def analyze(*arguments: str | Path) -> str:
-    """Run systemd-analyze, which must succeed; return what it prints."""
     done = subprocess.run(
         [require_program("systemd-analyze", "systemd"), *arguments],
         stdout=subprocess.PIPE,
@@ -63,7 +61,6 @@ def analyze(*arguments: str | Path) -> str:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_is_valid(unit: str, tmp_path: Path) -> None:
-    """Once its program is installed."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n", encoding="ascii")
     program.chmod(0o755)
@@ -75,7 +72,6 @@ def test_the_unit_is_valid(unit: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_can_do_little(unit: str) -> None:
-    """Its exposure is below the limit."""
     shown = analyze("security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", DEPLOY / "systemd" / unit)
 
     assert "OK" in shown
@@ -90,7 +86,6 @@ def test_settings_are_valid(with_own_triton: bool) -> None:  # noqa: FBT001
 
 
 def test_requests_in_progress_may_end() -> None:
-    """Before anything is killed."""
     needed = stop_seconds(settings(with_own_triton=False)) + SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
 
     assert int(NEREID["TimeoutStopSec"][0]) >= needed

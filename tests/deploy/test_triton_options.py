@@ -16,7 +16,6 @@ NEWER = {"allow-client-shm"}
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """The options of the embedded Triton."""
     home = ROOT / ".triton"
     install(home)
     libraries = {"LD_LIBRARY_PATH": f"{home / 'server' / 'nvidia_pytriton.libs'}:{libpython_folder() or ''}"}

@@ -23,7 +23,6 @@ def overlap(a: Array, b: Array) -> float:
 
 
 def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array, Array, NDArray[np.int32]]:
-    """Decode a head and suppress its boxes."""
     corners, scores, classes = from_yolo(head)
     kept = suppress(corners, None if is_agnostic else classes, iou)
     return corners[kept], scores[kept], classes[kept]
@@ -53,7 +52,6 @@ def textbook(head: Array, iou: float, *, is_agnostic: bool) -> list[tuple[list[f
 @pytest.mark.parametrize("iou", [0.0, 0.45, 0.7, 1.0])
 @pytest.mark.parametrize("is_agnostic", [False, True])
 def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float, *, is_agnostic: bool) -> None:
-    """Boxes, scores and classes are the same, in the same order."""
     chance = np.random.default_rng(seed)
     boxes = np.concatenate([chance.uniform(100, 500, (80, 2)), chance.uniform(50, 300, (80, 2))], axis=1)
     head = head_of(boxes, chance.uniform(0, 1, (80, 3)) ** 3)
@@ -101,7 +99,6 @@ def test_boxes_without_area_are_kept() -> None:
 
 
 def test_scores_at_the_floor_are_dropped() -> None:
-    """Only boxes with scores above the floor are candidates."""
     below, above = np.float32(MIN_SCORE), np.nextafter(np.float32(MIN_SCORE), np.float32(1))
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
 
@@ -110,13 +107,11 @@ def test_scores_at_the_floor_are_dropped() -> None:
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
 def test_nothing_found_is_three_empty_arrays(head: Array) -> None:
-    """No candidates, or no anchors, give arrays of the right shapes."""
     for corners, scores, classes in (from_yolo(head), detect(head, 0.7)):
         assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 
 
 def test_best_boxes_are_kept_if_there_are_too_many() -> None:
-    """No more than `MAX_DETECTIONS` boxes are returned, those with the highest scores."""
     count = MAX_CANDIDATES + 200
     scores = np.random.default_rng(0).permutation(np.linspace(0.1, 0.9, count, dtype=np.float32))
     boxes = [[20 * i, 50, 10, 10] for i in range(count)]

@@ -38,7 +38,6 @@ def spec_of(output_format: OutputFormat, *, has_normalized_boxes: bool = False, 
 
 
 def decode(spec: ModelSpec, outputs: Outputs) -> Candidates:
-    """Decode the outputs for one image."""
     return decode_outputs(spec, outputs)
 
 
@@ -79,13 +78,11 @@ EMPTY_ANSWERS: dict[OutputFormat, Outputs] = {
 
 
 def stack(*answers: Outputs) -> Outputs:
-    """Put the answers for several images into one batch."""
     return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
-    """Only the first `count` rows are detections."""
     found = decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
     np.testing.assert_array_equal(found.boxes, BOXES[:count])
@@ -95,7 +92,6 @@ def test_end_to_end_outputs_end_at_their_count(count: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.uint32, np.float32, np.float16])
 def test_class_ids_may_have_any_type(dtype: type) -> None:
-    """They are converted to 32-bit integers."""
     found = decode(spec_of(OutputFormat.END_TO_END), four(classes=CLASSES.astype(dtype)))
 
     assert found.class_ids.tolist() == [2, 0]
@@ -103,7 +99,6 @@ def test_class_ids_may_have_any_type(dtype: type) -> None:
 
 
 def test_half_floats_are_widened() -> None:
-    """Boxes and scores are converted to 32-bit floats."""
     found = decode(spec_of(OutputFormat.END_TO_END), four(boxes=BOXES.astype(np.float16), scores=SCORES.astype(np.float16)))
 
     assert [str(part.dtype) for part in found] == ["float32", "float32", "int32"]
@@ -132,7 +127,6 @@ def test_padding_of_six_columns_is_dropped() -> None:
 
 
 def test_yolo_head_is_decoded() -> None:
-    """Centres and sizes become corners."""
     found = decode(spec_of(OutputFormat.YOLO_HEAD), {"o": yolo()[None]})
 
     np.testing.assert_array_equal(found.boxes, [[8, 16, 12, 24]])
@@ -141,7 +135,6 @@ def test_yolo_head_is_decoded() -> None:
 
 
 def test_yolox_head_is_decoded() -> None:
-    """Cells of this model's input size become corners."""
     found = decode(spec_of(OutputFormat.YOLOX_HEAD), {"o": yolox()[None]})
 
     np.testing.assert_array_equal(found.boxes, [[8, 8, 16, 16]])
@@ -153,7 +146,6 @@ def test_yolox_head_is_decoded() -> None:
     ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
 )
 def test_nothing_found_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
-    """An image without objects has arrays of the right shapes."""
     found = decode(spec_of(output_format), outputs)
 
     assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
@@ -161,7 +153,6 @@ def test_nothing_found_is_three_empty_arrays(output_format: OutputFormat, output
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
-    """Its tensors, without a batch dimension, are decoded to the same candidates."""
     outputs = {name: tensor[0] for name, tensor in ANSWERS[output_format].items()}
 
     found = decode(spec_of(output_format, has_batch_dimension=False), outputs)
@@ -173,7 +164,7 @@ def test_model_without_a_batch_dimension(output_format: OutputFormat) -> None:
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_the_answer_of_several_images_is_rejected(output_format: OutputFormat) -> None:
-    """Nobody could tell whose it is."""
+    """Nobody could tell whose answer it is."""
     outputs = stack(*[ANSWERS[output_format]] * 2)
 
     with pytest.raises(InvalidModelOutput, match=r"m returned \w+ of shape .* for one image"):
@@ -181,7 +172,6 @@ def test_the_answer_of_several_images_is_rejected(output_format: OutputFormat) -
 
 
 def test_normalized_boxes_are_scaled_to_pixels() -> None:
-    """Fractions are multiplied by the width and height of the input."""
     found = decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0.25, 0.5, 0.5, 1, 0.9, 0]))
 
     np.testing.assert_array_equal(found.boxes, [[16, 16, 32, 32]])
@@ -194,7 +184,6 @@ def test_score_slightly_above_one_is_accepted() -> None:
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
-    """The message names the tensor that the answer does not have."""
     spec = spec_of(output_format)
     with pytest.raises(InvalidModelOutput, match=f"m did not return {spec.output_names[0]}$"):
         decode(spec, {"other": np.zeros((1, 300, 6))})
@@ -202,7 +191,6 @@ def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0, 3, 6), (2, 3, 6)])
 def test_another_batch_than_one_is_rejected(shape: tuple[int, ...]) -> None:
-    """An inference of one image must have an answer for one image."""
     with pytest.raises(InvalidModelOutput, match=r"m returned o of shape .* for one image"):
         decode(spec_of(OutputFormat.SIX_COLUMNS), {"o": np.zeros(shape, np.float32)})
 
@@ -249,7 +237,6 @@ def test_four_tensors_that_do_not_fit_together_are_rejected(changes: Outputs) ->
 
 @pytest.mark.parametrize("count", [-1, 4, 2**31 - 1])
 def test_count_out_of_range_is_rejected(count: int) -> None:
-    """The count cannot be negative or larger than the number of rows."""
     with pytest.raises(InvalidModelOutput, match=f"a count of {count} for 3 rows"):
         decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
@@ -257,7 +244,6 @@ def test_count_out_of_range_is_rejected(count: int) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
 def test_boxes_that_are_not_finite_are_rejected(output_format: OutputFormat, value: float) -> None:
-    """One corner that is not a finite number makes the answer invalid."""
     outputs = six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, 2, 3, 4], [1, 2, value, 4], [0, 0, 0, 0]]))
 
     with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
@@ -294,7 +280,6 @@ def test_negative_score_is_rejected() -> None:
 
 @pytest.mark.parametrize("head", [yolo(55), yolo(1.01)])
 def test_scores_of_a_head_must_be_probabilities(head: NDArray[np.float32]) -> None:
-    """Logits in the place of scores are rejected."""
     with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
         decode(spec_of(OutputFormat.YOLO_HEAD), {"o": head[None]})
 
@@ -311,7 +296,7 @@ def test_class_that_is_not_an_id_is_rejected(output_format: OutputFormat, value:
 
 @pytest.mark.parametrize("value", [2**31, 2**32 + 5, 2**63 - 1])
 def test_class_id_beyond_32_bits_is_rejected(value: int) -> None:
-    """A 64-bit id does not wrap round to another class."""
+    """A 64-bit id must not wrap round to another class."""
     with pytest.raises(InvalidModelOutput):
         decode(spec_of(OutputFormat.END_TO_END), four(classes=np.array([0, value, 1], np.int64)))
 
@@ -328,7 +313,7 @@ def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: 
 
 
 def test_yolox_size_that_overflows_is_rejected() -> None:
-    """A log size whose exponential is infinite is rejected, without a warning."""
+    """The exponential of the log size is infinite; numpy must not warn."""
     head = yolox()
     head[9, 2] = 1000
 
@@ -338,7 +323,7 @@ def test_yolox_size_that_overflows_is_rejected() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
 def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
-    """Whatever the values are, the model is not what its config says."""
+    """Such a model is not what its config says."""
     outputs = {"o": np.zeros((1, 300, 6), dtype)}
 
     with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):
@@ -347,7 +332,6 @@ def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_image_that_the_model_could_not_decode_is_rejected(output_format: OutputFormat) -> None:
-    """Whatever else the model returned for it."""
     spec, outputs = spec_of(output_format, tells_decoded=True), ANSWERS[output_format]
 
     assert decode(spec, outputs | {"decoded": np.array([[1]], np.int32)})
@@ -356,6 +340,5 @@ def test_image_that_the_model_could_not_decode_is_rejected(output_format: Output
 
 
 def test_missing_word_on_decoding_is_rejected() -> None:
-    """An output that the config announces is expected, this one too."""
     with pytest.raises(InvalidModelOutput, match="did not return decoded"):
         decode(spec_of(OutputFormat.END_TO_END, tells_decoded=True), four())

@@ -15,7 +15,6 @@ LABELS = ("person", "car", "traffic light")
 
 
 def candidates(*scores: float, class_ids: list[int] | None = None) -> Candidates:
-    """Make candidates whose box begins at their index."""
     boxes = np.arange(len(scores), dtype=np.float32)[:, None] + np.array([[0, 0, 2, 2]], np.float32)
     return Candidates(boxes, np.array(scores, np.float32), np.array(class_ids or [0] * len(scores), np.int32))
 
@@ -23,7 +22,6 @@ def candidates(*scores: float, class_ids: list[int] | None = None) -> Candidates
 def chosen(
     found: Candidates, *, confidence: float = 0.1, class_ids: frozenset[int] | None = None, max_detections: int = 10
 ) -> list[int]:
-    """Return the indices of the candidates that are selected."""
     kept = keep_best(select(found, confidence=confidence, class_ids=class_ids), max_detections)
     return [int(x) for x in kept.boxes[:, 0]]
 
@@ -38,7 +36,6 @@ def test_confidence_is_the_least_score(confidence: float) -> None:
 
 
 def test_the_best_come_first() -> None:
-    """Candidates are ordered by descending score."""
     found = select(candidates(0.5, 0.9, 0.6, 0.7), confidence=0.1, class_ids=None)
 
     assert found.boxes[:, 0].tolist() == [1, 3, 2, 0]
@@ -51,7 +48,6 @@ def test_equal_scores_keep_their_order() -> None:
 
 
 def test_the_limit_keeps_the_best() -> None:
-    """Of more candidates than asked for, the best are kept."""
     assert chosen(candidates(0.5, 0.9, 0.7), max_detections=2) == [1, 2]
 
 
@@ -70,7 +66,6 @@ def test_a_box_without_an_area_is_dropped(box: tuple[int, int, int, int]) -> Non
 
 
 def test_a_very_small_box_is_kept() -> None:
-    """Any area counts."""
     found = candidates(0.5)
     found.boxes[0] = 1, 1, np.nextafter(np.float32(1), np.float32(2)), 2
 
@@ -88,12 +83,11 @@ def test_only_candidates_of_the_classes_are_kept() -> None:
 
 
 def test_without_a_class_nothing_is_kept() -> None:
-    """An empty set of classes is not the same as all classes."""
+    """An empty set of classes differs from `None`, which means all."""
     assert chosen(candidates(0.9, 0.8), class_ids=frozenset(), max_detections=2) == []
 
 
 def test_nothing_is_kept_of_nothing() -> None:
-    """No candidates are arrays of the right shape."""
     for suppression in (None, Suppression(0.5, is_agnostic=True)):
         found = keep_best(select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression), 2)
 
@@ -102,7 +96,6 @@ def test_nothing_is_kept_of_nothing() -> None:
 
 
 def test_without_restriction_all_classes_are_kept() -> None:
-    """None stands for all of them."""
     assert to_class_ids(None, LABELS) is None
     assert chosen(candidates(0.9, 0.8, class_ids=[0, 7])) == [0, 1]
 
@@ -119,7 +112,6 @@ def test_without_restriction_all_classes_are_kept() -> None:
     ],
 )
 def test_classes_are_names_or_ids(names: list[str], ids: frozenset[int]) -> None:
-    """A class may be given either way."""
     assert to_class_ids(names, LABELS) == ids
 
 
@@ -131,7 +123,6 @@ def test_a_name_takes_precedence_over_an_id() -> None:
 @pytest.mark.parametrize("labels", [(), LABELS])
 @pytest.mark.parametrize("name", ["Person", "", "-1", "1.0", "²", "٣", "1_0", "0x1", "+1", "9" * 5000])
 def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None:
-    """It is quoted in part."""
     with pytest.raises(InvalidParameter) as caught:
         to_class_ids(["0", name], labels)
 
@@ -139,7 +130,6 @@ def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None
 
 
 def test_an_id_beyond_the_labels_is_rejected() -> None:
-    """A model with labels has no more classes than labels."""
     assert to_class_ids(["2"], LABELS) == frozenset({2})
 
     with pytest.raises(InvalidParameter, match="classes: '3' is not a class of this model"):
@@ -147,12 +137,12 @@ def test_an_id_beyond_the_labels_is_rejected() -> None:
 
 
 def test_any_id_is_a_class_of_a_model_without_labels() -> None:
-    """Where no labels are known, ids are not checked."""
+    """Without labels, ids are not checked."""
     assert to_class_ids(["0", "79", "100000"], ()) == frozenset({0, 79, 100000})
 
 
 def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:
-    """A number beyond all integers is compared without a failure."""
+    """An id beyond the range of the array's integers must not raise."""
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({1, 10**30})) == [0]
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({10**30})) == []
 
@@ -199,7 +189,7 @@ def plainly(
 def test_suppression_is_that_of_a_plain_loop(
     found: Candidates, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression
 ) -> None:
-    """Whatever overlaps: the same boxes, scores and classes in the same order. What is not wanted suppresses nothing."""
+    """Boxes, scores and classes are equal and in the same order. Candidates that are not wanted suppress nothing."""
     kept = select(found, confidence=confidence, class_ids=class_ids, suppression=suppression)
 
     expected = plainly(found, confidence, class_ids, suppression)
@@ -208,7 +198,7 @@ def test_suppression_is_that_of_a_plain_loop(
 
 @given(crowds(), st.floats(0, 1), suppressions)
 def test_the_threshold_may_be_applied_before_or_after(found: Candidates, confidence: float, suppression: Suppression) -> None:
-    """A box is suppressed by better ones only, so that those below the threshold do not matter."""
+    """Only better boxes suppress a box, so those below the threshold do not matter."""
     before = select(found, confidence=confidence, class_ids=None, suppression=suppression)
     after = select(select(found, confidence=0, class_ids=None, suppression=suppression), confidence=confidence, class_ids=None)
 
@@ -218,7 +208,7 @@ def test_the_threshold_may_be_applied_before_or_after(found: Candidates, confide
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
-    """At the overlap that the model's config says; other models have found each object once."""
+    """The overlap is that of the model's config; other models have found each object once."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
     expected = Suppression(0.45, is_agnostic=False) if output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD} else None
@@ -227,7 +217,7 @@ def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputForma
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
-    """Any overlap up to the maximum, and any classes; without one of the two, the model's config says it."""
+    """Any overlap up to the maximum and any classes can be set; the model's config is the default of each."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
     for iou in (0.0, 0.3, 0.49):
@@ -238,7 +228,7 @@ def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
 @pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
 @pytest.mark.parametrize("max_iou", [0.5, 1.0])
 def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
-    """Its boxes overlap by no more, unless those of different classes are to be compared."""
+    """The model's boxes overlap by no more, unless boxes of different classes are compared."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
 
     assert to_suppression(max_iou, head, is_agnostic=False) is None
@@ -246,7 +236,7 @@ def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat
 
 
 def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
-    """The boxes are gone; the error says how far one can go."""
+    """The suppressed boxes are gone; the error names the largest overlap."""
     head = DetectionHead(output_format=OutputFormat.END_TO_END, has_normalized_boxes=False, iou=0.45, max_iou=0.45)
 
     with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.45, the maximum$"):

@@ -57,7 +57,6 @@ LOADED = [name for name in CONFIGS if name not in {"too_large", "broken"}]
 
 
 def write(repository: Path) -> None:
-    """Write the models into a repository."""
     for name, config in CONFIGS.items():
         version = repository / name / "1"
         version.mkdir(parents=True)
@@ -67,28 +66,24 @@ def write(repository: Path) -> None:
 
 
 class Examined(msgspec.Struct):
-    """What came out of an examination."""
+    """The result of an examination."""
 
     code: int
     report: Report
 
     def __getitem__(self, code: str) -> Finding:
-        """Return the only finding of a check."""
         (finding,) = self.all(code)
         return finding
 
     def all(self, code: str) -> list[Finding]:
-        """Return all findings of a check."""
         return [finding for finding in self.report.findings if finding.code == code]
 
     @property
     def bad(self) -> dict[str, Severity]:
-        """The checks that found something to do, in order."""
         return {finding.code: finding.severity for finding in self.report.findings if finding.fix is not None}
 
 
 def examine(settings: Settings, capsys: pytest.CaptureFixture[str], **options: bool) -> Examined:
-    """Run the examination as the command line does, with `--json`."""
     chosen: dict[str, Any] = {"is_strict": False, "with_burst": False, **options}
     code = report.run(settings, as_json=True, **chosen)
     out, err = capsys.readouterr()

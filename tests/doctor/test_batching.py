@@ -18,13 +18,12 @@ def check(**config: Any) -> dict[str, Finding]:  # noqa: ANN401
 
 
 def with_policy(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Make a good batching with other values in its policy."""
+    """Make a good batching config with other values in its policy."""
     return {"default_queue_policy": {**POLICY, **changes}}
 
 
 @pytest.mark.parametrize("largest", [0, 1, 8])
 def test_a_good_config(largest: int) -> None:
-    """Whatever the batch size, there is nothing to do."""
     found = check(max_batch_size=largest, dynamic_batching=with_policy())
 
     assert {finding.severity for finding in found.values()} == {Severity.OK}
@@ -32,7 +31,6 @@ def test_a_good_config(largest: int) -> None:
 
 
 def test_a_model_without_dynamic_batching() -> None:
-    """One fix is for both the batches and the queue."""
     found = check(max_batch_size=8)
 
     assert_useful(
@@ -43,7 +41,7 @@ def test_a_model_without_dynamic_batching() -> None:
 
 @pytest.mark.parametrize("largest", [0, 1])
 def test_a_model_for_single_images_without_a_queue_policy(largest: int) -> None:
-    """It may have dynamic batching for the sake of its queue."""
+    """Such a model may have dynamic batching only for the policy of its queue."""
     found = check(max_batch_size=largest, instance_group=[{"kind": "KIND_CPU"}])
 
     assert found["batching"].severity is Severity.OK
@@ -59,7 +57,6 @@ def test_a_model_for_single_images_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("dynamic_batching", [{}, with_policy(max_queue_size=0)])
 def test_a_queue_without_an_end(dynamic_batching: dict[str, Any]) -> None:
-    """A policy is added to the batching that is there."""
     found = check(max_batch_size=8, dynamic_batching=dynamic_batching)
 
     assert_useful(
@@ -76,7 +73,7 @@ def test_a_queue_without_an_end(dynamic_batching: dict[str, Any]) -> None:
     ],
 )
 def test_a_queue_that_keeps_requests_too_long(changes: dict[str, Any], fix: str) -> None:
-    """Triton would compute what nobody waits for."""
+    """Triton would compute answers that nobody waits for."""
     found = check(max_batch_size=8, dynamic_batching=with_policy(**changes))
 
     assert found["queue_policy"].severity is Severity.OK
@@ -84,7 +81,6 @@ def test_a_queue_that_keeps_requests_too_long(changes: dict[str, Any], fix: str)
 
 
 def test_preferred_batches_that_are_too_large() -> None:
-    """Those that fit are not named."""
     found = check(max_batch_size=8, dynamic_batching={"preferred_batch_size": [4, 16, 32], **with_policy()})
 
     assert_useful(found["preferred_batch_size"], Severity.FAILURE, says=["of 16, 32,", "of 8"], fix=f"from {FILE}")
@@ -92,7 +88,7 @@ def test_preferred_batches_that_are_too_large() -> None:
 
 @pytest.mark.parametrize("kind", ["ensemble_scheduling", "sequence_batching"])
 def test_other_schedulers_are_not_judged(kind: str) -> None:
-    """What is said of dynamic batching does not hold for them."""
+    """The advice on dynamic batching does not apply to them."""
     assert check(max_batch_size=8, **{kind: {}}) == {}
 
 
@@ -152,7 +148,7 @@ def test_instances_use_the_cores(  # noqa: PLR0913 - a table
 
 @pytest.mark.parametrize(("backend", "kind"), [("python", "KIND_CPU"), ("onnxruntime", "KIND_GPU")])
 def test_instances_elsewhere_are_not_judged(backend: str, kind: str) -> None:
-    """How many threads they have is not known, or does not matter."""
+    """Their number of threads is unknown or does not matter."""
     model = batching.read({"name": "m", "backend": backend, "instance_group": [{"kind": kind, "count": 64}]})
 
     assert list(batching.check_instances(model, FILE, 2.0, is_embedded=False)) == []

@@ -27,12 +27,11 @@ SINGLE, AT_ONCE = 4, 32
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let bursts be of full size on a busy machine, too."""
+    """Let bursts have their full size on a busy machine as well."""
     monkeypatch.setattr(burst, "_MOST_SECONDS", 100.0)
 
 
 async def count_images(settings: Settings) -> int:
-    """Return how many images Triton has processed with the default model."""
     client = TritonClient(settings.triton_url, settings.control_key_path)
     try:
         return (await read_statistics(client, 5))[settings.model].inferences
@@ -50,14 +49,13 @@ async def measure(fake_triton: Fake, queue: int = 0, *, spec: ModelSpec = SPEC, 
 
 @pytest.fixture
 def good(fake_triton: Fake) -> Fake:
-    """A fake whose answers are as its model's config has them."""
+    """A fake whose answers match its model's config."""
     fake_triton[0].answer = infer_response(output0=np.zeros((2, 6), np.float32))
     return fake_triton
 
 
 @pytest.mark.system
 def test_batches_of_a_model_without_batching_stay_at_one(hurting: Settings, capsys: Capture) -> None:
-    """They are measured while requests queue."""
     examined = examine(msgspec.structs.replace(hurting, model="one_by_one"), capsys, with_burst=True)
 
     assert_useful(examined["batching"], Severity.WARNING, says=["no dynamic_batching", "8"], fix="dynamic_batching {")
@@ -77,7 +75,6 @@ def test_requests_of_a_burst_are_joined(hurting: Settings, capsys: Capture) -> N
 
 @pytest.mark.parametrize(("with_burst", "images"), [(True, SINGLE + AT_ONCE), (False, SINGLE)])
 def test_triton_gets_no_more_than_is_told(small: Settings, capsys: Capture, with_burst: bool, images: int) -> None:  # noqa: FBT001
-    """Triton itself counts them."""
     before = asyncio.run(count_images(small))
     examine(small, capsys, with_burst=with_burst)
 
@@ -86,7 +83,6 @@ def test_triton_gets_no_more_than_is_told(small: Settings, capsys: Capture, with
 
 @pytest.mark.parametrize(("queue", "images"), [(0, AT_ONCE), (20, 10), (1000, AT_ONCE), (6, 0)])
 async def test_half_of_the_queue_is_left_to_others(good: Fake, queue: int, images: int) -> None:
-    """A burst of a few images shows nothing, so there is none."""
     found = await measure(good, queue)
 
     assert len(good[0].requests) == SINGLE + images
@@ -95,7 +91,7 @@ async def test_half_of_the_queue_is_left_to_others(good: Fake, queue: int, image
 
 
 async def test_a_slow_model_gets_no_burst(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep Triton busy for too long."""
+    """A burst would keep Triton busy for too long."""
     monkeypatch.setattr(burst, "_MOST_SECONDS", 0.0)
     found = await measure(good)
 
@@ -104,7 +100,7 @@ async def test_a_slow_model_gets_no_burst(good: Fake, monkeypatch: pytest.Monkey
 
 
 async def test_large_images_are_fewer(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are in memory at the same time."""
+    """All images are in memory at the same time."""
     monkeypatch.setattr(burst, "_MOST_BYTES", 5 * SPEC.image_bytes)
     await measure(good)
 
@@ -112,7 +108,6 @@ async def test_large_images_are_fewer(good: Fake, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_burst_that_is_rejected(good: Fake) -> None:
-    """It says what Triton said."""
     good[0].next_refusals = [None] * SINGLE + [(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")] * 3
     found = await measure(good)
 
@@ -120,7 +115,6 @@ async def test_a_burst_that_is_rejected(good: Fake) -> None:
 
 
 async def test_a_model_that_does_not_run(good: Fake) -> None:
-    """One inference is enough to know."""
     good[0].refusal = grpc.StatusCode.INTERNAL, "out of memory\nAt:\n  model.py"
     found = await measure(good)
 
@@ -129,7 +123,7 @@ async def test_a_model_that_does_not_run(good: Fake) -> None:
 
 
 async def test_outputs_that_contradict_the_config(fake_triton: Fake) -> None:
-    """An inference that is answered may be of no use all the same."""
+    """An inference that is answered may still be unusable."""
     fake_triton[0].answer = infer_response(output0=np.zeros((2, 5), np.float32))
     found = await measure(fake_triton)
 
@@ -151,7 +145,6 @@ async def test_a_triton_that_hangs_is_left_alone(good: Fake, monkeypatch: pytest
 
 
 async def test_a_triton_that_does_not_tell_its_statistics(good: Fake) -> None:
-    """The clock is left."""
     found = await measure(good)
 
     assert_useful(found["statistics"], Severity.WARNING, says=["statistics"], fix="restrict")
@@ -160,7 +153,6 @@ async def test_a_triton_that_does_not_tell_its_statistics(good: Fake) -> None:
 
 
 def run(images: int, counted: ModelStatistics) -> Run:
-    """Make the run of a burst that was answered in a second."""
     return Run(images, 1.0, [], [], counted)
 
 
@@ -177,7 +169,7 @@ MILLISECOND = 10**6
     ids=["single images", "batches", "no queue"],
 )
 def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, is_bad: bool) -> None:  # noqa: FBT001
-    """An instance that is free takes a single image, and should."""
+    """A free instance takes a single image, which is right."""
     model = batching.read({"name": "m", "max_batch_size": 8, "dynamic_batching": {}})
     findings = {finding.code: finding for finding in burst.judge(run(32, counted), model, FILE)}
 
@@ -187,14 +179,13 @@ def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: Mode
 
 
 def test_a_model_for_single_images_is_not_blamed_for_them() -> None:
-    """Its config is another matter."""
     counted = ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND)
 
     assert [finding.code for finding in burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)] == ["burst"]
 
 
 def test_the_images_of_others_are_told() -> None:
-    """What Triton counts is not only ours."""
+    """Triton also counts the images of other clients."""
     counted = ModelStatistics(40, 10, 20, 0, 20, 0)
     (finding,) = burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)
 

@@ -13,12 +13,10 @@ from tests.doctor.setups import assert_useful
 
 
 def check(*, is_triton_here: bool = True, **settings: Any) -> dict[str, Finding]:  # noqa: ANN401
-    """Check settings, and return the findings by their codes."""
     return {finding.code: finding for finding in consistency.check(Settings(**settings), is_triton_here=is_triton_here)}
 
 
 def test_the_defaults_are_consistent() -> None:
-    """Nothing is to be done about them."""
     found = check()
 
     assert set(found) == {"api_keys", "timeouts", "transport"}
@@ -27,12 +25,10 @@ def test_the_defaults_are_consistent() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - nobody listens
 def test_an_api_without_keys_beyond_loopback(host: str) -> None:
-    """Everybody may use it."""
     assert_useful(check(host=host)["api_keys"], Severity.WARNING, says=[f"{host}:4603"], fix="NEREID_API_KEYS_FILE")
 
 
 def test_an_api_with_keys_beyond_loopback(tmp_path: Path) -> None:
-    """The file is read."""
     file = tmp_path / "keys.toml"
     file.write_text(keys.create("camera")[1], encoding="utf-8")
     found = check(host="0.0.0.0", api_keys_file=str(file))  # noqa: S104 - nobody listens
@@ -45,7 +41,6 @@ def test_an_api_with_keys_beyond_loopback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"socket": "run/a.sock"}, {"instances": 2}])
 def test_an_api_on_sockets_needs_no_keys(settings: dict[str, Any]) -> None:
-    """Whatever the host would be."""
     assert check(host="0.0.0.0", **settings)["api_keys"].severity is Severity.OK  # noqa: S104 - nobody listens
 
 
@@ -57,7 +52,7 @@ def test_a_host_that_is_no_address(host: str) -> None:
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_installed: bool) -> None:
-    """It is an extra."""
+    """The exporter is an optional extra."""
     monkeypatch.setattr("app.doctor.consistency.has_exporter", lambda: is_installed)
     found = check(tracing=True)
 
@@ -68,7 +63,6 @@ def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_insta
 
 
 def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
-    """It is as if there were none."""
     found = check(triton_urls="127.0.0.1:8001", triton_control_key_file=str(tmp_path / "nowhere"))
 
     assert_useful(found["control_key"], Severity.FAILURE, says=["nowhere"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
@@ -82,12 +76,11 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_timeouts_that_contradict_each_other(settings: dict[str, Any], says: list[str], fix: str) -> None:
-    """One of them never comes into force."""
     assert_useful(check(**settings)["timeouts"], Severity.WARNING, says=says, fix=fix)
 
 
 def test_how_long_a_stop_takes_is_told() -> None:
-    """Who kills sooner loses requests."""
+    """A service manager that kills sooner loses requests."""
     message = check(drain_delay_seconds=5.0, body_seconds=10.0, max_timeout_seconds=20.0)["timeouts"].message
 
     assert "40 s" in message
@@ -101,14 +94,12 @@ def test_how_long_a_stop_takes_is_told() -> None:
     ],
 )
 def test_workers_that_are_replaced_all_the_time(settings: dict[str, Any], fix: str) -> None:
-    """Each of the limits can be too low."""
     (value,) = settings.values()
 
     assert_useful(check(**settings)["worker_renewal"], Severity.WARNING, says=[str(value)], fix=fix)
 
 
 def test_limits_of_workers_that_are_reasonable() -> None:
-    """They are not mentioned."""
     assert "worker_renewal" not in check(worker_max_memory_mb=1024, worker_max_age_seconds=86400)
 
 
@@ -117,7 +108,6 @@ def test_limits_of_workers_that_are_reasonable() -> None:
     [("inline", True, True), ("inline", False, False), ("auto", True, False), ("shm", True, False)],
 )
 def test_pixels_are_not_to_be_copied_on_one_machine(mode: str, *, is_triton_here: bool, is_bad: bool) -> None:
-    """There is shared memory for that."""
     finding = check(transport=mode, is_triton_here=is_triton_here)["transport"]
 
     if is_bad:

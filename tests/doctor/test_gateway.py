@@ -21,7 +21,6 @@ from tests.system.gateway import running_gateway
 
 
 def test_nothing_listens() -> None:
-    """As it should be before a start."""
     finding = gateway.check(Settings(port=free_port(), host="0.0.0.0"))  # noqa: S104 - nobody listens
 
     assert finding.severity is Severity.OK
@@ -29,7 +28,6 @@ def test_nothing_listens() -> None:
 
 
 def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that does not answer like a gateway."""
     monkeypatch.setattr(gateway, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         settings = Settings(port=server.getsockname()[1])
@@ -39,7 +37,6 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_answers_like_a_gateway_is_one() -> None:
-    """Whether it is ready is told."""
     with answering(b"") as url:
         finding = gateway.check(Settings(port=int(url.rpartition(":")[2])))
 
@@ -49,7 +46,6 @@ def test_what_answers_like_a_gateway_is_one() -> None:
 
 @pytest.mark.system
 async def test_a_gateway_runs(tmp_path: Path) -> None:
-    """It tells whether it is ready."""
     fake = FakeTriton()
     async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as running:
         finding = await asyncio.to_thread(gateway.check, Settings(port=running.port))
@@ -60,24 +56,22 @@ async def test_a_gateway_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1", "a..b"])
 def test_a_host_of_another_machine(host: str) -> None:
-    """Nobody can listen there."""
     assert_useful(gateway.check(Settings(host=host)), Severity.FAILURE, says=[host], fix="NEREID_HOST=127.0.0.1")
 
 
 class Live(BaseHTTPRequestHandler):
-    """Answers as a gateway that lives."""
+    """Answers as a live gateway."""
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
+    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture
 def first_socket(tmp_path: Path) -> Iterator[Path]:
-    """The socket of the first instance, at which somebody answers."""
+    """The socket of the first instance, on which a server answers."""
     path = tmp_path / "nereid-1.sock"
     with UnixStreamServer(str(path), Live) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -88,7 +82,6 @@ def first_socket(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_sockets_are_asked(first_socket: Path) -> None:
-    """Those that answer are named."""
     one = gateway.check(Settings(socket=str(first_socket)))
     two = gateway.check(Settings(instances=2, socket_folder=str(first_socket.parent)))
 
@@ -98,7 +91,6 @@ def test_sockets_are_asked(first_socket: Path) -> None:
 
 
 def test_sockets_where_nobody_answers(tmp_path: Path) -> None:
-    """As it should be before a start."""
     finding = gateway.check(Settings(socket=str(tmp_path / "api.sock")))
 
     assert finding.severity is Severity.OK

@@ -26,13 +26,12 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a sm
 
 
 def check(settings: Settings, slot_bytes: int | None = UINT8_640, *, maps_memory: bool = True) -> dict[str, Finding]:
-    """Return the findings by their codes."""
     return {finding.code: finding for finding in limits.check(settings, slot_bytes, maps_memory=maps_memory)}
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What this machine has, for the test to change."""
+    """The properties of this machine, for the test to change."""
     has: dict[str, Any] = {"cores": 4.0, "room": 2**30, "memory": 2**33}
     monkeypatch.setattr(cores, "available", lambda: has["cores"])
     monkeypatch.setattr(shared_memory, "room", lambda: has["room"])
@@ -58,7 +57,6 @@ def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
 
 @pytest.mark.system
 def test_many_workers_on_one_core() -> None:
-    """The process is bound to that core."""
     core = min(os.sched_getaffinity(0))
     found = run_in_shell(f"taskset -c {core}", NEREID_WORKERS="8")
 
@@ -79,7 +77,7 @@ def test_few_open_files() -> None:
 @pytest.mark.system
 @AS_ROOT
 def test_a_small_dev_shm() -> None:
-    """As a container has it by default."""
+    """Containers have 64 MiB by default."""
     mounted = "unshare --mount sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"' sh"
     found = run_in_shell(mounted, NEREID_WORKERS="2")
 
@@ -92,7 +90,6 @@ def test_a_small_dev_shm() -> None:
 
 
 def test_a_machine_that_is_large_enough(machine: dict[str, Any]) -> None:
-    """Nothing is to be done."""
     found = check(Settings(workers=int(machine["cores"])))
 
     assert set(found) >= {"workers", "decode_threads", "dev_shm", "memory"}
@@ -112,7 +109,7 @@ def test_a_machine_that_is_large_enough(machine: dict[str, Any]) -> None:
 def test_workers_that_do_not_fit_the_cores(
     machine: dict[str, Any], cores: float, settings: dict[str, int], says: str, fix: str
 ) -> None:
-    """Too many wait for each other, too few leave cores idle."""
+    """Too many workers wait for each other; too few leave cores idle."""
     machine["cores"] = cores
 
     assert_useful(check(Settings(**settings))["workers"], Severity.WARNING, says=[says], fix=fix)  # type: ignore[arg-type]
@@ -127,7 +124,7 @@ def test_the_default_keeps_to_a_quota(machine: dict[str, Any]) -> None:
 
 
 def test_instances_have_a_worker_each(machine: dict[str, Any]) -> None:
-    """Fewer are not possible, so there is nothing to fix."""
+    """Each instance needs a worker, so there is nothing to fix."""
     machine["cores"] = 1.0
 
     assert check(Settings(workers=1, instances=2))["workers"].severity is Severity.OK
@@ -135,7 +132,6 @@ def test_instances_have_a_worker_each(machine: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("cores", "workers"), [(2.0, 2), (2.0, 1), (1.5, 2), (4.0, 2), (0.5, 1)])
 def test_workers_that_fit_the_cores(machine: dict[str, Any], cores: float, workers: int) -> None:
-    """About one each."""
     machine["cores"] = cores
 
     assert check(Settings(workers=workers))["workers"].severity is Severity.OK
@@ -145,7 +141,6 @@ def test_workers_that_fit_the_cores(machine: dict[str, Any], cores: float, worke
     ("threads", "says"), [(1, None), (2, None), (4, None), (9, "they only take memory")], ids=["one", "default", "twice", "many"]
 )
 def test_decoding_threads(machine: dict[str, Any], threads: int, says: str | None) -> None:
-    """As many as there are cores, or a few times as many."""
     finding = check(Settings(workers=int(machine["cores"]), decode_threads=threads))["decode_threads"]
 
     if says is None:
@@ -155,7 +150,6 @@ def test_decoding_threads(machine: dict[str, Any], threads: int, says: str | Non
 
 
 def test_too_few_decoding_threads(machine: dict[str, Any]) -> None:
-    """Workers alone do not fill the cores."""
     machine["cores"] = 4.0
     finding = check(Settings(workers=2, decode_threads=1))["decode_threads"]
 
@@ -172,7 +166,7 @@ def test_too_few_decoding_threads(machine: dict[str, Any]) -> None:
     ],
 )
 def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, severity: Severity) -> None:
-    """A worker needs some for itself."""
+    """A worker needs some files for itself."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (min(hard, 1024), hard))
 
     assert check(Settings())["open_files"].severity is severity
@@ -205,7 +199,6 @@ def test_the_size_of_the_models_input_decides(machine: dict[str, Any]) -> None:
 
 
 def test_without_shared_memory_its_size_does_not_matter(machine: dict[str, Any]) -> None:
-    """It may be that of another machine, or not be wanted."""
     machine["room"] = 0
 
     assert "dev_shm" not in check(Settings(), maps_memory=False)
@@ -213,7 +206,6 @@ def test_without_shared_memory_its_size_does_not_matter(machine: dict[str, Any])
 
 
 def test_a_container_without_enough_memory(machine: dict[str, Any]) -> None:
-    """What the settings allow is more than there is."""
     machine["memory"] = 512 * MIB
     finding = check(Settings(workers=1))["memory"]
 
@@ -224,7 +216,6 @@ def test_a_container_without_enough_memory(machine: dict[str, Any]) -> None:
 
 
 def test_images_bodies_workers_and_arenas_need_memory(machine: dict[str, Any]) -> None:
-    """All of them at the same time."""
     machine["memory"] = 4096 * MIB
     message = check(Settings(workers=2, memory_mb=1000))["memory"].message
 
@@ -232,7 +223,7 @@ def test_images_bodies_workers_and_arenas_need_memory(machine: dict[str, Any]) -
 
 
 def test_a_budget_that_is_not_kept_to(machine: dict[str, Any]) -> None:
-    """The largest image is let in all the same."""
+    """The largest image is admitted whatever the budget."""
     machine["memory"] = 2**34
     finding = check(Settings(workers=1, memory_mb=100))["memory"]
 

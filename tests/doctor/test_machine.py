@@ -23,7 +23,6 @@ PREPARED = "import sys; {}; from app.__main__ import main; sys.exit(main(['docto
 
 
 def check(settings: Settings) -> dict[str, Finding]:
-    """Return the findings by their codes."""
     return {finding.code: finding for finding in machine.check(settings)}
 
 
@@ -39,7 +38,7 @@ def run_prepared(preparation: str) -> tuple[int, dict[str, Finding]]:
 
 
 def test_this_machine(without_triton: Settings) -> None:
-    """The tests would not run if it were not good."""
+    """The tests could not run on a machine that fails these checks."""
     found = check(without_triton)
 
     assert set(found) == {"python", "pillow", "image_formats", "jpeg_decoder", "opencv", "model_repository"}
@@ -53,7 +52,6 @@ def test_this_machine(without_triton: Settings) -> None:
 def test_supported_versions_of_python(
     without_triton: Settings, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], *, is_supported: bool
 ) -> None:
-    """Python 3.11 to 3.13 are."""
     monkeypatch.setattr(machine, "sys", SimpleNamespace(platform=sys.platform, version_info=(*version, 2, "final", 0)))
     monkeypatch.setattr("platform.python_version", lambda: f"{version[0]}.{version[1]}.2")
     finding = check(without_triton)["python"]
@@ -66,7 +64,7 @@ def test_supported_versions_of_python(
 
 
 def test_stock_pillow_over_pillow_simd(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that depends on Pillow has overwritten it."""
+    """A package that depends on Pillow has overwritten pillow-simd."""
     monkeypatch.setattr("PIL.__version__", STOCK_PILLOW)
     monkeypatch.setattr(machine, "sys", SimpleNamespace(platform="linux", version_info=sys.version_info))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -78,7 +76,7 @@ def test_stock_pillow_over_pillow_simd(without_triton: Settings, monkeypatch: py
 def test_stock_pillow_is_fine_elsewhere(
     without_triton: Settings, monkeypatch: pytest.MonkeyPatch, platform: str, processor: str
 ) -> None:
-    """Where pillow-simd does not exist, its absence is not a failure."""
+    """pillow-simd does not exist for these platforms."""
     monkeypatch.setattr("PIL.__version__", STOCK_PILLOW)
     monkeypatch.setattr(machine, "sys", SimpleNamespace(platform=platform, version_info=sys.version_info))
     monkeypatch.setattr("platform.machine", lambda: processor)
@@ -87,7 +85,6 @@ def test_stock_pillow_is_fine_elsewhere(
 
 
 def test_formats_that_pillow_was_compiled_without(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them are named."""
     monkeypatch.setattr(features, "check", lambda name: name in {"jpg", "libjpeg_turbo"})
     found = check(without_triton)
 
@@ -96,7 +93,7 @@ def test_formats_that_pillow_was_compiled_without(without_triton: Settings, monk
 
 
 def test_a_slow_libjpeg_in_pillow(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It decodes what simplejpeg does not."""
+    """Pillow decodes what simplejpeg cannot."""
     monkeypatch.setattr(features, "check", lambda name: name != "libjpeg_turbo")
     found = check(without_triton)
 
@@ -114,7 +111,6 @@ LIBRARIES = pytest.mark.parametrize(
 def test_a_missing_library_is_named(
     without_triton: Settings, monkeypatch: pytest.MonkeyPatch, package: str, code: str, fix: str
 ) -> None:
-    """With what installs it."""
     monkeypatch.delattr("app.imaging.jpeg")  # so that it is imported anew
     monkeypatch.delitem(sys.modules, "app.imaging.jpeg")
     monkeypatch.setitem(sys.modules, package, None)
@@ -142,7 +138,7 @@ def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) ->
 
 @pytest.mark.system
 def test_a_decoder_that_leaves_ordinary_files_to_pillow() -> None:
-    """It does not fail, but is slow: nobody would notice."""
+    """Such a decoder does not fail but is slow, which nobody would notice."""
     refusing = "from types import ModuleType as M; m = M('simplejpeg'); m.decode_jpeg_header = lambda *_, **__: [][0]"
     refusing = refusing.replace("[][0]", "{}['4:1:0']")
     _, found = run_prepared(f"{refusing}; sys.modules['simplejpeg'] = m")
@@ -151,12 +147,11 @@ def test_a_decoder_that_leaves_ordinary_files_to_pillow() -> None:
 
 
 def embedded(repository: Path, model: str = "yolo11n") -> Settings:
-    """Make settings for the embedded Triton."""
     return Settings(model_repository=str(repository), model=model)
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path, without_triton: Settings) -> None:
-    """The embedded Triton needs it, another one has its own."""
+    """Only the embedded Triton needs it; another one has its own."""
     nowhere = tmp_path / "nowhere"
     finding = check(embedded(nowhere))["model_repository"]
 
@@ -166,8 +161,6 @@ def test_a_repository_that_is_not_there(tmp_path: Path, without_triton: Settings
 
 
 def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason is the system's."""
-
     def fail(_: Path) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
@@ -178,7 +171,6 @@ def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_model_that_can_be_pulled_is_not_missing(tmp_path: Path) -> None:
-    """`serve` does it."""
     (tmp_path / "models.toml").write_bytes((REPOSITORY / "models.toml").read_bytes())
     finding = check(embedded(tmp_path))["model_repository"]
 
@@ -187,7 +179,6 @@ def test_a_model_that_can_be_pulled_is_not_missing(tmp_path: Path) -> None:
 
 
 def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
-    """Those that could be meant are named."""
     (tmp_path / "models.toml").write_bytes((REPOSITORY / "models.toml").read_bytes())
     finding = check(embedded(tmp_path, "yolo12x"))["model_repository"]
 
@@ -200,7 +191,6 @@ def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
 
 
 def test_a_list_of_models_that_cannot_be_read(tmp_path: Path) -> None:
-    """Its line is told."""
     (tmp_path / "models.toml").write_text("[yolo11n\n", encoding="utf-8")
     finding = check(embedded(tmp_path))["model_repository"]
 

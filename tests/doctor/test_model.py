@@ -14,12 +14,10 @@ from tests.support import NEEDS_BYTES
 
 
 def with_model(settings: Settings, model: str) -> Settings:
-    """Make another model the default."""
     return msgspec.structs.replace(settings, model=model)
 
 
 def test_a_model_without_a_queue_policy(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its queue has no end."""
     examined = examine(with_model(small, "unbatched"), capsys)
 
     assert_useful(examined["queue_policy"], Severity.WARNING, says=["unbatched", "max_queue_size"], fix="max_queue_size: 256")
@@ -29,7 +27,6 @@ def test_a_model_without_a_queue_policy(small: Settings, capsys: pytest.CaptureF
 
 @pytest.mark.system
 def test_a_model_that_keeps_single_requests_waiting(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """The delay is compared with what an inference takes."""
     examined = examine(with_model(hurting, "long_delay"), capsys)
 
     assert_useful(examined["queue_delay"], Severity.WARNING, says=["200 ms"], fix="max_queue_delay_microseconds: 0")
@@ -46,14 +43,13 @@ def test_a_model_that_ignores_deadlines(hurting: Settings, capsys: pytest.Captur
 
 @pytest.mark.system
 def test_a_model_without_class_names(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """The fix is a line for its config."""
     examined = examine(with_model(hurting, "nameless"), capsys)
 
     assert_useful(examined["labels"], Severity.WARNING, says=["nameless"], fix='parameters { key: "labels"')
 
 
 def test_a_model_that_takes_floats(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its images are four times as large as they need be."""
+    """Its tensors are four times as large as those of bytes."""
     examined = examine(small, capsys)
 
     assert_useful(
@@ -75,7 +71,6 @@ def test_a_classifier(settings: Settings, triton: EmbeddedTriton, capsys: pytest
 
 @pytest.mark.system
 def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names them; its config is checked all the same."""
     examined = examine(with_model(hurting, "two_inputs"), capsys)
 
     assert examined.code == 1
@@ -86,7 +81,6 @@ def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.Capt
 
 @pytest.mark.system
 def test_a_model_that_could_not_be_loaded(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Triton's reason is told."""
     examined = examine(with_model(hurting, "broken"), capsys)
 
     assert examined.code == 1
@@ -97,7 +91,7 @@ def test_a_model_that_could_not_be_loaded(hurting: Settings, capsys: pytest.Capt
 
 @pytest.mark.system
 def test_a_model_whose_config_triton_rejects(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Triton does not tell why; the file in the repository does."""
+    """Triton does not give the reason, but the config in the repository does."""
     examined = examine(with_model(hurting, "too_large"), capsys)
     file = Path(hurting.model_repository, "too_large", "config.pbtxt")
 
@@ -109,7 +103,6 @@ def test_a_model_whose_config_triton_rejects(hurting: Settings, capsys: pytest.C
 
 
 def test_a_model_that_triton_does_not_have(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is another thing than a model that could not be loaded."""
     examined = examine(with_model(small, "nowhere"), capsys)
 
     assert examined.code == 1
@@ -117,7 +110,6 @@ def test_a_model_that_triton_does_not_have(small: Settings, capsys: pytest.Captu
 
 
 def test_the_config_is_checked_without_triton(without_triton: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the file in the model repository, which the fix names."""
     setups.write(tmp_path)
     examined = examine(with_model(without_triton, "long_delay"), capsys)
 
@@ -125,7 +117,6 @@ def test_the_config_is_checked_without_triton(without_triton: Settings, tmp_path
 
 
 def test_a_config_that_cannot_be_read(without_triton: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its line is told."""
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.pbtxt").write_text("max_batch_size: many\n", encoding="utf-8")
     examined = examine(with_model(without_triton, "odd"), capsys)
@@ -135,7 +126,6 @@ def test_a_config_that_cannot_be_read(without_triton: Settings, tmp_path: Path, 
 
 @pytest.mark.usefixtures("triton")
 def test_the_default_model_of_the_project(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is wrong with it, and it answers."""
     examined = examine(settings, capsys)
 
     assert examined.code == 0
@@ -147,7 +137,6 @@ def test_the_default_model_of_the_project(settings: Settings, capsys: pytest.Cap
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("model", ["six_columns", "half_four_tensors", "yolo_head", "yolox_head", "unbatched"])
 def test_a_model_of_ones_own_is_run(settings: Settings, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever the formats of the default model are, an inference is tried."""
     examined = examine(with_model(settings, model), capsys)
 
     assert examined.code == 0
@@ -168,7 +157,7 @@ def test_a_model_that_does_not_accept_the_blank_file(settings: Settings, capsys:
 def test_files_are_not_sent_where_they_cannot_be_read(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], triton: object
 ) -> None:
-    """The embedded Triton's models would die of them under newer Pythons."""
+    """Under newer Pythons, the embedded Triton's models would crash on them."""
     assert triton
     monkeypatch.setattr("app.doctor.model._FIRST_PYTHON_WITHOUT_BYTES", (3, 0))
     examined = examine(with_model(settings, "file_in"), capsys)

@@ -74,7 +74,7 @@ def test_a_warning_is_exit_code_1_if_it_is_to_be(
     is_strict: bool,  # noqa: FBT001
     code: int,
 ) -> None:
-    """Without `--strict`, scripts go on."""
+    """Without `--strict`, scripts continue."""
     examined = examine(small, capsys, is_strict=is_strict)
 
     assert examined.code == code
@@ -84,7 +84,6 @@ def test_a_warning_is_exit_code_1_if_it_is_to_be(
 
 
 def test_json_is_one_document_for_other_programs(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing else is on stdout; every finding has the same members."""
     report.run(without_triton, as_json=True, is_strict=False, with_burst=False)
     document = json.loads(capsys.readouterr().out)
 
@@ -94,7 +93,6 @@ def test_json_is_one_document_for_other_programs(without_triton: Settings, capsy
 
 
 def test_text_is_one_line_per_finding_and_one_per_line_of_a_fix(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines of a config can be copied; the last line counts."""
     settings = msgspec.structs.replace(small, model="unbatched")
     findings = examine(settings, capsys).report.findings
     code = report.run(settings, as_json=False, is_strict=False, with_burst=False)

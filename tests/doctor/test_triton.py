@@ -23,7 +23,6 @@ EXTENSIONS = ["model_configuration", "schedule_policy", "statistics"]
 
 @contextmanager
 def fake_in_a_thread(fake: FakeTriton) -> Iterator[None]:
-    """Serve a fake while the block, which blocks this thread, asks it."""
     loop = asyncio.new_event_loop()
     is_ready, may_end = threading.Event(), asyncio.Event()
 
@@ -44,20 +43,18 @@ def fake_in_a_thread(fake: FakeTriton) -> Iterator[None]:
 
 
 def examine_fake(fake: FakeTriton, settings: Settings, capsys: Capture) -> Examined:
-    """Examine a fake."""
     with fake_in_a_thread(fake):
         return examine(msgspec.structs.replace(settings, triton_urls=fake.url, model="a"), capsys)
 
 
 def as_foreign(settings: Settings, **changes: object) -> Settings:
-    """Take the embedded Triton for one of the user's own."""
+    """Treat the embedded Triton as one that the user runs."""
     key = str(settings.control_key_path)
     return msgspec.structs.replace(settings, **{"triton_urls": settings.triton_url, "triton_control_key_file": key, **changes})
 
 
 @pytest.mark.parametrize(("url", "fix"), [("", "nereid serve"), ("127.0.0.1:{port}", "NEREID_TRITON_URLS")])
 def test_a_triton_that_does_not_answer(without_triton: Settings, capsys: Capture, url: str, fix: str) -> None:
-    """The address is told; the embedded one only has to be started."""
     port = free_port()
     settings = msgspec.structs.replace(without_triton, triton_urls=url.format(port=port), triton_grpc_port=port)
     examined = examine(settings, capsys)
@@ -66,7 +63,6 @@ def test_a_triton_that_does_not_answer(without_triton: Settings, capsys: Capture
 
 
 def test_a_host_that_is_not_known(without_triton: Settings, capsys: Capture) -> None:
-    """It is not taken for a Triton that was not started."""
     examined = examine(msgspec.structs.replace(without_triton, triton_urls="no-such-host.invalid:8001"), capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=["no-such-host.invalid:8001"], fix="NEREID_TRITON_URLS")
@@ -84,7 +80,7 @@ def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> N
 
 
 def test_an_old_triton_of_ones_own(small: Settings, capsys: Capture) -> None:
-    """It may crash, and can be updated; the embedded one cannot."""
+    """It may crash; a user can update it, unlike the embedded one."""
     examined = examine(as_foreign(small), capsys)
 
     assert_useful(examined["triton_version"], Severity.WARNING, says=["2.51.0", "may crash"], fix="2.59.1")
@@ -102,7 +98,6 @@ def test_a_new_triton(without_triton: Settings, capsys: Capture) -> None:
 
 
 def test_another_server_of_the_same_protocol(without_triton: Settings, capsys: Capture) -> None:
-    """It answers, but cannot do what is needed."""
     fake = FakeTriton()
     fake.extensions = ["schedule_policy", "statistics"]
     examined = examine_fake(fake, without_triton, capsys)
@@ -113,7 +108,6 @@ def test_another_server_of_the_same_protocol(without_triton: Settings, capsys: C
 
 
 def test_a_slow_connection(without_triton: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """What a call takes, every request takes."""
     monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 0.0)
     examined = examine_fake(FakeTriton(), without_triton, capsys)
 
@@ -121,7 +115,6 @@ def test_a_slow_connection(without_triton: Settings, monkeypatch: pytest.MonkeyP
 
 
 def test_shared_memory_is_tried_and_nothing_is_left(small: Settings, capsys: Capture) -> None:
-    """Triton has really mapped it, and forgotten it again."""
     before = own_arenas(), asyncio.run(regions(small))
     examined = examine(small, capsys)
 
@@ -131,7 +124,7 @@ def test_shared_memory_is_tried_and_nothing_is_left(small: Settings, capsys: Cap
 
 @pytest.mark.parametrize(("mode", "severity"), [("auto", Severity.WARNING), ("shm", Severity.FAILURE)])
 def test_shared_memory_that_needs_a_key(small: Settings, capsys: Capture, mode: str, severity: Severity) -> None:
-    """Without it pixels are copied, or nothing works if that is not wanted."""
+    """Without the key, pixels are copied, or nothing works where the setting requires shared memory."""
     examined = examine(as_foreign(small, triton_control_key_file="", transport=mode), capsys)
 
     assert_useful(examined["shared_memory"], severity, says=["restricted"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
@@ -139,7 +132,6 @@ def test_shared_memory_that_needs_a_key(small: Settings, capsys: Capture, mode: 
 
 
 def test_the_embedded_tritons_own_key_that_cannot_be_read(small: Settings, tmp_path: Path, capsys: Capture) -> None:
-    """Another user's process has no access to it."""
     examined = examine(msgspec.structs.replace(small, triton_home=str(tmp_path)), capsys)
 
     for code in ("shared_memory", "models"):
@@ -162,7 +154,6 @@ def test_shared_memory_that_triton_rejects(without_triton: Settings, capsys: Cap
 
 
 def test_a_triton_elsewhere_has_other_memory(without_triton: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """There is nothing to be done about it."""
     monkeypatch.setattr("app.doctor.report.ports.is_this_machine", lambda _: False)
     fake = FakeTriton()
     fake.accepts_regions = False
@@ -174,8 +165,6 @@ def test_a_triton_elsewhere_has_other_memory(without_triton: Settings, monkeypat
 
 
 def test_a_machine_without_shared_memory(small: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """The reason is the system's."""
-
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -186,7 +175,6 @@ def test_a_machine_without_shared_memory(small: Settings, monkeypatch: pytest.Mo
 
 
 def test_inline_needs_no_shared_memory(small: Settings, capsys: Capture) -> None:
-    """It is not tried; that it is not used is another finding."""
     examined = examine(msgspec.structs.replace(small, transport="inline"), capsys)
 
     assert examined["shared_memory"].severity is Severity.OK
@@ -196,7 +184,7 @@ def test_inline_needs_no_shared_memory(small: Settings, capsys: Capture) -> None
 
 @pytest.mark.system
 def test_models_that_are_not_ready_are_named_with_the_reason(hurting: Settings, capsys: Capture) -> None:
-    """Those besides the default model are no failure."""
+    """Only the default model is a failure; others are warnings."""
     examined = examine(hurting, capsys)
     summary, *others = examined.all("models")
 

@@ -15,7 +15,6 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def fakes() -> list[FakeTriton]:
-    """Two Tritons that can do what is needed."""
     made = [FakeTriton(), FakeTriton()]
     for fake in made:
         fake.version, fake.extensions = "2.59.1", EXTENSIONS
@@ -23,7 +22,7 @@ def fakes() -> list[FakeTriton]:
 
 
 def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTriton], capsys: Capture) -> None:
-    """Findings say of which they tell; one that does not answer hides nothing of the other."""
+    """Each finding names its Triton; one that does not answer hides no finding of the other."""
     dead = f"127.0.0.1:{free_port()}"
     with fake_in_a_thread(fakes[0]):
         examined = examine(msgspec.structs.replace(without_triton, triton_urls=f"{dead},{fakes[0].url}", model="a"), capsys)
@@ -39,7 +38,7 @@ def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTrito
 def test_the_model_must_be_the_same(
     without_triton: Settings, fakes: list[FakeTriton], capsys: Capture, side: int, severity: Severity
 ) -> None:
-    """A Triton where it is another one is not used for it."""
+    """A Triton with another model of that name is not used for it."""
     fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
     with fake_in_a_thread(fakes[0]), fake_in_a_thread(fakes[1]):
         urls = ",".join(fake.url for fake in fakes)
@@ -52,7 +51,6 @@ def test_the_model_must_be_the_same(
 
 
 def test_a_name_that_has_no_address(without_triton: Settings, capsys: Capture) -> None:
-    """Which is not taken for a Triton that does not answer."""
     examined = examine(msgspec.structs.replace(without_triton, triton_urls="dns:///no-such-name.invalid:8001"), capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=["dns:///no-such-name.invalid:8001", "resolved"], fix="headless")

@@ -129,7 +129,6 @@ def _outcome_of(call: Callable[..., Any], key: str) -> str:
 
 
 def _http_requests(plan: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Make the same as requests over HTTP."""
     program = base64.b64encode(_PROGRAM.format(marker=plan["marker"]).encode()).decode()
     override = {"parameters": {"config": _CONFIG, "file:1/model.py": program}}
     register = {"key": "/nereid-1-0123abcd", "offset": 0, "byte_size": 16}

@@ -33,7 +33,6 @@ def own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def written(folder: Path, script: str) -> Path:
-    """Write a shell script that takes the API's place."""
     program = folder / "api"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -59,8 +58,6 @@ def notes(folder: Path) -> Path:
 
 @contextmanager
 def answering(listening: socket.socket, status: int) -> Iterator[None]:
-    """Answer one request with this status."""
-
     def answer() -> None:
         connection, _ = listening.accept()
         with connection:
@@ -75,7 +72,6 @@ def answering(listening: socket.socket, status: int) -> Iterator[None]:
 
 
 def test_nothing_happens_before_it_is_started() -> None:
-    """It can be told to stop all the same."""
     process = ApiProcess(Settings(port=free_port()))
     process.drain(signal.SIGTERM)
     process.kill()
@@ -87,7 +83,6 @@ def test_nothing_happens_before_it_is_started() -> None:
 
 @pytest.mark.parametrize("is_unix", [False, True])
 def test_it_works_if_it_answers(tmp_path: Path, is_unix: bool) -> None:  # noqa: FBT001
-    """At its port, or at its socket."""
     if is_unix:
         path = tmp_path / "nereid-1.sock"
         listening = socket.socket(socket.AF_UNIX)
@@ -112,7 +107,6 @@ def test_it_does_not_work_if_it_answers_with_an_error() -> None:
 
 
 def test_it_is_named_by_its_socket() -> None:
-    """The only one is just the API."""
     assert ApiProcess(Settings()).name == "the API"
     assert ApiProcess(Settings(), Path("/run/nereid-2.sock")).name == "instance nereid-2.sock"
 
@@ -145,7 +139,7 @@ def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that it has started, whatever that ignores; neither processes nor its socket are left."""
+    """Its children are killed as well, even if they ignore signals; neither processes nor its socket are left."""
     before = children()
     script = f"trap '' TERM; ({LIVE}) & touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
@@ -161,7 +155,6 @@ def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message has the reason; it is tried again later."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
 
     with pytest.raises(StartError, match="No such file"):
@@ -169,7 +162,7 @@ def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
-    """The kernel tells it, so that it can clean up."""
+    """The kernel signals it, so that it can clean up."""
     script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; {LIVE}"
     program = written(tmp_path, script)
     code = f"""

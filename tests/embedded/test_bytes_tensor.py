@@ -40,14 +40,12 @@ class Tensor(bytes_tensor.TensorMembers):
 
 @pytest.mark.parametrize("files", [[b"one"], [b"\0\0", b"", b"GIF89a" * 30_000]])
 def test_elements_are_read_as_they_were_sent(files: list[bytes]) -> None:
-    """Whatever they contain, in the shape of the tensor."""
     read = bytes_tensor.read(Tensor(encode(*files), (len(files), 1)))
 
     assert read.tolist() == [[file] for file in files]
 
 
 def test_another_number_of_elements_than_the_shape_says_is_an_error() -> None:
-    """No element is lost or made up."""
     with pytest.raises(ValueError, match="cannot reshape"):
         bytes_tensor.read(Tensor(encode(b"a", b"b"), (3, 1)))
 

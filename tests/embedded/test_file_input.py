@@ -18,7 +18,6 @@ IMAGE = Image.fromarray(PIXELS)
 
 
 def config(**parameters: str) -> dict[str, Any]:
-    """Return the config of a model that takes files, as Triton's JSON."""
     return {
         "name": "m",
         "max_batch_size": 4,
@@ -39,7 +38,6 @@ def drawn_by_the_gateway(file: bytes, letterbox: Letterbox) -> NDArray[np.uint8]
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
-    """In every format, upright."""
     file = encode(Image.fromarray(store(PIXELS, 6)), image_format, exif=exif_of(6))
     pixels, note = FileInput(config()).draw([file])
 
@@ -48,7 +46,7 @@ def test_pixels_are_those_of_the_gateway(image_format: str) -> None:
 
 
 def test_parameters_are_those_of_the_config() -> None:
-    """The image lies where the gateway maps boxes from."""
+    """The image lies where the gateway expects it when it maps boxes back."""
     file = encode(IMAGE, "PNG")
     pixels, _ = FileInput(config(placement="top_left", enlarge="false", pad="7")).draw([file])
 
@@ -59,7 +57,6 @@ def test_parameters_are_those_of_the_config() -> None:
 
 @pytest.mark.parametrize("broken", [b"", b"text", encode(IMAGE, "PNG")[:-40], encode(IMAGE, "JPEG")[:200]])
 def test_file_that_cannot_be_decoded_harms_no_other(broken: bytes) -> None:
-    """It is told by its place; its canvas is empty."""
     good = encode(IMAGE, "JPEG")
     reader = FileInput(config())
     pixels, note = reader.draw([good, broken, good])
@@ -70,7 +67,6 @@ def test_file_that_cannot_be_decoded_harms_no_other(broken: bytes) -> None:
 
 
 def test_model_that_the_gateway_could_not_use_is_an_error() -> None:
-    """The reason is in Triton's log when it loads the model."""
     unclear = config()
     del unclear["parameters"]["square"]
 

@@ -15,8 +15,6 @@ from tests.support import free_port
 
 
 class Asked(NamedTuple):
-    """An inference request."""
-
     request: dict[str, Any]
     data: bytes
 
@@ -127,7 +125,6 @@ def test_empty_output_fails_the_check() -> None:
 
 
 def test_failed_inference_fails_the_check() -> None:
-    """The message has the model's name and Triton's status."""
     with (
         triton_like(CONFIG, 24, error="out of luck") as (port, _),
         pytest.raises(CheckError, match=r"inference of tiny failed.*500"),
@@ -149,7 +146,7 @@ def test_dead_process_of_the_model_is_final() -> None:
 
 @pytest.mark.parametrize("error", ["Exceeds maximum queue size", "Request timeout expired"])
 def test_busy_model_passes_the_check(error: str) -> None:
-    """It works, but for others."""
+    """The model works, but for other clients."""
     with triton_like(CONFIG, 24, error=f"[request id: <id_unknown>] {error}") as (port, asked):
         check_inference(port, "tiny", 10)
 
@@ -157,7 +154,6 @@ def test_busy_model_passes_the_check(error: str) -> None:
 
 
 def test_slow_inference_fails_the_check() -> None:
-    """The model has only so many seconds to answer."""
     with triton_like(CONFIG, 24, is_stuck=True) as (port, _), pytest.raises(CheckError, match="inference of tiny failed"):
         check_inference(port, "tiny", 0.2)
 

@@ -109,7 +109,7 @@ def files(folder: Path) -> set[str]:
 
 
 def names(folder: Path) -> list[str]:
-    """List what is in a folder but for the lock, which stays."""
+    """List a folder without the lock file, which stays."""
     return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
@@ -150,7 +150,6 @@ def test_server_is_unpacked(tmp_path: Path, packages: Packages) -> None:
 
 
 def test_second_install_does_nothing(tmp_path: Path, packages: Packages, capsys: pytest.CaptureFixture[str]) -> None:
-    """The installed files stay, and no message is printed."""
     install(tmp_path)
     packages.steps.clear()
     capsys.readouterr()
@@ -201,7 +200,6 @@ def test_another_python_needs_another_install(tmp_path: Path, packages: Packages
 @pytest.mark.parametrize("step", ["download", "environment"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), PackageError("pip failed")])
 def test_interrupted_install_leaves_no_half_folder(tmp_path: Path, packages: Packages, step: str, failure: BaseException) -> None:
-    """Every folder is complete, and the next install adds the missing ones."""
     packages.fails_at, packages.failure = step, failure
     with pytest.raises(type(failure)):
         install(tmp_path)
@@ -261,7 +259,6 @@ def test_two_processes_install_once(tmp_path: Path) -> None:
 
 
 def test_installation_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
-    """A process that waits for one that is killed installs everything itself."""
     with installing(tmp_path) as first:
         assert next_line(first).startswith("nereid: getting ")
         with installing(tmp_path) as second:
@@ -298,7 +295,7 @@ def test_complete_installation_needs_no_lock(tmp_path: Path, packages: Packages)
 
 
 def test_lock_that_cannot_be_taken_is_an_error(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some network file systems have no locks; the message names the file."""
+    """Some network file systems have no locks."""
 
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -322,7 +319,6 @@ def test_full_disk_is_an_error_before_the_download(tmp_path: Path, packages: Pac
 
 
 def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> None:
-    """The message has the system's reason, and nothing is left."""
     packages.fails_at, packages.failure = "download", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(InstallError, match="could not be written: No space left on device"):
@@ -354,7 +350,7 @@ def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypat
 
 
 def test_failure_of_pip_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """If the wheel is not available, pip's own message stands above ours."""
+    """If the wheel is not available, pip's own message is printed first."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -412,7 +408,6 @@ def test_libpython_of_the_system_needs_no_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_wheel_is_pinned_by_its_sha256() -> None:
-    """The pin is one version and a whole SHA-256."""
     assert re.fullmatch(r"[a-z-]+==[0-9.]+", WHEEL)
     assert len(bytes.fromhex(WHEEL_SHA256)) == 32
 

@@ -14,7 +14,7 @@ SHM = Path("/dev/shm")  # noqa: S108 - where a folder may be that cannot be besi
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Demand that each test removes the folder that it has made."""
+    """Check that each test removes the folder that it has created."""
     before = set(SHM.glob("nereid-links-*"))
     yield
     assert set(SHM.glob("nereid-links-*")) == before
@@ -64,7 +64,7 @@ def test_links_of_a_triton_that_was_killed_are_replaced(tmp_path: Path, name: st
 
 
 def test_a_folder_elsewhere_is_private(tmp_path: Path) -> None:
-    """Nobody else may put a program there."""
+    """No other user may put a program there."""
     folder = tmp_path / "with a space"
     settings = settings_in(folder)
     made = links.make(settings, folder / "home")

@@ -33,7 +33,6 @@ def test_each_model_has_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_log_without_failures_has_none(tmp_path: Path) -> None:
-    """Whatever else is in it, such as what a model has printed."""
     (tmp_path / "triton.log").write_bytes(b"failed to load 'x'\n\xff\n")
 
     assert read_load_failures(tmp_path / "triton.log") == {}

@@ -60,7 +60,7 @@ VALUES = np.ones((1, 2), np.float32)
 
 
 class Consumer:
-    """Hands a capsule on to numpy."""
+    """Passes a DLPack capsule on to numpy."""
 
     def __init__(self, capsule: object) -> None:
         self.capsule = capsule
@@ -104,16 +104,12 @@ class TritonError(Exception):
 
 
 class Response:
-    """Triton's response to one request."""
-
     def __init__(self, output_tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
         self.outputs = {tensor.name: tensor.array for tensor in output_tensors or []}
         self.error = error
 
 
 class Request:
-    """A request with input tensors by name, for some of the outputs."""
-
     def __init__(self, *outputs: str, **inputs: Array) -> None:
         self.outputs = list(outputs)
         self.inputs = {}
@@ -126,7 +122,6 @@ class Request:
 
 
 def request(values: Array) -> Request:
-    """Make a request for both outputs of `MODEL`."""
     return Request("doubled", "sums", values=values)
 
 
@@ -216,7 +211,6 @@ def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> Non
 
 
 def assert_all_fail(responses: list[Response], number: int) -> None:
-    """Demand an error in each of so many responses."""
     assert len(responses) == number
     assert all(isinstance(response.error, TritonError) and str(response.error) for response in responses)
     assert all(response.outputs == {} for response in responses)
@@ -242,7 +236,6 @@ def test_only_the_requested_output_is_converted(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    """An output that nobody requested is neither converted nor returned."""
     names = converted(monkeypatch)
     (response,) = load(backend, tmp_path).execute([Request(name, values=np.ones((1, 3), np.float32))])
 
@@ -255,7 +248,6 @@ def test_each_request_of_a_batch_gets_the_outputs_it_requested(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests for different outputs are run together, and each gets its own."""
     names = converted(monkeypatch)
     values = [np.full((1, 3), value, np.float32) for value in range(3)]
     requests = [Request("sums", values=values[0]), Request("doubled", values=values[1]), request(values[2])]
@@ -316,12 +308,10 @@ def test_failed_conversion_is_an_error_of_every_request(
 
 
 def files(*elements: bytes) -> Array:
-    """Make a BYTES tensor of so many images."""
     return np.array(elements, np.object_)[:, None]
 
 
 def plain(level: int) -> bytes:
-    """Make an image whose pixels all have one value."""
     return encode(Image.new("RGB", (8, 8), (level, level, level)), "PNG")
 
 
@@ -341,7 +331,6 @@ def test_files_become_the_pixels_that_the_network_takes(backend: Any, tmp_path: 
 
 
 def test_model_without_the_output_returns_what_it_has(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """Nobody gets `decoded` without having requested it."""
     model = load(backend, tmp_path, text=PIXELS_MODEL)
     (answer,) = model.execute([Request("means", file=files(plain(10)))])
 
@@ -369,7 +358,6 @@ def test_requests_that_do_not_fit_together_run_alone(backend: Any, tmp_path: Pat
 
 
 def test_model_of_the_requested_version_is_loaded(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """The file is taken from the folder of the version."""
     load(backend, tmp_path, version="7")
 
     with pytest.raises(Exception, match=r"2.model\.onnx"):

@@ -75,7 +75,7 @@ def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Make a repository with one small model; returns the model's folder."""
+    """A repository with one small model; the value is the model's folder."""
     model, parameters = models.models()[MODEL]
     folder = tmp_path / "repository" / MODEL
     (folder / "1").mkdir(parents=True)
@@ -107,7 +107,7 @@ def own(tmp_path: Path, tiny: Path) -> Iterator[Settings]:
 
 @pytest.fixture
 def stand_in(own: Settings) -> Settings:
-    """Put a program, which the test writes, into the server's place."""
+    """Replace the server's program by one that the test writes."""
     server = Path(own.triton_home, "server")
     server.unlink()
     for folder in ("bin", "backends"):
@@ -120,7 +120,6 @@ def program_of(settings: Settings) -> Path:
 
 
 def script(settings: Settings, text: str, interpreter: str = "/bin/sh") -> None:
-    """Write a script as the server's program."""
     program_of(settings).write_text(f"#!{interpreter}\n{text}\n", encoding="utf-8")
     program_of(settings).chmod(0o755)
 
@@ -176,7 +175,7 @@ def imitation(stand_in: Settings) -> Settings:
 
 @pytest.fixture(params=["imitation", pytest.param("own", marks=pytest.mark.system)])
 def either(request: pytest.FixtureRequest) -> Settings:
-    """Test the same with the imitation, and with Triton itself."""
+    """Run the test with the imitation and with Triton itself."""
     settings: Settings = request.getfixturevalue(request.param)
     return settings
 
@@ -189,7 +188,6 @@ def server(own: Settings) -> Iterator[EmbeddedTriton]:
 
 
 def shared(settings: Settings) -> list[Path]:
-    """Return the shared memory of the server and its stubs."""
     return list(SHM.glob(f"nereid_{settings.triton_grpc_port}_*"))
 
 
@@ -200,7 +198,6 @@ def parts() -> set[psutil.Process]:
 
 @pytest.mark.parametrize("port", ["triton_http_port", "triton_grpc_port", "triton_metrics_port"])
 def test_port_in_use_is_an_error(own: Settings, port: str) -> None:
-    """Nothing is started, and the message says which setting to change."""
     server = EmbeddedTriton(own)
     with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedTritonError) as caught:
         server.start()
@@ -250,7 +247,6 @@ def test_server_starts_answers_and_stops(either: Settings, server: EmbeddedTrito
 
 @pytest.mark.usefixtures("triton")
 def test_server_listens_on_loopback_only(settings: Settings) -> None:
-    """No port of it is open to the network."""
     listening = [
         connection.laddr
         for process in parts()
@@ -350,7 +346,6 @@ SAYS = "E1122 07:10:52.590124 29056 model_lifecycle.cc:642] \"failed to load 'si
     [("1", SAYS, "Internal: out of luck"), ("1", "", "Triton does not tell why"), ("none", "", "it is not in {repository}")],
 )
 def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, version: str, says: str, reason: str) -> None:
-    """A Triton with other models, or with none, is not enough."""
     imitate(stand_in, status=400, says=says)
     (tiny / "1").rename(tiny / version)
     server = EmbeddedTriton(stand_in)
@@ -365,7 +360,7 @@ def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, versi
 def test_another_model_that_cannot_be_loaded_is_a_warning(
     stand_in: Settings, server: EmbeddedTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Triton says in its log why, and works."""
+    """Triton works, and its log says why the model failed."""
     imitate(stand_in, says=SAYS.replace(MODEL, "other"))
     server.start()
 
@@ -416,7 +411,6 @@ def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
 
 
 def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
-    """It may tell why the last server ended."""
     server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
         script(stand_in, f"echo {text}; exit 3")
@@ -428,7 +422,6 @@ def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
 
 
 def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
-    """A program for another kind of machine cannot be started."""
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
 
@@ -450,7 +443,6 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypat
 
 
 def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a Ctrl-C while Triton starts, it does not run."""
     seen: list[int | None] = []
 
     def interrupt(_: str, process: Process, __: float) -> int:
@@ -546,7 +538,6 @@ def test_each_server_has_a_key_that_only_this_user_can_read(either: Settings, se
 
 
 def test_several_servers_can_share_a_key(imitation: Settings) -> None:
-    """The same at each start."""
     server = EmbeddedTriton(imitation, "shared")
     for _ in range(2):
         server.start()
@@ -620,8 +611,6 @@ def test_without_a_private_argument_there_is_no_key(
 
 @pytest.mark.system
 async def test_without_a_key_images_travel_inline(own: Settings, server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway detects all the same."""
-
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "ptrace is not permitted")
 
@@ -662,7 +651,7 @@ def try_attack(
 
 
 def successes(answer: dict[str, Any]) -> dict[str, str]:
-    """Return what was not refused, of very many attempts."""
+    """Count the attempts that were not refused."""
     outcomes = answer["outcomes"]
     assert len(outcomes) > 150
     return {name: outcome for name, outcome in outcomes.items() if outcome != attack.REFUSED}
@@ -720,7 +709,7 @@ async def test_another_user_neither_finds_the_key_nor_controls_the_server(
 
 @pytest.mark.system
 def test_the_key_is_all_that_the_attack_needs(own: Settings, server: EmbeddedTriton, tmp_path: Path) -> None:
-    """Which shows that the refusals mean something: with it, memory can be mapped; but not over HTTP, and nothing is loaded."""
+    """The refusals mean something: with the key, memory can be mapped, but not over HTTP, and nothing is loaded."""
     server.start()
     (answer,) = try_attack(own, tmp_path / "marker", key=key_file(own).read_text(encoding="ascii"))
 

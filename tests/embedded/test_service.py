@@ -16,8 +16,6 @@ DOWN = CheckError("it does not answer")
 
 
 class Script:
-    """A program that does what a test has written down."""
-
     name = "the program"
 
     def __init__(self, *checks: Exception | None, is_always_checked: bool = True, ready_seconds: float = 1e9) -> None:
@@ -71,7 +69,7 @@ Watch = Callable[..., Service]
 
 @pytest.fixture
 def watch(clock: Clock) -> Iterator[Watch]:  # noqa: ARG001 - it has to stand still before the service looks at it
-    """Makes services, which are closed in the end."""
+    """Creates services, and closes them at the end."""
     services: list[Service] = []
 
     def make(program: Program, *, is_ready: bool = False) -> Service:
@@ -84,7 +82,7 @@ def watch(clock: Clock) -> Iterator[Watch]:  # noqa: ARG001 - it has to stand st
 
 
 def until(service: Service, holds: Callable[[], bool]) -> None:
-    """Look after the program until something holds."""
+    """Let the service look after its program until a condition holds."""
 
     def look() -> bool:
         service.tick()
@@ -105,13 +103,11 @@ def look_often(service: Service) -> None:
 
 
 def see_it_end(service: Service, program: Script, code: int = 1) -> None:
-    """End the program, and let the service see that."""
     program.code = code
     service.tick()
 
 
 def test_program_is_started_by_the_first_look(watch: Watch) -> None:
-    """It is not ready by that alone."""
     program = Script()
     service = watch(program)
     assert program.spawned == 0
@@ -121,7 +117,6 @@ def test_program_is_started_by_the_first_look(watch: Watch) -> None:
 
 
 def test_program_is_ready_once_a_check_has_succeeded(watch: Watch, clock: Clock) -> None:
-    """Until then it is asked again after a third of a second."""
     program = Script(DOWN, DOWN)
     service = watch(program)
     for checks in (1, 2):
@@ -135,7 +130,6 @@ def test_program_is_ready_once_a_check_has_succeeded(watch: Watch, clock: Clock)
 
 
 def test_program_that_runs_already_is_not_started(watch: Watch) -> None:
-    """It is watched from the first look on."""
     program = Script()
     service = watch(program, is_ready=True)
     until_checked(service, program, 1)
@@ -146,7 +140,6 @@ def test_program_that_runs_already_is_not_started(watch: Watch) -> None:
 
 @pytest.mark.parametrize("is_always_checked", [False, True])
 def test_ready_program_is_checked_every_five_seconds_or_never(watch: Watch, clock: Clock, is_always_checked: bool) -> None:  # noqa: FBT001
-    """One that watches itself is checked only until it is ready."""
     program = Script(is_always_checked=is_always_checked)
     service = watch(program)
     until(service, lambda: service.is_ready)
@@ -225,7 +218,7 @@ def test_a_restart_that_is_a_minute_ago_does_not_count(watch: Watch, clock: Cloc
 def test_two_failed_checks_in_a_row_restart_the_program(
     watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str], found: list[Exception | None], restarts: int
 ) -> None:
-    """One failure may be an accident."""
+    """A single failure may be an accident."""
     program = Script(*found)
     service = watch(program)
 
@@ -240,7 +233,7 @@ def test_two_failed_checks_in_a_row_restart_the_program(
 
 
 def test_failed_check_is_repeated_sooner(watch: Watch, clock: Clock) -> None:
-    """After a second instead of five."""
+    """The interval is one second instead of five."""
     program = Script(DOWN)
     service = watch(program, is_ready=True)
     until_checked(service, program, 1)
@@ -252,7 +245,7 @@ def test_failed_check_is_repeated_sooner(watch: Watch, clock: Clock) -> None:
 
 
 def test_the_check_of_a_process_that_has_ended_does_not_count(watch: Watch, clock: Clock) -> None:
-    """Its success, which comes late, does not make the next process ready."""
+    """Its late success must not make the next process ready."""
     program = Script(None, DOWN, DOWN, DOWN)
     program.may_check.clear()
     service = watch(program, is_ready=True)
@@ -284,7 +277,6 @@ def test_a_first_start_that_fails_is_final(watch: Watch, code: int, exit_code: i
 
 
 def test_a_program_that_cannot_be_started_at_all_is_final(watch: Watch) -> None:
-    """The message has the reason."""
     program = Script()
     program.cannot_start = "port 4600 is in use"
     service = watch(program)
@@ -295,7 +287,6 @@ def test_a_program_that_cannot_be_started_at_all_is_final(watch: Watch) -> None:
 
 
 def test_a_program_that_is_never_ready_is_final(watch: Watch, clock: Clock) -> None:
-    """It has as much time as it says, and not more."""
     program = Script(*[DOWN] * 100, ready_seconds=5)
     service = watch(program)
     for _ in range(10):
@@ -372,7 +363,7 @@ def test_an_error_of_the_check_itself_is_not_hidden(watch: Watch) -> None:
 
 
 def test_closing_waits_for_nothing(watch: Watch) -> None:
-    """A check that goes on ends its thread when it ends."""
+    """The thread of a running check ends with the check."""
     program = Script()
     program.may_check.clear()
     service = watch(program, is_ready=True)
@@ -387,7 +378,7 @@ def test_closing_waits_for_nothing(watch: Watch) -> None:
 
 
 class Sleeper:
-    """A real process, which works while it runs."""
+    """A real process that counts as working while it runs."""
 
     name = "sleep"
     ready_seconds = 60.0
@@ -412,7 +403,6 @@ class Sleeper:
 
 
 def test_a_process_that_was_killed_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the time as it is, and with nothing left behind."""
     with processes.no_process_left():
         program = Sleeper()
         service = Service(program)

@@ -84,7 +84,7 @@ NEVER = "pass"
 
 
 class Api:
-    """Writes the stand-in, and reads its notes."""
+    """Writes the stand-in for the API and reads its notes."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
@@ -119,11 +119,9 @@ class Api:
         return [line for line in notes if not line.startswith("process ")]
 
     def has_noted(self, *notes: str) -> Callable[[], bool]:
-        """Make a condition: all of these notes are there."""
         return lambda: set(notes) <= set(self.all_notes())
 
     def process(self, instance: str = "") -> int:
-        """Return the process id of the one that was started last."""
         start = f"{instance} process ".lstrip()
         return int([line for line in self.all_notes() if line.startswith(start)][-1].removeprefix(start))
 
@@ -154,7 +152,6 @@ class Triton(EmbeddedTriton):
 
     @property
     def starts(self) -> int:
-        """How often the program was started."""
         return len(self._starts.read_text(encoding="utf-8")) if self._starts.exists() else 0
 
     def check(self) -> None:
@@ -163,14 +160,11 @@ class Triton(EmbeddedTriton):
 
 
 class Terminal(io.StringIO):
-    """What the user sees."""
-
     @property
     def lines(self) -> list[str]:
         return [line.removeprefix("nereid: ") for line in self.getvalue().splitlines()]
 
     def shows(self, text: str) -> Callable[[], bool]:
-        """Make a condition: there is a line that begins with this."""
         return lambda: any(line.startswith(text) for line in self.lines)
 
 
@@ -189,14 +183,13 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def two(settings: Settings) -> Settings:
-    """Two instances instead of one."""
     Path(settings.socket_folder).mkdir()
     return msgspec.structs.replace(settings, instances=2, workers=3)
 
 
 @pytest.fixture
 def api(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Api:
-    """The stand-in takes the place of Python, which would run the API."""
+    """The stand-in replaces Python, which would run the API."""
     api = Api(tmp_path, settings)
     api.write()
     monkeypatch.setattr(sys, "executable", str(api.program))
@@ -223,7 +216,7 @@ def run_triton(settings: Settings) -> Iterator[RunTriton]:
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Show messages where a test can also see them while `supervise` runs."""
+    """Record messages while `supervise` runs, and still print them."""
     terminal = Terminal()
     monkeypatch.setattr("app.telemetry.logging.sys", SimpleNamespace(stderr=terminal))
     return terminal
@@ -244,7 +237,7 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take back what `supervise` did to this process."""
+    """Undo what `supervise` did to this process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever is written
     yield
@@ -308,7 +301,7 @@ def meanwhile(act: Callable[[], None]) -> Iterator[None]:
 
 
 def stop(number: int = signal.SIGTERM) -> None:
-    """Tell this process, in which `supervise` runs, to stop."""
+    """Send this process, in which `supervise` runs, a signal to stop."""
     os.kill(os.getpid(), number)
 
 
@@ -433,7 +426,6 @@ def test_api_that_does_not_end_in_time_is_killed(
 
 
 def test_signals_can_be_ignored() -> None:
-    """A process that ignores them goes on."""
     ignore_signals()
 
     os.kill(os.getpid(), signal.SIGTERM)
@@ -441,8 +433,6 @@ def test_signals_can_be_ignored() -> None:
 
 
 def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Terminal, look_again: LookAgain) -> None:
-    """The address is not shown again."""
-
     def act() -> None:
         wait_for(terminal.shows("ready"))
         first = api.process()
@@ -482,7 +472,6 @@ def test_each_instance_has_a_socket(api: Api, two: Settings, terminal: Terminal,
 def test_a_socket_of_the_settings_takes_the_place_of_the_port(
     api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One instance listens there, and is looked for there."""
     monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "api.sock"))
     monkeypatch.setattr("app.embedded.api_process.ApiProcess.ready_seconds", 5.0)
     with meanwhile(stop_when(terminal.shows("ready"))):
@@ -494,7 +483,7 @@ def test_a_socket_of_the_settings_takes_the_place_of_the_port(
 def test_nothing_is_ready_before_all_instances_answer(
     api: Api, two: Settings, terminal: Terminal, tmp_path: Path, look_again: LookAgain
 ) -> None:
-    """A proxy may be told then that it can start."""
+    """A proxy may be started once all instances answer."""
     listen = tmp_path / "listen"
     api.write(begin=f"wait_until(lambda: name != 'nereid-2 ' or os.path.exists({str(listen)!r}))")
 
@@ -511,8 +500,6 @@ def test_nothing_is_ready_before_all_instances_answer(
 
 
 def test_an_instance_that_ends_is_restarted_while_the_others_run(api: Api, two: Settings, terminal: Terminal) -> None:
-    """Nothing happens to the others."""
-
     def act() -> None:
         wait_for(terminal.shows("ready"))
         os.kill(api.process("nereid-1"), signal.SIGKILL)
@@ -530,7 +517,6 @@ def test_an_instance_that_ends_is_restarted_while_the_others_run(api: Api, two: 
 
 
 def test_an_instance_that_cannot_start_ends_all(api: Api, two: Settings, terminal: Terminal) -> None:
-    """The message names it, and the exit code is its own."""
     api.write(begin="if name == 'nereid-2 ':\n    os._exit(7)")
 
     assert supervise(two, None) == 7
@@ -548,7 +534,7 @@ def test_all_instances_drain_together(api: Api, two: Settings, terminal: Termina
 
 
 def test_a_hang_up_renews_the_workers_of_all_instances(api: Api, two: Settings, terminal: Terminal) -> None:
-    """And ends nothing: that is what operators send to a service that is to read its files again."""
+    """Operators send SIGHUP to a service that should read its files again, so it must not end anything."""
     renewed = [f"nereid-{number} told to renew its workers" for number in (1, 2)]
 
     def hang_up_and_stop() -> None:
@@ -562,7 +548,7 @@ def test_a_hang_up_renews_the_workers_of_all_instances(api: Api, two: Settings, 
 
 
 def test_a_hang_up_of_the_terminal_stops_everything(api: Api, settings: Settings, terminal: Terminal) -> None:
-    """Its user has closed the window."""
+    """The user has closed the terminal's window."""
     ours, theirs = os.openpty()
     stdin = os.dup(0)
     os.dup2(theirs, 0)
@@ -600,7 +586,6 @@ def test_triton_that_ends_right_after_its_start_is_restarted(
 def test_triton_that_ends_again_and_again_is_restarted_later_and_later(
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
 ) -> None:
-    """The API goes on all the time."""
     triton = run_triton("exit 7", "exit 8")
     with meanwhile(stop_when(lambda: triton.starts == 3 and api.has_noted(STARTED)())):
         assert supervise(settings, triton) == 0
@@ -613,7 +598,6 @@ def test_triton_that_ends_again_and_again_is_restarted_later_and_later(
 
 
 def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton) -> None:
-    """It runs, but its inferences fail; nothing is left of that process."""
     triton = run_triton()
     triton.works = False
     wait_for(lambda: triton.starts == 1)
@@ -634,7 +618,6 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
 def test_triton_that_cannot_be_restarted_ends_everything(
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
 ) -> None:
-    """After five attempts; the API is told to stop."""
     triton = run_triton()
     with socket.socket() as other:
         other.bind(("127.0.0.1", settings.triton_http_port))

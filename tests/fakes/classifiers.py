@@ -18,7 +18,7 @@ MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 2.0)
 
 
 class Classifier(NamedTuple):
-    """How one is made."""
+    """The parameters of a generated classifier."""
 
     element: str
     layout: str
@@ -51,7 +51,6 @@ def logits_of(colour: tuple[float, float, float]) -> NDArray[np.float32]:
 
 
 def softmax(logits: NDArray[np.float32]) -> list[float]:
-    """Turn logits into probabilities."""
     powers = np.exp(logits.astype(np.float64))
     return list(powers / powers.sum())
 

@@ -4,7 +4,7 @@ import pytest
 
 
 class Clock:
-    """Takes the place of `monotonic` in some modules."""
+    """Replaces `monotonic` in some modules."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         self.now = 1000.0

@@ -8,7 +8,7 @@ from threading import Thread
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Let a handler answer until the block ends; yields the URL."""
+    """Serve with a handler until the block ends; yields the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

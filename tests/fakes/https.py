@@ -28,12 +28,11 @@ def response(body: bytes = b"", status: str = "200 OK", *headers: str) -> bytes:
 
 
 def redirect(location: str, status: str = "302 Found") -> bytes:
-    """Make a redirect."""
     return response(b"elsewhere", status, f"Location: {location}")
 
 
 class Host:
-    """What the host answers, and what it was asked."""
+    """The answers of a host, and the requests that it got."""
 
     def __init__(self, scheme: str = "https") -> None:
         self.scheme = scheme
@@ -52,18 +51,16 @@ class Host:
         self.port = 0
 
     def url(self, path: str = "/cat.jpg", host: str = HOST) -> str:
-        """Return the URL of a path."""
         return f"{self.scheme}://{host}:{self.port}{path}"
 
     def fetcher(self, *hosts: str, max_bytes: int = 2**20, **others: Any) -> Fetcher:  # noqa: ANN401
-        """Make a fetcher that trusts the authority, and takes loopback for public."""
+        """Make a fetcher that trusts the authority and treats loopback as public."""
         trust = ssl.create_default_context()
         self.authority.configure_trust(trust)
         given = {"resolve": self.resolve, "is_allowed": lambda found: found == LOOPBACK or is_public(found), "trust": trust}
         return Fetcher(hosts or (f"*:{self.port}",), max_bytes, **{**given, **others})
 
     async def resolve(self, name: str, port: int) -> Sequence[str]:
-        """Resolve a name as `names` says."""
         assert 0 < port < 2**16
         self.lookups[name] += 1
         if name not in self.names:
@@ -71,7 +68,6 @@ class Host:
         return self.names[name]
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request and close the connection."""
         self.open_connections += 1
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()

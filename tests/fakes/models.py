@@ -117,7 +117,7 @@ _RGB = {
 
 
 def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onnx.ModelProto:
-    """Put a model together; `outputs` gives type and shape by name."""
+    """Build a model; `outputs` gives type and shape by name."""
     signature = ", ".join(f"{kind} {name}" for name, kind in outputs.items())
     text = f"""<ir_version: 8, opset_import: ["": 17]>
     find ({element}[batch, 3, {SIDE}, {SIDE}] image) => ({signature}) {{ {before} {_FIND} {after} }}"""
@@ -136,7 +136,7 @@ def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onn
 
 
 def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
-    """Make every model and the parameters of its config, by name."""
+    """Build every model and the parameters of its config, by name."""
     four = """
     ones = Sign (score)
     count_axis = Constant <value_ints = [1]> ()
@@ -250,8 +250,6 @@ _KINDS = {1: "TYPE_FP32", 2: "TYPE_UINT8", 10: "TYPE_FP16", 6: "TYPE_INT32", 7: 
 
 
 def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str:
-    """Write the Triton config of a batched model."""
-
     def tensors(key: str, values: list[onnx.ValueInfoProto]) -> str:
         return "\n".join(
             f'{key} {{ name: "{v.name}" data_type: {_KINDS[v.type.tensor_type.elem_type]} '

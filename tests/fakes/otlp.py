@@ -31,7 +31,6 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def spans(self) -> list[Span]:
-        """What has been exported, by whomever."""
         return [
             span
             for request in self.requests
@@ -47,12 +46,11 @@ class Receiver(ThreadingHTTPServer):
         return {resource["service.name"]: resource for resource in resources}
 
     def named(self, name: str) -> Span:
-        """Return the only span of a name."""
         (span,) = [span for span in self.spans if span.name == name]
         return span
 
     def children(self, parent: Span) -> list[Span]:
-        """Return the spans under one, in the order in which they began."""
+        """Return the child spans of a span, in the order in which they began."""
         return sorted(
             (span for span in self.spans if span.parent_span_id == parent.span_id), key=lambda span: span.start_time_unix_nano
         )
@@ -75,8 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")  # which is how protobuf writes that everything was accepted
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+    def log_message(self, *_: object) -> None: ...
 
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
@@ -92,13 +89,11 @@ def _to_base64(found: re.Match[bytes]) -> bytes:
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:  # noqa: ANN401 - a span or a resource
-    """Return the attributes of a span or a resource by name."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in thing.attributes}
 
 
 @contextmanager
 def receiving_traces() -> Iterator[Receiver]:
-    """Run a receiver on loopback."""
     with Receiver() as receiver:
         thread = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -171,7 +171,6 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
 
 def infer_response(**outputs: NDArray[Any]) -> messages.ModelInferResponse:
-    """Make the answer to an inference from its output tensors."""
     response = messages.ModelInferResponse(model_name="tiny", model_version="1")
     for name, tensor in outputs.items():
         response.outputs.add(name=name, datatype=np_to_triton_dtype(tensor.dtype), shape=tensor.shape)

@@ -76,7 +76,6 @@ async def gateway(null_triton: Triton, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def fault_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model repository with the models of `tests.faults.models`."""
     folder = tmp_path_factory.mktemp("models")
     models.write(folder)
     return folder

@@ -109,7 +109,7 @@ def bombs() -> dict[str, bytes]:
 
 
 def polyglots() -> dict[str, bytes]:
-    """Make images which are something else, too."""
+    """Make images that are also valid files of another kind."""
     archive = BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("canary.txt", "polyglot-canary")

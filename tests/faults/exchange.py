@@ -15,8 +15,6 @@ NO_ANSWER = 0
 
 
 class Answer(NamedTuple):
-    """What came back for a request."""
-
     status: int
     headers: dict[str, str]
     """By name in lower case."""
@@ -26,16 +24,12 @@ class Answer(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One request of many."""
-
     label: str
     """Says what is special about it."""
     request: bytes
 
 
 class Connection:
-    """One connection, closed at the end of an `async with` block."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
@@ -49,7 +43,6 @@ class Connection:
         return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=2**20))
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, as fast as the server reads them."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -74,7 +67,6 @@ class Connection:
         return answer._replace(seconds=perf_counter() - started)
 
     async def wait_closed(self) -> None:
-        """Wait until the server closes the connection."""
         with suppress(ConnectionError):
             while await self.reader.read(65536):
                 pass
@@ -84,7 +76,6 @@ class Connection:
         cast("asyncio.Transport", self.writer.transport).pause_reading()
 
     def abort(self) -> None:
-        """Break the connection."""
         self.writer.transport.abort()
 
     async def _read_body(self, headers: Mapping[str, str]) -> bytes:

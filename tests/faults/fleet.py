@@ -21,8 +21,6 @@ _STOP_SECONDS = 60.0
 
 
 class Fleet(NamedTuple):
-    """A `serve` that runs."""
-
     process: psutil.Process
     folder: Path
     log: Path
@@ -32,7 +30,6 @@ class Fleet(NamedTuple):
 
     @property
     def sockets(self) -> list[Path]:
-        """Where the instances listen."""
         return sorted((self.folder / "run").glob("*.sock"))
 
     def instances(self) -> list[psutil.Process]:
@@ -40,15 +37,12 @@ class Fleet(NamedTuple):
         return [child for child in self._children(self.process) if child.name() != "tritonserver"]
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that answer requests."""
         return [worker for instance in self.instances() for worker in self.workers_of(instance)]
 
     def workers_of(self, instance: psutil.Process) -> list[psutil.Process]:
-        """Return the workers of one instance."""
         return self._children(instance)
 
     def triton(self) -> psutil.Process | None:
-        """Return the embedded Triton, if it runs."""
         return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
 
     def stubs(self) -> list[psutil.Process]:
@@ -57,11 +51,10 @@ class Fleet(NamedTuple):
         return [] if triton is None else self._children(triton)
 
     def is_ready(self) -> bool:
-        """Return whether every instance is ready, whatever NGINX makes of it."""
+        """Return whether every instance is ready; NGINX is not asked."""
         return all(get_status("http://localhost/readyz", 5, socket) == 200 for socket in self._all_sockets())
 
     def says(self, text: str) -> int:
-        """Return how often the log has a text."""
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
 
     def _all_sockets(self) -> list[Path]:

@@ -138,12 +138,10 @@ class Checksum(NamedTuple):
 
     @classmethod
     def draw(cls, source: random.Random) -> "Checksum":
-        """Make an image of one random colour."""
         red, green, blue = (source.randrange(256) for _ in range(3))
         return cls(solid(red, green, blue), (red / 8, green / 8, 32 + blue / 8, 63.0))
 
     def is_box(self, found: dict[str, float]) -> bool:
-        """Return whether a detection is that of this image."""
         return all(abs(found[name] - value) < 0.02 for name, value in zip(("x1", "y1", "x2", "y2"), self.box, strict=True))
 
 

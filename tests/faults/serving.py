@@ -20,8 +20,6 @@ WORKERS = 2
 
 
 class Gateway(NamedTuple):
-    """A gateway that runs, with two workers."""
-
     url: str
     process: psutil.Process
     """The parent of the workers."""
@@ -29,15 +27,12 @@ class Gateway(NamedTuple):
 
     @property
     def address(self) -> str:
-        """`host:port` that it listens on."""
         return urlsplit(self.url).netloc
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that answer requests."""
         return list(self.process.children())
 
     def pids(self) -> set[int]:
-        """Return the process ids of the workers."""
         return {worker.pid for worker in self.workers()}
 
     def rss(self) -> int:
@@ -49,7 +44,6 @@ class Gateway(NamedTuple):
         return sum(worker.num_fds() for worker in self.workers())
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that the workers have used."""
         return sum(sum(worker.cpu_times()[:2]) for worker in self.workers())
 
     def wait_for_log(self, lines: int) -> list[dict[str, Any]]:
@@ -58,7 +52,7 @@ class Gateway(NamedTuple):
         return self.log_lines()
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return the log so far, without what is not JSON."""
+        """Return the log so far, without lines that are not JSON."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
         return [json.loads(line) for line in lines if line.startswith("{")]
 

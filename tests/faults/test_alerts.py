@@ -31,7 +31,7 @@ _NONSENSE = encode(models.solid(120, 0, 0), "/predict/nonsense", Content_Type="i
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """All three, running."""
+    """A running gateway, Triton and Prometheus."""
     require_program("prometheus", "prometheus")
     folder = tmp_path_factory.mktemp("alerts")
     write_models(folder / "models")
@@ -46,7 +46,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
-    """Stop a process during a block."""
+    """Stop a process (SIGSTOP) during a block."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -55,7 +55,7 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 
 async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
-    """Also not if clients make mistakes."""
+    """Errors of clients do not count."""
     async with asking(watched.gateway, _GOOD, encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")) as statuses:
         await asyncio.sleep(30)
 
@@ -65,7 +65,7 @@ async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
 
 
 async def test_a_few_failures_are_a_ticket(watched: Watched) -> None:
-    """Two in a hundred; they wake nobody."""
+    """The failure rate is 2 %."""
     async with asking(watched.gateway, *[_GOOD] * 49, _NONSENSE) as statuses:
         said = await watched.until_firing("NereidSomeErrors")
         assert "NereidErrors" not in await watched.firing()
@@ -75,7 +75,7 @@ async def test_a_few_failures_are_a_ticket(watched: Watched) -> None:
 
 
 async def test_failures_are_a_page(watched: Watched) -> None:
-    """One in ten; the description has the statuses."""
+    """The failure rate is 10 %."""
     async with asking(watched.gateway, *[_GOOD] * 9, _NONSENSE):
         said = await watched.until_firing("NereidErrors")
     await watched.until_silent("NereidErrors")
@@ -84,7 +84,7 @@ async def test_failures_are_a_page(watched: Watched) -> None:
 
 
 async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
-    """They are failures; here clients give the model no chance."""
+    """A deadline is too short for the model here, which counts as a failure."""
     late = encode(_IMAGE, "/predict/wait_20?timeout_ms=20", Content_Type="image/png")
     async with asking(watched.gateway, *[_GOOD] * 9, late, every=0.1) as statuses:
         said = await watched.until_firing("NereidErrors")
@@ -95,7 +95,7 @@ async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
 
 
 async def test_slow_answers_are_a_page(watched: Watched) -> None:
-    """A model that takes three seconds, and no gateway that is full."""
+    """The model takes three seconds; the gateway is not full."""
     slow = encode(_IMAGE, "/predict/wait_3000", Content_Type="image/png")
     async with asking(watched.gateway, slow, every=3.5) as statuses:
         said = await watched.until_firing("NereidSlow")
@@ -119,7 +119,6 @@ async def test_a_full_gateway_is_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
-    """Triton and its other models work."""
     asked = encode(_IMAGE, "/predict/hanging?timeout_ms=500", Content_Type="image/png")
     hang = watched.triton.repository / "hanging" / "1" / "hang"
     hang.touch()
@@ -133,7 +132,6 @@ async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
 
 
 async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
-    """One after the other is killed."""
     killed = 0
     end = monotonic() + PATIENCE_SECONDS
     while "NereidWorkersDying" not in await watched.firing():
@@ -147,7 +145,7 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
-    """With traffic it is two: users get errors, and Triton is why."""
+    """With traffic, two alerts fire: users get errors, and Triton is the cause."""
     with stopped(watched.triton.process):
         async with asking(watched.gateway, _GOOD) as statuses:
             said = await watched.until_firing("NereidErrors")
@@ -172,7 +170,6 @@ async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
 
 
 async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
-    """Its workers end with it; nothing else fires for the same reason."""
     workers = watched.gateway.workers()
     watched.gateway.process.kill()
     await asyncio.to_thread(wait_until_gone, workers)

@@ -28,14 +28,12 @@ _LARGE = [_HEAD % (46 * 2**20) + b'{"image": "' + bytes(45 * 2**20)] * 19
 
 
 class Calls(NamedTuple):
-    """What callers with a key got."""
-
     statuses: Counter[int]
     seconds: list[float]
 
     @property
     def p99(self) -> float:
-        """Seconds within which 99 of 100 had their answer."""
+        """Return the 99th percentile of the time to an answer, seconds."""
         return sorted(self.seconds)[int(len(self.seconds) * 0.99)]
 
 

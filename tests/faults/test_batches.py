@@ -58,7 +58,6 @@ async def _require_free(gateway: Gateway) -> None:
 @pytest.mark.system
 @pytest.mark.parametrize("name", sorted(bombs()))
 async def test_64_bombs(gateway: Gateway, name: str) -> None:
-    """Each is rejected by its header, and nothing remains of them."""
     with unharmed(gateway):
         answer = await ask(gateway.url, _batch(*[bombs()[name]] * 64))
     assert sum(_codes(answer).values()) == 64
@@ -68,7 +67,6 @@ async def test_64_bombs(gateway: Gateway, name: str) -> None:
 
 @pytest.mark.system
 async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
-    """Only that one fails."""
     with unharmed(gateway):
         answer = await ask(gateway.url, _batch(*[_CAT] * 20, _CAT[:3000], *[_CAT] * 43))
     assert _codes(answer) == {"invalid_image": 1}
@@ -78,7 +76,6 @@ async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
 
 @pytest.mark.system
 async def test_thousands_of_parts(gateway: Gateway) -> None:
-    """Rejected before most of them are parsed."""
     with unharmed(gateway):
         for request in (
             _batch(*[b"x"] * _PARTS),
@@ -132,7 +129,6 @@ async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway)
 
 @pytest.mark.system
 async def test_streams_that_are_not_read(gateway: Gateway) -> None:
-    """They hold neither permits nor slots, only lines."""
     request = _batch(*[_CAT] * 64, path="/detect/batch?confidence=0", Accept="application/x-ndjson")
     connections = [await Connection.open(gateway.url) for _ in range(10)]
     with unharmed(gateway):
@@ -186,7 +182,7 @@ async def test_many_clients_with_batches_leave_room_for_single_requests(
 
 
 async def _executions(triton: Triton) -> int:
-    """Return how many images `wait_20` has received."""
+    """Return how many images the model `wait_20` has received."""
     async with httpx.AsyncClient() as client:
         stats = (await client.get(f"{triton.url}/v2/models/wait_20/stats")).json()
     return int(stats["model_stats"][0]["inference_stats"]["success"]["count"])

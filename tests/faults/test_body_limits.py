@@ -105,7 +105,7 @@ async def test_granian_prefers_chunks_to_a_length(gateway: Gateway) -> None:
 
 @pytest.mark.system
 async def test_granian_takes_a_client_that_closes_its_side_for_gone(gateway: Gateway) -> None:
-    """The request is answered, to nobody."""
+    """Granian takes the half-closed connection for a disconnect: the answer is lost."""
     lines = len(gateway.log_lines())
     async with await Connection.open(gateway.url) as connection:
         await connection.send(_HEAD + b"Content-Length: 5\r\n\r\nabcde")

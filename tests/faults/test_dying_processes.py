@@ -28,14 +28,13 @@ _PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def fleet(fault_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two instances of one worker each, and the embedded Triton."""
     with running_fleet(fault_repository, tmp_path_factory.mktemp("fleet"), settings={"timeout_seconds": 5}) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
 def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """NGINX in front of them."""
+    """The URL of an NGINX in front of the instances."""
     with proxying([f"unix:{socket}" for socket in fleet.sockets], tmp_path_factory.mktemp("nginx")) as proxy:
         yield proxy.local_url
 
@@ -51,7 +50,6 @@ async def asking(fleet: Fleet, url: str, clients: int = 8) -> AsyncIterator[Traf
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds."""
     end = monotonic() + _PATIENCE_SECONDS
     while not await asyncio.to_thread(holds):
         assert monotonic() < end
@@ -59,12 +57,10 @@ async def until(holds: Callable[[], object]) -> None:
 
 
 def has_other_workers(fleet: Fleet, workers: list[psutil.Process]) -> bool:
-    """Return whether a worker was started after these."""
     return bool(set(fleet.workers()) - set(workers))
 
 
 async def until_gone(process: psutil.Process) -> None:
-    """Wait until a process has ended."""
     await until(lambda: has_ended(process))
 
 
@@ -145,7 +141,7 @@ async def test_a_killed_instance_loses_nothing(fleet: Fleet, url: str, record_fi
 
 
 async def test_a_worker_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
-    """Requests that it holds are repeated elsewhere once it is killed."""
+    """NGINX repeats its requests elsewhere once the worker is killed."""
     async with asking(fleet, url) as counted:
         worker = fleet.workers()[0]
         worker.send_signal(signal.SIGSTOP)
@@ -184,7 +180,7 @@ async def test_triton_ends_under_load(fleet: Fleet, url: str, record_figure: Rec
 
 
 async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
-    """Wait for Triton and for the first answer; return when each came."""
+    """Wait for Triton and for the first answer; return the time of each."""
     triton_url = f"http://127.0.0.1:{fleet.triton_http_port}/v2/models/checksum/ready"
     await until(lambda: get_status(triton_url, 5) == 200)
     ready_at = monotonic()
@@ -195,12 +191,10 @@ async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
 
 
 async def detect(url: str) -> Answer:
-    """Ask once."""
     return await ask(url, encode(models.solid(1, 2, 3), Content_Type="image/png"))
 
 
 async def test_a_dead_model_process_is_noticed(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
-    """The circuit opens, /readyz turns red, and `serve` starts Triton again."""
     before = fleet.says("circuit opened")
     async with asking(fleet, url) as counted:
         triton = fleet.triton()
@@ -261,7 +255,6 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
 
 
 async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
-    """Also while requests are in progress; nothing is left behind."""
     with running_fleet(fault_repository, tmp_path, instances=1, settings={"drain_delay_seconds": 60}) as fleet:
         family = [fleet.process, *fleet.process.children(recursive=True)]
         fleet.process.terminate()

@@ -35,21 +35,19 @@ _READYZ, _LIVEZ = encode(b"", "/readyz", "GET"), encode(b"", "/livez", "GET")
 
 @pytest.fixture(scope="module")
 def gateway(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway of two workers."""
     with gateway_to(triton, tmp_path_factory.mktemp("gateway")) as gateway:
         yield gateway
 
 
 @contextmanager
 def gateway_to(triton: Triton, folder: Path, wrapper: Sequence[str] = (), **settings: object) -> Iterator[Gateway]:
-    """Run a gateway whose default model is `checksum`."""
     wanted = {"model": "checksum", "timeout_seconds": _SECONDS, "log_level": "warning", **settings}
     with serving(triton, folder, settings=wanted, wrapper=wrapper) as gateway:
         yield gateway
 
 
 async def until_ready(url: str) -> float:
-    """Wait until an image is answered again; return when that was."""
+    """Wait until an image is answered again; return the time."""
     end = monotonic() + _PATIENCE_SECONDS
     while (await ask(url, _IMAGE)).status != 200:
         assert monotonic() < end
@@ -93,7 +91,6 @@ async def asking_all_workers(url: str) -> AsyncIterator[None]:
 
 
 def count_opened(gateway: Gateway, model: str) -> int:
-    """Return how often the circuit of a model was opened."""
     return sum(line["event"] == "circuit opened" and line["model"] == model for line in gateway.log_lines())
 
 
@@ -104,13 +101,13 @@ def code_of(answer: Answer) -> str:
 
 
 def percentile_99(answers: Sequence[Answer]) -> float:
-    """Return the time below which 99 % of the answers came, seconds."""
+    """Return the 99th percentile of the answers' times, seconds."""
     return sorted(answer.seconds for answer in answers)[int(len(answers) * 0.99)]
 
 
 @asynccontextmanager
 async def stopped(process: psutil.Process) -> AsyncIterator[None]:
-    """Stop a process during a block."""
+    """Stop a process (SIGSTOP) during a block."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -289,7 +286,6 @@ async def test_connections_that_break(triton: Triton, tmp_path: Path, record_fig
 
 
 async def inferences(triton: Triton) -> int:
-    """Return how many inferences of `checksum` Triton has begun."""
     async with grpc.aio.insecure_channel(triton.settings.triton_url) as channel:
         answer = await GRPCInferenceServiceStub(channel).ModelStatistics(service_pb2.ModelStatisticsRequest(name="checksum"))
     return int(answer.model_stats[0].inference_stats.success.count + answer.model_stats[0].inference_stats.fail.count)

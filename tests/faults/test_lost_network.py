@@ -66,7 +66,6 @@ class Networks:
         self.near, self.far = f"{name}-a", f"{name}-b"
 
     def create(self) -> None:
-        """Create and connect them."""
         for network in (self.near, self.far):
             _ip("netns", "add", network)
             _ip("-n", network, "link", "set", "lo", "up")
@@ -86,7 +85,6 @@ def _ip(*arguments: str) -> None:
 
 @pytest.fixture
 def networks() -> Iterator[Networks]:
-    """Two networks, which are removed with everything in them."""
     made = Networks(f"nereid-{os.getpid()}")
     try:
         made.create()
@@ -98,7 +96,6 @@ def networks() -> Iterator[Networks]:
 
 @contextmanager
 def running(network: str, command: list[str], log: Path, **environment: str) -> Iterator[None]:
-    """Run a program in a network until the block ends."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["ip", "netns", "exec", network, sys.executable, *command],
@@ -116,7 +113,7 @@ def running(network: str, command: list[str], log: Path, **environment: str) -> 
 
 @asynccontextmanager
 async def far_triton(triton: Triton, networks: Networks, folder: Path) -> AsyncIterator[None]:
-    """Let Triton be reached from the near network, over the cable."""
+    """Make Triton reachable from the near network, over the cable."""
     host, _, port = triton.settings.triton_url.partition(":")
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,7 +128,7 @@ async def far_triton(triton: Triton, networks: Networks, folder: Path) -> AsyncI
 
 
 async def until_answered(url: str) -> float:
-    """Wait until an image is answered; return when that was."""
+    """Wait until an image is answered; return the time."""
     end = monotonic() + _PATIENCE_SECONDS
     while True:
         with suppress(OSError):  # the socket is not there yet

@@ -41,8 +41,6 @@ def on_a_full_disk(folder: Path, redirect: str = "", log: Path | None = None) ->
 
 @asynccontextmanager
 async def _sampling(gateway: Gateway, samples: list[int]) -> AsyncIterator[None]:
-    """Sample the memory of the workers during a block."""
-
     async def sample() -> None:
         while True:
             samples.append(gateway.rss())

@@ -160,7 +160,7 @@ async def test_the_documentation_shows_no_secret(guarded: Guarded) -> None:
 
 
 def _places(text: bytes, *secrets: str) -> list[int]:
-    """Return where secrets are, as they are or in hex or base64."""
+    """Return where secrets occur in a text: plain, in hex or in base64."""
     forms = [form for secret in secrets for form in (secret.encode(), secret.encode().hex().encode())]
     forms += [base64.b64encode(bytes(skip) + secret.encode())[4:12] for secret in secrets for skip in range(3)]
     return [match.start() for form in forms for match in re.finditer(re.escape(form), text)]

@@ -27,20 +27,17 @@ _STOPPED_SECONDS = 12.0
 
 @pytest.fixture
 def tritons(fault_repository: Path) -> Iterator[list[Triton]]:
-    """Two Tritons."""
     with embedded_tritons(fault_repository, "checksum", 2) as tritons:
         yield tritons
 
 
 @pytest.fixture
 def gateway(tritons: list[Triton], tmp_path: Path) -> Iterator[Gateway]:
-    """A gateway that uses both."""
     with gateway_to(tritons[0], tmp_path, **settings_for(tritons)) as gateway:
         yield gateway
 
 
 async def read_images(tritons: list[Triton]) -> list[int]:
-    """Return how many images each Triton has processed since its start."""
     return [(await asyncio.to_thread(read_counters, triton.url, "checksum")).inferences for triton in tritons]
 
 
@@ -92,7 +89,6 @@ async def test_one_is_killed_and_started_again(tritons: list[Triton], gateway: G
 
 
 async def test_one_hangs_and_goes_on(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
-    """Each client misses at most one deadline, and sees no other error."""
     first, _ = tritons
     async with traffic(gateway.url) as counted:
         await counted.until(_REQUESTS)

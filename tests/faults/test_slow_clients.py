@@ -31,8 +31,6 @@ _NGINX_CONNECTIONS = 32  # as many as it keeps open
 
 
 class SlowClient(NamedTuple):
-    """What a slow client sends."""
-
     at_once: bytes
     every_second: bytes = b""
     reads: bool = True

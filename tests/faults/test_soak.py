@@ -117,8 +117,6 @@ async def behind_nginx(repository: Path, folder: Path, **settings: object) -> As
 
 @asynccontextmanager
 async def repeating(seconds: float, action: Callable[[], None]) -> AsyncIterator[None]:
-    """Do something every so many seconds during a block."""
-
     async def repeat() -> None:
         while True:
             await asyncio.sleep(seconds)
@@ -198,8 +196,6 @@ async def test_workers_killed_for_five_minutes(fault_repository: Path, tmp_path:
 
 
 class Resources(NamedTuple):
-    """What the workers of a gateway have in use."""
-
     fds: int
     threads: int
     tasks: int

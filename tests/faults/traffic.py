@@ -19,8 +19,6 @@ _PATIENCE_SECONDS = 300.0
 
 @dataclass
 class Traffic:
-    """What the clients got so far."""
-
     url: str
     by_client: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """Statuses of the answers of each client."""
@@ -31,12 +29,10 @@ class Traffic:
 
     @property
     def statuses(self) -> Counter[int]:
-        """Statuses of all answers."""
         return sum(self.by_client.values(), Counter())
 
     @property
     def requests(self) -> int:
-        """Number of requests that have ended."""
         return self.statuses.total()
 
     @property
@@ -57,14 +53,13 @@ class Traffic:
                 await asyncio.sleep(_MAX_PAUSE_SECONDS)
 
     async def until(self, requests: int) -> None:
-        """Wait until that many requests have ended."""
         until = monotonic() + _PATIENCE_SECONDS
         while self.requests < requests:
             assert monotonic() < until, f"{self.requests} of {requests} requests: {self.statuses}"
             await asyncio.sleep(0.05)
 
     async def _ask(self, connection: Connection, checksum: Checksum, statuses: Counter[int]) -> bool:
-        """Ask once; return whether the connection can be used again."""
+        """Send one request; return whether the connection can be used again."""
         answer = await connection.ask(encode(checksum.image, _PATH, Content_Type="image/png"))
         statuses[answer.status] += 1
         self.slowest = max(self.slowest, answer.seconds)
@@ -79,7 +74,6 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(url: str, clients: int = 8) -> AsyncIterator[Traffic]:
-    """Let clients ask until the block ends."""
     counted = Traffic(url)
     tasks = [asyncio.create_task(counted.run_client(seed)) for seed in range(clients)]
     try:

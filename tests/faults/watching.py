@@ -37,16 +37,13 @@ class Watched(NamedTuple):
     prometheus: Prometheus
 
     async def until_firing(self, alert: str) -> dict[str, str]:
-        """Wait until an alert fires, and return its annotations."""
         return await self._until(alert, is_firing=True)
 
     async def until_silent(self, *alerts: str) -> None:
-        """Wait until alerts do not fire any more."""
         for alert in alerts:
             await self._until(alert, is_firing=False)
 
     async def firing(self) -> set[str]:
-        """Return the names of the alerts that fire."""
         return set(await asyncio.to_thread(self.prometheus.firing))
 
     async def _until(self, alert: str, *, is_firing: bool) -> dict[str, str]:
@@ -58,13 +55,13 @@ class Watched(NamedTuple):
 
 
 def shorten(duration: str) -> str:
-    """Divide a duration of Prometheus."""
+    """Shorten a duration in Prometheus' notation."""
     number, unit = _DURATION.fullmatch(duration).groups()  # type: ignore[union-attr]
     return f"{int(number) * _UNITS[unit] * 1000 // _FACTOR}ms"
 
 
 def write_short_rules(folder: Path) -> None:
-    """Write copies of the rules, in which all times are shorter."""
+    """Write copies of the alert rules with shorter times."""
     for name in ("recordings.yml", "alerts.yml"):
         file = msgspec.yaml.decode((CONFIG.parent / name).read_bytes())
         for rule in (rule for group in file["groups"] for rule in group["rules"]):

@@ -38,7 +38,7 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no `mallopt`, nothing happens."""
+    """Other C libraries have no `mallopt`."""
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace())
 
     allocator.keep_freed_memory()

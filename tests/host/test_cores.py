@@ -60,7 +60,6 @@ def test_cores_are_those_of_the_container_if_it_has_less(
 
 
 def test_cores_are_those_that_the_scheduler_allows() -> None:
-    """A process that is bound to one core has one."""
     code = """
 import os
 from app.host import cores
@@ -86,7 +85,7 @@ def test_workers_are_one_per_core_unless_they_are_counted(
 
 
 def test_what_a_process_uses_is_counted_from_its_start() -> None:
-    """The longer it waits after it has computed, the less it is."""
+    """Idle time lowers the value."""
     program = """
 import time
 from app.host import cores

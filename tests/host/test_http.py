@@ -49,14 +49,12 @@ def answering(listening: socket.socket, answer: bytes) -> Iterator[Server]:
 
 
 def on_tcp(host: str = "127.0.0.1") -> tuple[socket.socket, str]:
-    """Listen on a free port; return the socket and its URL."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
     return listening, f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
 
 
 def on_unix(path: Path) -> socket.socket:
-    """Listen on a unix socket."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
     listening.listen()
@@ -69,7 +67,6 @@ def answer(status: int) -> bytes:
 
 @pytest.mark.parametrize("status", [200, 302, 404, 503])
 def test_status_is_that_of_the_answer(status: int) -> None:
-    """Errors are statuses, too, and no redirection is followed."""
     listening, url = on_tcp()
     with answering(listening, answer(status)) as server:
         assert get_status(f"{url}/livez", PATIENCE_SECONDS) == status
@@ -78,7 +75,6 @@ def test_status_is_that_of_the_answer(status: int) -> None:
 
 
 def test_url_without_a_path_is_the_root() -> None:
-    """As in a browser."""
     listening, url = on_tcp()
     with answering(listening, answer(200)) as server:
         assert get_status(url, PATIENCE_SECONDS) == 200
@@ -88,14 +84,12 @@ def test_url_without_a_path_is_the_root() -> None:
 
 @NEEDS_IPV6
 def test_ipv6_address_is_reached() -> None:
-    """It has brackets in a URL."""
     listening, url = on_tcp("::1")
     with answering(listening, answer(200)):
         assert get_status(url, PATIENCE_SECONDS) == 200
 
 
 def test_unix_socket_takes_the_place_of_host_and_port(tmp_path: Path) -> None:
-    """The rest of the URL is asked for there."""
     path = tmp_path / "api.sock"
     with answering(on_unix(path), answer(204)) as server:
         assert get_status(f"http://127.0.0.1:{free_port()}/livez", PATIENCE_SECONDS, path) == 204
@@ -115,7 +109,6 @@ def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("said", [b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", b"HTTP/1.1 2"])
 def test_an_answer_that_is_not_http_has_no_status(said: bytes) -> None:
-    """Something else listens there."""
     listening, url = on_tcp()
     with answering(listening, said):
         assert get_status(url, PATIENCE_SECONDS) is None
@@ -123,7 +116,6 @@ def test_an_answer_that_is_not_http_has_no_status(said: bytes) -> None:
 
 @pytest.mark.parametrize("is_unix", [False, True])
 def test_a_server_that_says_nothing_has_no_status(tmp_path: Path, is_unix: bool) -> None:  # noqa: FBT001
-    """It is waited for only as long as the caller says."""
     path = tmp_path / "api.sock" if is_unix else None
     listening, url = (on_unix(path), "http://nereid") if path else on_tcp()
     with answering(listening, b""):
@@ -131,7 +123,6 @@ def test_a_server_that_says_nothing_has_no_status(tmp_path: Path, is_unix: bool)
 
 
 def test_without_a_server_there_is_no_status(tmp_path: Path) -> None:
-    """Nobody listens on the port, at the socket, or there is none."""
     path = tmp_path / "api.sock"
     url = f"http://127.0.0.1:{free_port()}"
     assert get_status(url, PATIENCE_SECONDS) is None

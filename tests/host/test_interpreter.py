@@ -17,7 +17,6 @@ def find() -> interpreter.Interpreter:
 
 @pytest.fixture
 def own() -> interpreter.Interpreter:
-    """This Python."""
     return find()
 
 
@@ -35,14 +34,12 @@ def put(program: Path, line: str) -> None:
 
 
 def test_python_runs_itself() -> None:
-    """It has all that is needed."""
     assert find().path == sys.executable
     assert find().version == VERSION
 
 
 @pytest.mark.parametrize("failure", ["exit 1", "echo hello"], ids=["without pip", "something else"])
 def test_one_file_takes_the_newest_that_works(path: Path, failure: str) -> None:
-    """One that fails and one that is too old are passed over."""
     put(path / "python3.13", failure)
     put(path / "python3.12", """echo '["3.10", "/usr/lib"]'""")
     put(path / "python3.11", f"""echo '["{VERSION}", "/opt/lib", "/usr/lib"]'""")
@@ -52,7 +49,6 @@ def test_one_file_takes_the_newest_that_works(path: Path, failure: str) -> None:
 
 
 def test_one_file_passes_over_what_is_no_program(path: Path) -> None:
-    """An executable file of another machine, for example."""
     (path / "python3.13").write_bytes(b"\x7fELF?")
     (path / "python3.13").chmod(0o755)
     put(path / "python3.12", f"""echo '["{VERSION}"]'""")
@@ -61,7 +57,6 @@ def test_one_file_passes_over_what_is_no_program(path: Path) -> None:
 
 
 def test_a_real_python_describes_itself(own: interpreter.Interpreter, path: Path) -> None:
-    """As this one does."""
     put(path / "python3", f'exec {sys.executable} "$@"')
     found = find()
 

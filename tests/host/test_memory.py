@@ -41,12 +41,11 @@ def test_memory_is_that_of_the_container_if_it_has_less(
 
 
 def test_memory_of_this_machine_is_plausible() -> None:
-    """It is at most that of the host."""
     assert 2**26 < available_bytes() <= HOST
 
 
 def test_images_have_an_eighth_of_the_memory_unless_it_is_set() -> None:
-    """The largest image has room in any case."""
+    """The largest image always has room."""
     assert image_budget(100, 1) == 100 * 2**20
     assert image_budget(0, 1) == available_bytes() // 8
     assert image_budget(100, 200 * 2**20) == 200 * 2**20

@@ -56,7 +56,6 @@ def sha256(file: Path) -> str:
 
 
 def assert_one_line(error: PackageError) -> None:
-    """Demand a message for the user."""
     assert str(error)
     assert "\n" not in str(error)
 
@@ -139,7 +138,7 @@ def test_source_distribution_is_not_downloaded(index: Path, downloads: Path, tmp
 def test_progress_of_pip_is_shown_on_a_terminal(
     index: Path, downloads: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It never gets onto stdout, which belongs to the logs."""
+    """Progress never goes to stdout, which belongs to the logs."""
     tiny_wheel(index)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     download_wheel(f"{NAME}==1.0", downloads)
@@ -160,7 +159,6 @@ def test_member_is_extracted(tmp_path: Path) -> None:
 
 
 def test_member_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    """The message names the wheel and the file."""
     wheel = tiny_wheel(tmp_path)
 
     with pytest.raises(PackageError, match=rf"{wheel.name} is broken or does not contain other\.bin") as caught:
@@ -223,7 +221,6 @@ def encrypted(data: bytearray) -> bytearray:
     ],
 )
 def test_broken_wheel_is_an_error(tmp_path: Path, damage: Damage) -> None:
-    """The message names the wheel, whatever is wrong with it."""
     wheel = tiny_wheel(tmp_path)
     wheel.write_bytes(damage(bytearray(wheel.read_bytes())))
 
@@ -234,7 +231,6 @@ def test_broken_wheel_is_an_error(tmp_path: Path, damage: Damage) -> None:
 
 @pytest.mark.parametrize("spelling", [str.lower, str.upper])
 def test_sha256_of_the_file_is_accepted(tmp_path: Path, spelling: Callable[[str], str]) -> None:
-    """Upper and lower case make no difference."""
     file = tmp_path / "file"
     file.write_bytes(CONTENT)
 
@@ -242,7 +238,6 @@ def test_sha256_of_the_file_is_accepted(tmp_path: Path, spelling: Callable[[str]
 
 
 def test_another_sha256_is_an_error(tmp_path: Path) -> None:
-    """The message names the file and both sums."""
     file = tmp_path / "file.bin"
     file.write_bytes(CONTENT + b"\0")
     expected = hashlib.sha256(CONTENT).hexdigest()

@@ -12,7 +12,6 @@ from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 
 
 def test_port_is_free_until_someone_listens() -> None:
-    """A listening socket takes the port, and gives it back."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not is_free("127.0.0.1", port)
@@ -21,7 +20,6 @@ def test_port_is_free_until_someone_listens() -> None:
 
 
 def test_asking_does_not_take_the_port() -> None:
-    """A port that was free is still free."""
     (port,) = find_free(1)
 
     assert [is_free("127.0.0.1", port) for _ in range(3)] == [True] * 3
@@ -48,7 +46,6 @@ def test_port_of_all_addresses_is_in_use_on_each() -> None:
 
 @NEEDS_IPV6
 def test_ipv6_address_has_ports_too() -> None:
-    """The host may be an IPv6 address."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         assert not is_free("::1", port)
@@ -119,19 +116,17 @@ def test_a_host_may_be_this_machine(host: str, expected: bool) -> None:  # noqa:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::", "::1"])  # noqa: S104 - nobody listens
 def test_address_is_its_own_address(host: str) -> None:
-    """There is nothing to look up."""
     assert resolve(host) == host
 
 
 def test_name_has_an_address() -> None:
-    """A server that takes only addresses can listen at a name."""
+    """Servers that take only addresses can then listen at a name."""
     with socket.create_server((resolve("localhost"), 0)) as server:
         assert is_loopback(server.getsockname()[0])
 
 
 @pytest.mark.parametrize("addresses", [["::1", "127.0.0.1"], ["127.0.0.1", "::1"]])
 def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
-    """A name may have both, in any order."""
     look_up = socket.getaddrinfo
     found = [entry for address in addresses for entry in look_up(address, None, type=socket.SOCK_STREAM)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
@@ -154,14 +149,12 @@ def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.Mon
 
 
 def test_unknown_host_has_no_address() -> None:
-    """The caller has to say so."""
     with pytest.raises(OSError, match=r"\w"):
         resolve("no-such-host.invalid")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6)])
 def test_process_that_listens_is_known(host: str) -> None:
-    """It is this one, and no other."""
     with (
         socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server,
         subprocess.Popen(["sleep", "60"]) as other,
@@ -174,7 +167,7 @@ def test_process_that_listens_is_known(host: str) -> None:
 
 
 def test_connection_does_not_listen() -> None:
-    """Its port is in use all the same."""
+    """The connection's port is in use, but nothing listens there."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         assert not is_listening(os.getpid(), client.getsockname()[1])
 
@@ -188,7 +181,6 @@ def test_process_that_has_ended_does_not_listen() -> None:
 
 
 def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:
-    """If its folder does; nothing is created."""
     assert remove_stale_socket(tmp_path / "api.sock")
     assert not remove_stale_socket(tmp_path / "folder" / "api.sock")
     assert list(tmp_path.iterdir()) == []
@@ -207,7 +199,6 @@ def test_stale_socket_is_removed(tmp_path: Path) -> None:
 
 
 def test_socket_in_use_stays(tmp_path: Path) -> None:
-    """Its server goes on to listen."""
     path = tmp_path / "api.sock"
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind(str(path))
@@ -232,7 +223,6 @@ def test_what_is_no_socket_stays(tmp_path: Path, kind: str) -> None:
 
 
 def test_socket_behind_a_file_is_an_error(tmp_path: Path) -> None:
-    """Its folder is none."""
     (tmp_path / "file").touch()
 
     with pytest.raises(OSError, match="Not a directory"):

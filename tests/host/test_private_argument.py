@@ -39,14 +39,13 @@ def no_process_left() -> Iterator[None]:
 
 
 def start(command: list[str], argument: str = SECRET, **options: Any) -> Process:  # noqa: ANN401
-    """Start a program with what most tests do not care about."""
+    """Start a program with defaults for what most tests do not care about."""
     wanted: dict[str, Any] = {"env": dict(os.environ), "preexec_fn": partial(die_with_parent, os.getpid())}
     return private_argument.start(command, argument, **(wanted | {"stdout": subprocess.PIPE} | options))
 
 
 @contextmanager
 def running(command: list[str], argument: str = SECRET, **options: Any) -> Iterator[Process]:  # noqa: ANN401
-    """Start a program and kill it in the end."""
     with start(command, argument, **options) as process:
         try:
             yield process
@@ -73,20 +72,18 @@ def output_of(command: list[str], argument: str = SECRET, **options: Any) -> str
 
 @pytest.mark.parametrize("before", [[], ["--first"], ["--first", "", "(private)", "x" * 5000]])
 def test_the_program_receives_the_argument_as_the_last_one(before: list[str]) -> None:
-    """Behind those that everybody may read."""
     with running(["sh", "-c", PRINT, "sh", *before]) as process:
         assert read(process, len(before) + 1) == [f"{argument}|" for argument in (*before, SECRET)]
 
 
 @pytest.mark.parametrize("argument", ["", "x", "a b", "a=b=c", "PRIVATE_ARGUMENT=x", "two\nlines", "größer", "x" * 100_000])
 def test_any_text_can_be_an_argument(argument: str) -> None:
-    """It arrives as it is."""
     assert output_of(["sh", "-c", 'printf %s "$1"', "sh"], argument) == argument
 
 
 @pytest.mark.parametrize("variables", [{}, {"A": "1"}, {f"V{number}": "x" * number for number in range(500)}])
 def test_the_environment_is_the_given_one(variables: dict[str, str]) -> None:
-    """With the variable in which the argument lies."""
+    """The environment also has the variable that carries the argument."""
     code = "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], sys.stdout)"
     output = output_of([sys.executable, "-Ic", code], env=variables | {"LC_ALL": "C.UTF-8"})
 
@@ -103,7 +100,7 @@ def test_an_inherited_variable_does_not_become_the_argument() -> None:
 
 
 def test_a_script_receives_the_argument(tmp_path: Path) -> None:
-    """The kernel puts its interpreter in front of it."""
+    """The kernel puts the interpreter in front of the script."""
     script = tmp_path / "script"
     script.write_text('#!/bin/sh\nprintf %s "$2"\n')
     script.chmod(0o755)
@@ -112,7 +109,6 @@ def test_a_script_receives_the_argument(tmp_path: Path) -> None:
 
 
 def test_the_command_line_does_not_show_the_argument() -> None:
-    """It has a placeholder in its place, whoever looks, and whenever."""
     command = ["sh", "-c", PRINT, "sh", "first"]
     with running(command) as process:
         for _ in range(100):
@@ -187,19 +183,18 @@ def what_is_seen(start_program: Callable[[], Process]) -> list[list[str]]:
 
 
 def test_nobody_sees_the_argument_at_any_time() -> None:
-    """Neither while the program is being started nor afterwards."""
     assert what_is_seen(lambda: start(WAIT, stdin=subprocess.PIPE)) == [["cmdline", WAIT[-1]]]
 
 
 def test_an_argument_that_is_not_private_is_seen() -> None:
-    """Which shows that the other test sees what there is to see."""
+    """This proves that the other test can see what there is to see."""
     seen = what_is_seen(lambda: subprocess.Popen([*WAIT, SECRET], stdin=subprocess.PIPE))
 
     assert seen == [["cmdline", SECRET], ["cmdline", WAIT[-1]]]
 
 
 def test_the_environment_belongs_to_the_user() -> None:
-    """Only he may read it, and that is where the argument lies."""
+    """Only the user may read the environment, which carries the argument."""
     with running(WAIT, stdin=subprocess.PIPE) as process:
         environ = Path(f"/proc/{process.pid}/environ")
         status = environ.stat()
@@ -241,7 +236,6 @@ def test_another_user_cannot_read_the_environment() -> None:
 def test_a_program_that_cannot_be_run_is_an_error(
     tmp_path: Path, content: bytes | None, mode: int, expected: type[OSError]
 ) -> None:
-    """And leaves no process."""
     program = tmp_path / "program"
     if content is not None:
         program.write_bytes(content)
@@ -252,7 +246,6 @@ def test_a_program_that_cannot_be_run_is_an_error(
 
 
 def test_a_preparation_that_fails_is_an_error(tmp_path: Path) -> None:
-    """The program is not run."""
     ran = tmp_path / "ran"
 
     def fail() -> None:
@@ -313,7 +306,7 @@ def test_options_are_those_of_popen(tmp_path: Path) -> None:
 
 
 def test_the_program_ends_with_its_parent() -> None:
-    """What the preparation asks the kernel for outlives the change."""
+    """`prctl` in the preparation must survive the change of program."""
     code = """
 import os, signal
 from functools import partial

@@ -25,7 +25,6 @@ Process = subprocess.Popen[bytes]
 
 @pytest.mark.parametrize(("how", "prepare"), [("SIGTERM", ":"), ("SIGKILL", "trap '' TERM")])
 def test_child_ends_with_its_parent(how: str, prepare: str) -> None:
-    """The child gets the chosen signal, however the parent ends."""
     code = f"""
 import os, signal, subprocess
 from functools import partial
@@ -58,7 +57,7 @@ signal.pause()"""
 
 
 def test_child_ends_if_its_parent_has_ended_already() -> None:
-    """The kernel tells only of an end that comes later."""
+    """The kernel signals only an end that comes later."""
     code = "from app.host.processes import die_with_parent; die_with_parent(1); print('alive')"
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=False)
 
@@ -88,8 +87,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """Listens on loopback and counts what it is asked."""
-
     def __init__(self, *answers: int | bytes | None, port: int) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.answers = list(answers)
@@ -100,7 +97,6 @@ class HttpServer(ThreadingHTTPServer):
 
 @contextmanager
 def answering(*answers: int | bytes | None, port: int = 0) -> Iterator[HttpServer]:
-    """Run a server with these answers, and 200 afterwards."""
     with HttpServer(*answers, port=port) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -131,7 +127,6 @@ def read_line(process: Process) -> str:
 
 @pytest.fixture
 def sleeper() -> Iterator[Process]:
-    """A process that lives for a minute and answers nothing."""
     with running("exec sleep 60") as process:
         yield process
 
@@ -155,7 +150,6 @@ def test_statuses_to_retry_are_not_final(sleeper: Process) -> None:
     "answer", [b"", b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX"]
 )
 def test_answer_that_is_not_http_is_not_an_answer(sleeper: Process, answer: bytes) -> None:
-    """A server that hangs up or sends something else is asked again."""
     with answering(answer, 200) as server:
         assert wait_for_answer(server.url, sleeper, 10) == 200
 
@@ -178,7 +172,6 @@ def looked_after(*looks: Callable[[], int | None]) -> Process:
 
 
 def test_server_that_does_not_listen_yet_is_waited_for() -> None:
-    """A refused connection is not an answer."""
     port = free_port()
     with ExitStack() as stack:
 
@@ -195,7 +188,7 @@ def test_waiting_ends_when_the_process_ends() -> None:
 
 
 def test_waiting_ends_when_the_process_ends_between_retries() -> None:
-    """Statuses to retry do not keep the wait going either."""
+    """A process that ends stops the retries after a 503 as well."""
     with answering(503, 503) as server:
         assert wait_for_answer(server.url, looked_after(lambda: None, lambda: 3), retry={503}) is None
         assert server.asked == 1
@@ -249,7 +242,6 @@ def test_leader_may_end_by_itself(tmp_path: Path) -> None:
 
 
 def test_leader_that_ignores_the_signal_is_killed() -> None:
-    """It has only so much time."""
     with running("trap '' TERM; echo ready; while :; do sleep 0.05; done") as process:
         assert read_line(process) == "ready"
         start = time.monotonic()
@@ -279,7 +271,6 @@ def test_what_the_leader_leaves_behind_is_killed(leader: str, child: str) -> Non
 
 
 def test_group_that_has_ended_may_be_ended_again() -> None:
-    """Ending a group without processes is not an error."""
     with running("exit 5") as process:
         process.wait()
         end_group(process, 1)
@@ -289,7 +280,6 @@ def test_group_that_has_ended_may_be_ended_again() -> None:
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
-    """The soft limit becomes the hard one, which stays."""
     code = """
 import resource
 from app.host.processes import raise_file_limit
@@ -308,12 +298,11 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
     ("files", "connections"), [(10**6, MAX_CONNECTIONS), (1024, 1024 - RESERVED_FILES), (RESERVED_FILES, 1), (3, 1)]
 )
 def test_connections_leave_files_for_the_worker_itself(files: int, connections: int) -> None:
-    """There is one at least, and an upper bound."""
+    """The result is at least one and has an upper bound."""
     assert connections_within(files) == connections
 
 
 def test_other_groups_are_not_killed(sleeper: Process) -> None:
-    """Only the group of the given process is killed."""
     with running("exec sleep 60") as process:
         kill_group(process)
 

@@ -23,7 +23,6 @@ def test_a_module_is_found_wherever_the_program_runs(tmp_path: Path) -> None:
 
 
 def test_other_folders_of_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come after ours."""
     monkeypatch.setenv("PYTHONPATH", "/others")
 
     assert program.environment()["PYTHONPATH"] == f"{ROOT}:/others"

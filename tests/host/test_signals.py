@@ -19,12 +19,10 @@ def signals(clock: Clock) -> StopSignals:  # noqa: ARG001 - it has to stand stil
 
 
 def test_no_signal_has_come_at_first(signals: StopSignals) -> None:
-    """Whatever the clock says."""
     assert (signals.count, signals.first) == (0, 0)
 
 
 def test_the_first_signal_tells_how_to_stop(signals: StopSignals, clock: Clock) -> None:
-    """Later ones do not change that."""
     signals.note(signal.SIGINT)
     assert (signals.count, signals.first) == (1, signal.SIGINT)
     clock.now += 1
@@ -33,7 +31,6 @@ def test_the_first_signal_tells_how_to_stop(signals: StopSignals, clock: Clock) 
 
 
 def test_signals_at_once_are_one(signals: StopSignals, clock: Clock) -> None:
-    """However many; one that comes later is the next one."""
     for _ in range(5):
         signals.note(signal.SIGTERM)
         clock.now += 0.4

@@ -55,7 +55,6 @@ def store(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def exif_of(orientation: int) -> Image.Exif:
-    """Make an EXIF block with this orientation."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     return exif
@@ -69,7 +68,6 @@ def hostile_tags() -> bytes:
 
 
 def insert_segment(jpeg: bytes, marker: int, content: bytes) -> bytes:
-    """Insert a segment at the start of a JPEG."""
     return jpeg[:2] + bytes((0xFF, marker)) + (len(content) + 2).to_bytes(2, "big") + content + jpeg[2:]
 
 
@@ -82,5 +80,4 @@ def png(width: int, height: int, depth: int, colour: int, data: bytes = b"") -> 
 
 
 def png_chunk(kind: bytes, content: bytes = b"") -> bytes:
-    """Write one chunk of a PNG."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -35,37 +35,34 @@ PLAIN = sequence_header("000 1 1 00100")
     ids=["reduced", "full", "tier", "two points with delays", "timing", "equal intervals", "decoder model", "longest number"],
 )
 def test_size_is_read_from_any_sequence_header(fields: str) -> None:
-    """Whatever comes before it."""
     assert read_size(b"\x12\0" + sequence_header(fields) + FRAME) == (300, 200)
 
 
 @pytest.mark.parametrize("data", [PLAIN, FRAME, PLAIN + FRAME + FRAME, PLAIN + PLAIN + FRAME, PLAIN + b"\x1a\x01\0" + FRAME, b""])
 def test_more_or_less_than_one_frame_has_no_size(data: bytes) -> None:
-    """Each would take as long as the image itself."""
+    """Each frame would take as long to decode as the image itself."""
     assert read_size(data) == (0, 0)
 
 
 def test_too_many_units_have_no_size() -> None:
-    """A decoder looks at each."""
+    """A decoder looks at each unit."""
     assert read_size(PLAIN + b"\x12\0" * 100 + FRAME) == (300, 200)
     assert read_size(PLAIN + b"\x12\0" * 20_000 + FRAME) == (0, 0)
 
 
 def test_the_last_unit_may_have_no_size_and_any_may_have_an_extension() -> None:
-    """Then it goes to the end."""
+    """A last unit without a size extends to the end."""
     assert read_size(b"\x0e\0" + PLAIN[1:] + b"\x30" + bytes(9)) == (300, 200)
 
 
 @pytest.mark.parametrize("data", [PLAIN[:-1], b"\x0a", b"\x0a\x80", b"\x0a" + b"\xff" * 9, b"\x04"])
 def test_a_truncated_unit_is_invalid(data: bytes) -> None:
-    """Also in the number that is its size."""
     with pytest.raises(InvalidImage, match="truncated"):
         read_size(data)
 
 
 @given(st.sampled_from([b"", b"\x0a", b"\x0a\x0b", PLAIN]), st.binary())
 def test_any_bytes_have_a_size_or_are_invalid(start: bytes, rest: bytes) -> None:
-    """Whatever they are."""
     try:
         width, height = read_size(start + rest)
     except InvalidImage:

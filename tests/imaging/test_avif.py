@@ -22,7 +22,7 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def with_properties(*extra: tuple[bytes, bytes]) -> bytes:
-    """Write the sample again, with these properties beside its own."""
+    """Write the sample again with additional properties."""
     header = avif.read_header(AVIF)
     plain = avif.rewrite(AVIF, header)
     frame = plain[plain.index(b"mdat") + 4 :]
@@ -40,7 +40,6 @@ def with_properties(*extra: tuple[bytes, bytes]) -> bytes:
 
 
 def test_header_is_read() -> None:
-    """The size is that of the frame."""
     header = avif.read_header(AVIF)
 
     assert (header.width, header.height, header.orientation) == (32, 16, 1)
@@ -48,12 +47,11 @@ def test_header_is_read() -> None:
 
 
 def test_pixels_are_those_of_the_file() -> None:
-    """Within the loss of the sample."""
+    """The tolerance is the loss of the sample."""
     np.testing.assert_allclose(decode(read_header(AVIF, limits(MEGA)), (32, 16)).astype(int), PIXELS, atol=12)
 
 
 def test_the_file_that_is_written_anew_is_the_same_image() -> None:
-    """And is written the same way again."""
     written = avif.rewrite(AVIF, avif.read_header(AVIF))
 
     assert avif.rewrite(written, avif.read_header(written)) == written
@@ -95,7 +93,7 @@ def in_pieces(extents: list[tuple[int, int]], fill: bytes = b"") -> bytes:
 
 
 def test_a_frame_may_be_in_pieces() -> None:
-    """Which are joined in their order; one of no size reaches to the end of the file."""
+    """Pieces are joined in their order; a piece of size zero extends to the end of the file."""
     (_, size), *others = avif.read_header(AVIF).extents
     written = avif.rewrite(AVIF, avif.read_header(AVIF))
 
@@ -119,7 +117,6 @@ def test_a_frame_may_be_in_pieces() -> None:
     ],
 )
 def test_pieces_that_are_larger_than_the_file_are_invalid(extents: list[tuple[int, int]], message: str) -> None:
-    """Before any of them is copied."""
     data = in_pieces(extents, bytes(1_000_000))
     tracemalloc.start()
     with pytest.raises(InvalidImage, match=message):
@@ -131,7 +128,7 @@ def test_pieces_that_are_larger_than_the_file_are_invalid(extents: list[tuple[in
 
 
 def test_the_frame_is_copied_once() -> None:
-    """Into the file that is written anew; its header is read where it lies."""
+    """It is copied only into the rewritten file; its header is read in place."""
     padding = b"\x7a\x80\x80\x40" + bytes(1 << 20)  # a unit that decoders pass over, and its size in seven bits a byte
     data = in_pieces([(0, 0)], padding)
     tracemalloc.start()
@@ -143,13 +140,12 @@ def test_the_frame_is_copied_once() -> None:
 
 
 def test_tiles_are_told() -> None:
-    """Each tile is an image of its own."""
     with pytest.raises(UnsupportedFormat, match="composed of tiles"):
         avif.read_header(AVIF.replace(b"av01", b"grid"))
 
 
 def test_a_size_that_is_not_the_frames_is_invalid() -> None:
-    """A decoder would allocate what the frame says."""
+    """A decoder would allocate the size in the frame."""
     at = AVIF.index(b"ispe") + 8
     for width, height in ((32, 15), (31, 16), (0, 0), (1 << 31, 1 << 31)):
         with pytest.raises(InvalidImage, match="another size"):
@@ -157,7 +153,6 @@ def test_a_size_that_is_not_the_frames_is_invalid() -> None:
 
 
 def test_a_truncated_file_is_invalid() -> None:
-    """Wherever it ends."""
     for length in range(16, len(AVIF), 3):
         with pytest.raises(InvalidImage):
             avif.read_header(AVIF[:length])
@@ -165,14 +160,14 @@ def test_a_truncated_file_is_invalid() -> None:
 
 @pytest.mark.parametrize("boxes", [5, 5000])
 def test_a_file_of_many_boxes_is_refused(boxes: int) -> None:
-    """Each costs some time."""
+    """Each box costs some time."""
     data = AVIF[: AVIF.index(b"meta") - 4] + box(b"free", b"") * boxes
     with pytest.raises(InvalidImage, match="too many boxes" if boxes > 1000 else "no image"):
         avif.read_header(data)
 
 
 def test_the_pixel_limit_is_checked_before_anything_is_decoded() -> None:
-    """It is half of that of other formats."""
+    """The limit is half of that of other formats."""
     data = encode(NOISE, "AVIF")
 
     assert read_header(data, limits(2 * 64 * 48)).width == 64

@@ -74,8 +74,7 @@ class Canvas:
         return self.pixels
 
 
-def unlimited(_: int) -> None:
-    """Have any memory."""
+def unlimited(_: int) -> None: ...
 
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
@@ -193,7 +192,6 @@ def test_canvas_is_taken_before_the_image_is_decoded() -> None:
 
 
 def test_canvas_is_taken_once() -> None:
-    """A rendered image takes one slot."""
     canvas = Canvas(CENTRED)
     draw_image(IMAGES["JPEG"], CENTRED, limits(MEGA), unlimited, canvas.take)
 
@@ -212,7 +210,7 @@ def test_error_of_the_canvas_is_passed_on() -> None:
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 def test_check_returns_the_transform_that_render_would(data: bytes) -> None:
-    """Whoever decodes the image elsewhere fits it the same way."""
+    """A model that decodes the image itself fits it the same way."""
     canvas = Canvas(CENTRED)
 
     assert check_image(data, CENTRED, limits(2 * MEGA)) == draw_image(data, CENTRED, limits(2 * MEGA), unlimited, canvas.take)
@@ -220,7 +218,7 @@ def test_check_returns_the_transform_that_render_would(data: bytes) -> None:
 
 @pytest.mark.parametrize(("data", "error"), REFUSED)
 def test_check_refuses_what_render_refuses_by_the_header(data: bytes, error: type[GatewayError]) -> None:
-    """The limits apply to an image that is decoded elsewhere, too."""
+    """The limits also apply to an image that the model decodes."""
     with pytest.raises(error):
         check_image(data, CENTRED, limits(MEGA))
 
@@ -238,7 +236,7 @@ def never(what: str) -> Callable[..., Any]:
     ids=["truncated JPEG", "truncated CMYK JPEG", "truncated PNG", "PNG without pixels"],
 )
 def test_check_decodes_nothing(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image that cannot be decoded passes as long as its header is fine, and no decoder is called."""
+    """An image that cannot be decoded passes as long as its header is valid, and no decoder is called."""
     with pytest.raises(InvalidImage):
         draw_image(data, CENTRED, limits(MEGA), unlimited, Canvas(CENTRED).take)
     monkeypatch.setattr("app.imaging.jpeg.simplejpeg.decode_jpeg", never("libjpeg-turbo"))

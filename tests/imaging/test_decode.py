@@ -41,33 +41,28 @@ from tests.support import ROOT
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    """Decode a file at its full size."""
     header = read_header(data, limits(MEGA))
     return decode(header, (header.width, header.height))
 
 
 def to_rgb(grey: Any) -> NDArray[np.uint8]:  # noqa: ANN401
-    """Repeat one channel three times."""
     return np.stack([np.asarray(grey, np.uint8)] * 3, axis=-1)
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "TIFF"])
 def test_lossless_formats_are_decoded_exactly(image_format: str) -> None:
-    """What was saved without loss is decoded to the same pixels."""
     pixels = pixels_of(encode(Image.fromarray(PIXELS), image_format))
 
     np.testing.assert_array_equal(pixels, PIXELS)
 
 
 def test_jpeg_is_decoded_to_within_its_loss() -> None:
-    """A JPEG of flat blocks is decoded to nearly the same pixels."""
     pixels = pixels_of(encode(Image.fromarray(PIXELS), "JPEG"))
 
     np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
 
 
 def test_progressive_jpeg_is_decoded() -> None:
-    """Progressive JPEGs are decoded like any other."""
     data = encode(Image.fromarray(PIXELS), "JPEG", progressive=True)
 
     np.testing.assert_allclose(pixels_of(data).astype(int), PIXELS, atol=6)
@@ -75,7 +70,6 @@ def test_progressive_jpeg_is_decoded() -> None:
 
 @pytest.mark.parametrize("image_format", ["GIF", "WEBP"])
 def test_first_frame_of_an_animation_is_decoded(image_format: str) -> None:
-    """The other frames of an animation are ignored."""
     frames = [Image.fromarray(PIXELS), Image.fromarray(PIXELS[::-1].copy())]
 
     pixels = pixels_of(encode(frames[0], image_format, save_all=True, append_images=frames[1:]))
@@ -84,7 +78,7 @@ def test_first_frame_of_an_animation_is_decoded(image_format: str) -> None:
 
 
 def test_first_image_of_an_mpo_is_decoded() -> None:
-    """The second image that phones append to a JPEG is ignored."""
+    """Phones append a second image to a JPEG; it is ignored."""
     data = encode(Image.fromarray(PIXELS), "MPO", save_all=True, append_images=[NOISE], quality=95, subsampling=0)
 
     np.testing.assert_allclose(pixels_of(data).astype(int), PIXELS, atol=6)
@@ -93,7 +87,6 @@ def test_first_image_of_an_mpo_is_decoded() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("image_format", "tolerance"), [("PNG", 0), ("WEBP", 0), ("JPEG", 6)])
 def test_image_is_turned_upright(image_format: str, tolerance: int, orientation: int) -> None:
-    """Each EXIF orientation is undone, and the header has the upright size."""
     data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
 
     header = read_header(data, limits(MEGA))
@@ -115,7 +108,6 @@ def test_one_bit_is_black_and_white(image_format: str) -> None:
 
 @pytest.mark.parametrize("image_format", ["PNG", "BMP", "GIF"])
 def test_grey_becomes_three_equal_channels(image_format: str) -> None:
-    """Mode L is copied to each channel."""
     grey = PIXELS[:, :, 0]
 
     pixels = pixels_of(encode(Image.fromarray(grey), image_format))
@@ -124,7 +116,6 @@ def test_grey_becomes_three_equal_channels(image_format: str) -> None:
 
 
 def test_grey_jpeg_becomes_three_equal_channels() -> None:
-    """A JPEG with one channel is copied to all three."""
     pixels = pixels_of(encode(Image.fromarray(PIXELS[:, :, 0]), "JPEG"))
 
     np.testing.assert_allclose(pixels.astype(int), to_rgb(PIXELS[:, :, 0]), atol=6)
@@ -142,7 +133,6 @@ def test_alpha_is_dropped(image_format: str, alpha: int) -> None:
 
 
 def test_alpha_of_grey_is_dropped() -> None:
-    """Mode LA keeps its grey values."""
     grey = PIXELS[:, :, 0]
 
     pixels = pixels_of(encode(Image.fromarray(np.dstack([grey, grey // 2])), "PNG"))
@@ -152,7 +142,6 @@ def test_alpha_of_grey_is_dropped() -> None:
 
 @pytest.mark.parametrize("image_format", ["PNG", "BMP", "GIF"])
 def test_palette_is_looked_up(image_format: str) -> None:
-    """Mode P becomes the colours of its palette."""
     palette = Image.fromarray(PIXELS).quantize(8)
 
     np.testing.assert_array_equal(pixels_of(encode(palette, image_format)), np.asarray(palette.convert("RGB")))
@@ -226,7 +215,6 @@ QUICK = {"PNG": {"compress_level": 1}, "WEBP": {"method": 0, "quality": 0}}
 
 
 def large(mode: str) -> Image.Image:
-    """Make an image of 1200 x 1001."""
     if mode == "P":
         return NOISE.quantize(60).resize((1200, 1001))
     image = NOISE.resize((1200, 1001))
@@ -255,7 +243,7 @@ def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format
 
 
 def test_large_palette_with_transparency_keeps_its_colours() -> None:
-    """In parts, too, and without a warning."""
+    """Large images are converted in parts; Pillow must not warn."""
     palette = large("P")
 
     pixels = decode(read_header(encode(palette, "PNG", transparency=bytes(range(60))), limits(2 * MEGA)), palette.size)
@@ -264,7 +252,6 @@ def test_large_palette_with_transparency_keeps_its_colours() -> None:
 
 
 def test_large_sixteen_bit_grey_is_scaled() -> None:
-    """In parts, too."""
     values = np.random.default_rng(4).integers(0, 65536, (1001, 1200), np.uint16)
 
     pixels = decode(read_header(png(1200, 1001, 16, GREY, values.astype(">u2").tobytes()), limits(2 * MEGA)), (1200, 1001))
@@ -299,7 +286,6 @@ def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> Non
 
 @cache
 def flat(mode: str, image_format: str, orientation: int = 1, size: tuple[int, int] = (4000, 3000), **options: int) -> bytes:
-    """Encode a grey image."""
     image = Image.new(mode, size, (99,) * len(mode) if mode != "P" else 9)
     exif = {} if orientation == 1 else {"exif": exif_of(orientation)}
     return encode(image, image_format, **exif, **options, **QUICK.get(image_format, {}))
@@ -445,7 +431,6 @@ def test_random_bytes_raise_only_gateway_errors(magic: bytes, rest: bytes) -> No
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_damaged_files_raise_only_gateway_errors(image_format: str) -> None:
-    """A real file with overwritten bytes is decoded or refused."""
     data = encode(Image.fromarray(PIXELS), image_format, **({} if image_format in {"GIF", "BMP"} else {"exif": exif_of(6)}))
     chance = random.Random(image_format)  # noqa: S311
 
@@ -496,7 +481,7 @@ def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int
 
 
 def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
-    """A phone's JPEG with a second image is reduced like any other."""
+    """Phones append a second image to a JPEG."""
     data = encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE])
 
     assert decode(read_header(data, limits(2 * MEGA)), (600, 450)).shape == (600, 800, 3)
@@ -504,7 +489,6 @@ def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
 
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "GIF"])
 def test_other_formats_keep_their_size(image_format: str) -> None:
-    """Only JPEG can be decoded at a reduced size."""
     assert decode(read_header(encode(NOISE, image_format), limits(MEGA)), (4, 4)).shape == (48, 64, 3)
 
 

@@ -14,7 +14,6 @@ GREY = 127
 
 
 def marks(*boxes: tuple[float, ...], class_ids: list[int] | None = None, names: list[str] | None = None) -> Marks:
-    """Make marks of these boxes, with falling scores."""
     ids = class_ids or list(range(len(boxes)))
     scores = np.linspace(0.9, 0.1, len(boxes), dtype=np.float32)
     return Marks(
@@ -23,14 +22,12 @@ def marks(*boxes: tuple[float, ...], class_ids: list[int] | None = None, names: 
 
 
 def drawn(width: int, height: int, what: Marks) -> NDArray[np.uint8]:
-    """Draw on a grey image."""
     pixels = np.full((height, width, 3), GREY, np.uint8)
     draw(pixels, what)
     return pixels
 
 
 def is_coloured(pixels: NDArray[np.uint8], class_id: int = 0) -> NDArray[np.bool_]:
-    """Return which pixels have the colour of a class."""
     found: NDArray[np.bool_] = (pixels == colour_of(class_id)).all(axis=-1)
     return found
 
@@ -45,7 +42,6 @@ def test_a_frame_lies_on_the_edge_of_its_box() -> None:
 
 
 def test_nothing_outside_boxes_and_labels_changes() -> None:
-    """The label lies above its box."""
     pixels = drawn(640, 480, marks((100, 200, 300, 400)))
     changed = (pixels != GREY).any(axis=2)
 
@@ -75,7 +71,6 @@ def test_any_boxes_can_be_drawn(width: int, height: int, boxes: list[Any]) -> No
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 100), (100, 1), (16, 16), (100, 30)])
 def test_a_tiny_image_gets_its_frame(width: int, height: int) -> None:
-    """It has no room for a label."""
     pixels = drawn(width, height, marks((0, 0, width, height)))
 
     assert is_coloured(pixels[0]).all()
@@ -104,14 +99,12 @@ def test_labels_do_not_hide_each_other() -> None:
 
 
 def test_a_label_does_not_hide_a_small_object() -> None:
-    """Where there is another place, it is there."""
     pixels = drawn(640, 480, marks((300, 200, 330, 230), (300, 188, 312, 199)))
 
     assert (pixels[192:196, 304:308] == GREY).all()
 
 
 def test_the_better_detection_is_on_top() -> None:
-    """Where two frames cross, the first one is seen."""
     pixels = drawn(640, 480, marks((100, 100, 300, 300), (200, 50, 400, 250)))
 
     assert is_coloured(pixels[100:250, 299], 0).all()
@@ -131,11 +124,9 @@ def test_lines_and_text_grow_with_the_image() -> None:
 
 
 def test_a_class_has_one_colour_and_its_neighbours_have_others() -> None:
-    """Sixteen in a row differ, whatever the image is."""
     assert len({colour_of(class_id) for class_id in range(16)}) == 16
     assert colour_of(5) == colour_of(5 + 16) != colour_of(6)
 
 
 def test_no_detections_change_nothing() -> None:
-    """The image comes back as it is."""
     assert (drawn(64, 48, marks()) == GREY).all()

@@ -50,7 +50,7 @@ def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> Non
 @pytest.mark.parametrize(("kind", "number"), [(3, "H2x"), (4, "L"), (6, "b3x"), (8, "h2x"), (9, "l"), (11, "f"), (13, "L")])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_may_be_any_number_that_pillow_reads(order: str, kind: int, number: str) -> None:
-    """Some programs store it as LONG."""
+    """Some programs store the orientation as LONG."""
     entry = struct.pack(order + "HHHL" + number, 1, 0x0112, kind, 1, 6)
     data = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "L", 8) + entry + bytes(4)
     exif = Image.Exif()
@@ -70,7 +70,6 @@ def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
 
 @given(st.sampled_from([b"", b"II*\0", b"MM\0*"]), st.binary(max_size=60))
 def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
-    """Whatever the bytes are, the result is one of the eight orientations."""
     assert read_orientation(start + rest) in range(1, 9)
 
 
@@ -121,7 +120,6 @@ def test_pixels_are_turned_upright(orientation: int) -> None:
 
 
 def test_upright_pixels_are_not_copied() -> None:
-    """Pixels that are upright already are returned as they are."""
     assert turn_upright(PIXELS, 1) is PIXELS
 
 

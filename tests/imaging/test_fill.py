@@ -36,18 +36,15 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
     ],
 )
 def test_the_middle_of_the_shorter_side_is_kept(image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]) -> None:
-    """In whole pixels, rounded as EfficientNets round."""
     assert CenterCrop((224, 224), fraction, "bilinear").fit(*image) == ImageTransform(0, 0, 224, 224, *image, Crop(*crop))
 
 
 def test_the_crop_has_the_aspect_ratio_of_the_canvas() -> None:
-    """So that nothing is distorted."""
     assert CenterCrop((200, 100), 1.0, "bilinear").fit(300, 300).crop == Crop(0, 75, 300, 150)
 
 
 @given(st.tuples(SIDES, SIDES), st.floats(0.05, 1))
 def test_a_crop_lies_inside_the_image(image: tuple[int, int], fraction: float) -> None:
-    """In the middle of it, up to a pixel."""
     crop = CenterCrop((224, 160), fraction, "bilinear").fit(*image).crop
 
     assert crop is not None
@@ -88,7 +85,7 @@ def test_the_middle_is_that_of_the_whole_image_when_it_has_been_resized(
 
 
 def test_pixels_far_from_the_crop_take_no_memory() -> None:
-    """Pillow copies what it resizes, four bytes a pixel: 128 x 128 pixels of the crop, and what the filter covers around it."""
+    """Pillow copies what it resizes, four bytes a pixel: the crop of 128 x 128 pixels and the filter's margin around it."""
     fit = CenterCrop((32, 32), 1.0, "bicubic")
     most = 4 * (128 + 2 * 10) * (128 + 2 * 10 + 32)
 
@@ -119,7 +116,6 @@ def test_an_image_is_decoded_large_enough_for_its_crop() -> None:
 
 
 def test_a_stretched_image_fills_the_canvas() -> None:
-    """Each axis has a scale of its own."""
     fit = Stretch((50, 100), "bilinear")
     transform = fit.fit(200, 100)
     canvas = np.empty((100, 50, 3), np.uint8)

@@ -19,28 +19,26 @@ def test_format_is_recognised_by_the_first_bytes(image_format: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"GIF", b"RIFF1234WAVE", b"%PDF-1.7", b"<svg/>"])
 def test_other_data_is_refused(data: bytes) -> None:
-    """The message lists the supported formats."""
     with pytest.raises(UnsupportedFormat, match="JPEG, PNG, WEBP, GIF, BMP, AVIF, TIFF"):
         identify(data)
 
 
 @pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1", b"hevc"])
 def test_a_heic_is_told(brand: bytes) -> None:
-    """Phones take it, and can take JPEGs."""
+    """Phones write HEIC, but can write JPEG as well."""
     with pytest.raises(UnsupportedFormat, match=r'a HEIC; convert it to JPEG, or let the phone take JPEGs: .* "Most Compatible"'):
         identify(b"\0\0\0\x1cftyp" + brand + b"\0\0\0\0mif1heicmiaf" + bytes(50))
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x0a"])
 def test_other_kinds_of_jpeg_are_told(data: bytes) -> None:
-    """They are no JPEG that is read."""
     with pytest.raises(UnsupportedFormat, match="JPEG 2000 or JPEG XL"):
         identify(data + bytes(50))
 
 
 @pytest.mark.parametrize("brands", [b"avif\0\0\0\0", b"mif1\0\0\0\0mif1avif", b"avis\0\0\0\0"])
 def test_an_avif_is_recognised_by_any_of_its_brands(brands: bytes) -> None:
-    """The first may be that of all files of this kind."""
+    """The first brand may be the one of all HEIF files."""
     assert identify(b"\0\0\0\x1cftyp" + brands + bytes(50)) == "AVIF"
 
 
@@ -52,7 +50,7 @@ def add_comments(gif: bytes, blocks: int) -> bytes:
 
 @pytest.mark.parametrize("blocks", [0, 10, 4000])
 def test_gif_with_a_comment_is_accepted(blocks: int) -> None:
-    """Up to a mebibyte of comments before the first frame is fine."""
+    """The limit is 1 MiB of comments before the first frame."""
     assert identify(add_comments(encode(RED, "GIF"), blocks)) == "GIF"
 
 
@@ -65,7 +63,7 @@ def test_gif_with_endless_comments_is_refused(blocks: int) -> None:
 
 @pytest.mark.parametrize(("block", "some", "many"), [(b"!\xfe\x01x\0", 2000, 10_000), (b"!\x01\0", 5000, 20_000)])
 def test_gif_with_many_small_extensions_is_refused(block: bytes, some: int, many: int) -> None:
-    """Each costs Pillow some time, however small it is."""
+    """Each extension costs Pillow some time, however small it is."""
     plain = encode(RED, "GIF")
     start = plain.index(b",\0\0\0\0")
 

@@ -31,7 +31,6 @@ from tests.imaging.samples import (
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_size_is_read(image_format: str) -> None:
-    """Width and height are known before anything is decoded."""
     header = read_header(encode(Image.fromarray(PIXELS), image_format), limits(MEGA))
 
     assert (header.width, header.height, header.orientation) == (32, 16, 1)
@@ -93,7 +92,7 @@ def test_pillow_does_not_parse_the_texts_and_profiles_of_a_png(chunk: bytes) -> 
 
 
 def test_nothing_is_allocated_for_the_second_frame_of_a_gif() -> None:
-    """However the first frame is to be removed, no other is read."""
+    """No frame but the first is read, whatever its disposal method."""
     data = encode(Image.new("P", (32, 16), 3), "GIF", disposal=2, transparency=0)
 
     header = read_header(data, limits(MEGA))
@@ -103,7 +102,6 @@ def test_nothing_is_allocated_for_the_second_frame_of_a_gif() -> None:
 
 
 def write_bmp(header: bytes, pixels: bytes) -> bytes:
-    """Write a BMP with 256 colours."""
     start = 14 + len(header) + 1024
     return struct.pack("<2sIII", b"BM", start + len(pixels), 0, start) + header + bytes(range(1, 5)) * 256 + pixels
 
@@ -120,7 +118,7 @@ def test_compressed_bmp_is_refused(size: int, compression: int, depth: int) -> N
 
 
 def resize_header(jpeg: bytes, width: int, height: int) -> bytes:
-    """Let the frame header of a progressive JPEG announce another size."""
+    """Change the size in the frame header of a progressive JPEG."""
     at = jpeg.index(b"\xff\xc2") + 5
     return jpeg[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + jpeg[at + 4 :]
 
@@ -167,7 +165,6 @@ def test_other_formats_are_refused(data: bytes) -> None:
 
 
 def test_a_format_that_only_pillow_reads_is_refused() -> None:
-    """It is not one of those that are checked."""
     with pytest.raises(UnsupportedFormat):
         read_header(encode(NOISE, "PPM"), limits(MEGA))
 
@@ -180,7 +177,6 @@ def test_unreadable_header_names_the_format() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(0, 0), (0, 10), (10, 0)])
 def test_image_without_pixels_is_invalid(width: int, height: int) -> None:
-    """An image with a side of zero is refused."""
     with pytest.raises(InvalidImage):
         read_header(png(width, height, 8, GREY), limits(MEGA))
 
@@ -206,7 +202,7 @@ def test_only_a_jpeg_may_have_the_pixels_of_scalable_formats(image_format: str) 
 
 
 def test_cmyk_jpeg_may_have_the_pixels_of_scalable_formats() -> None:
-    """Pillow reduces it, too."""
+    """Pillow can reduce CMYK JPEGs while decoding as well."""
     data = encode(NOISE.convert("CMYK"), "JPEG")
 
     assert read_header(data, PixelLimits(scalable=MEGA, other=0)).height == NOISE.height
@@ -232,7 +228,6 @@ def test_only_our_own_pixel_limit_counts() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(MAX_SIDE, 164), (164, MAX_SIDE), (MAX_ASPECT, 1), (1, MAX_ASPECT), (1, 1)])
 def test_dimensions_at_their_limits_are_accepted(width: int, height: int) -> None:
-    """The longest side and the most extreme aspect ratio are accepted."""
     header = read_header(png(width, height, 8, GREY), limits(3 * MEGA))
 
     assert (header.width, header.height) == (width, height)

@@ -18,7 +18,6 @@ EXIF = exif_of(6).tobytes()
 
 
 def saved(mode: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Save a blank image of 64 x 48 pixels with Pillow's defaults."""
     file = BytesIO()
     Image.new(mode, (64, 48)).save(file, "JPEG", **options)
     return file.getvalue()
@@ -30,7 +29,7 @@ SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + bytes(4)
 
 
 def test_pixels_are_those_of_pillow() -> None:
-    """Pillow uses the same library, so that not one bit differs."""
+    """Both use libjpeg-turbo, so the pixels are identical."""
     pixels = jpeg.decode(CAT, (451, 300), (451, 300), None)
 
     assert pixels is not None
@@ -51,7 +50,6 @@ def test_pixels_are_those_of_pillow() -> None:
     ],
 )
 def test_a_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: str) -> None:
-    """It is not corrupt; the error says what would be right."""
     data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, marker, 0, 0x11, depth)))
 
     with pytest.raises(UnsupportedFormat, match=f"^the image is a {kind} JPEG; send a baseline or progressive one of 8 bits"):
@@ -60,14 +58,12 @@ def test_a_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: st
 
 @pytest.mark.parametrize("depth", [0, 7, 17, 255])
 def test_an_impossible_depth_is_left_to_the_decoder(depth: int) -> None:
-    """Such a file is corrupt."""
     data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, 0xC0, 0, 0x11, depth)))
 
     assert jpeg.read_segments(data).scans == 1
 
 
 def test_grey_is_decoded_to_rgb() -> None:
-    """A JPEG with one channel becomes three equal channels."""
     pixels = jpeg.decode(GREY, (64, 48), (64, 48), None)
 
     assert pixels is not None
@@ -98,7 +94,6 @@ def test_memory_that_does_not_fit_is_left_alone(out: NDArray[np.uint8]) -> None:
 
 @pytest.mark.parametrize("data", [BASELINE, PROGRESSIVE, GREY])
 def test_size_is_read(data: bytes) -> None:
-    """Colour and grey JPEGs, baseline and progressive, are read without Pillow."""
     assert jpeg.read_size(data) == (64, 48)
 
 
@@ -132,7 +127,7 @@ def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
 
 @pytest.mark.parametrize("cut", range(0, 700, 7))
 def test_truncated_file_is_read_as_far_as_it_goes(cut: int) -> None:
-    """Whether a truncated file can be decoded is left to the decoders."""
+    """The decoders decide whether a truncated file can be decoded."""
     assert jpeg.read_segments(PROGRESSIVE[: 3 + cut]).scans <= 10
 
 
@@ -156,7 +151,7 @@ def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
     ("min_decode_size", "size"), [((1, 1), (251, 125)), ((251, 125), (251, 125)), ((252, 1), (502, 250)), ((1, 251), (1003, 500))]
 )
 def test_reduced_size_is_the_smallest_that_is_large_enough(min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
-    """A half, a quarter or an eighth, rounded up."""
+    """The size is a half, a quarter or an eighth, rounded up."""
     assert jpeg.reduced_size((2005, 999), min_decode_size) == size
 
 

@@ -15,13 +15,13 @@ RED: Colour = (230, 25, 75)
     "name", ["person", "traffic light", "行人", "自転車", "자전거", "Пешеход", "ποδήλατο", "Fußgänger à vélo", "a?b"]
 )
 def test_a_name_is_drawn_in_its_own_script(name: str) -> None:
-    """Latin with accents, Chinese, Japanese, Korean, Cyrillic and Greek."""
+    """The scripts are Latin, Chinese, Japanese, Korean, Cyrillic and Greek."""
     assert readable_name(name, 3) == name
 
 
 @pytest.mark.parametrize("name", ["", " \n", "\N{CAT FACE}", "คน", "אופניים", "العربية", "\ud800"])
 def test_a_name_that_cannot_be_drawn_is_replaced_by_the_class_id(name: str) -> None:
-    """No row of question marks, and no letters in the wrong order."""
+    """Neither question marks nor letters in the wrong order are drawn."""
     assert readable_name(name, 3) == "class 3"
 
 
@@ -46,7 +46,6 @@ def test_a_name_is_cut_before_its_score(max_width: int, text: str | None) -> Non
 
 @given(st.text(max_size=50), st.integers(6, 80), st.integers(1, 500), st.integers(1, 200))
 def test_a_label_fits(name: str, text_size: int, max_width: int, max_height: int) -> None:
-    """Whatever the name is, and however little room there is."""
     label = fit(readable_name(name, 1), "0.50", text_size, max_width, max_height)
 
     if label is not None:

@@ -107,20 +107,19 @@ def test_top_left_placement_is_that_of_yolox(image: tuple[int, int], placed: tup
 
 
 def test_canvas_need_not_be_square() -> None:
-    """The tighter side of the canvas decides the scale."""
     assert letterbox(640, 480).fit(1000, 1000) == ImageTransform(80, 0, 480, 480, 1000, 1000)
     assert letterbox(480, 640, placement="top_left").fit(1000, 1000) == ImageTransform(0, 0, 480, 480, 1000, 1000)
 
 
 def test_small_image_is_enlarged_only_if_allowed() -> None:
-    """`enlarge` decides about images smaller than the canvas, not about larger ones."""
+    """`enlarge` affects only images smaller than the canvas."""
     assert letterbox(enlarge=True).fit(320, 160) == ImageTransform(0, 160, 640, 320, 320, 160)
     assert letterbox(enlarge=False).fit(320, 160) == ImageTransform(160, 240, 320, 160, 320, 160)
     assert letterbox(enlarge=False).fit(1280, 640) == ImageTransform(0, 160, 640, 320, 1280, 640)
 
 
 def test_images_are_decoded_at_four_times_their_size_on_the_canvas() -> None:
-    """Below that size, reduced decoding would show in the boxes."""
+    """Reduced decoding below that size would show in the boxes."""
     assert letterbox().fit(4000, 3000).min_decode_size == (2560, 1920)
 
 
@@ -154,7 +153,6 @@ def test_huge_boxes_are_clipped_without_a_warning() -> None:
 
 
 def test_no_boxes_stay_no_boxes() -> None:
-    """An empty array keeps its shape."""
     assert ImageTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
 
 

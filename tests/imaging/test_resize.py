@@ -10,7 +10,7 @@ GREY = np.array([[[100] * 3, [200] * 3]], np.uint8)
 
 @pytest.mark.parametrize(("interpolation", "expected"), [("bilinear", [100, 125, 175, 200]), ("bicubic", [89, 123, 177, 211])])
 def test_pixels_between_two_are_interpolated(interpolation: Interpolation, expected: list[int]) -> None:
-    """The bicubic one overshoots at an edge."""
+    """Bicubic interpolation overshoots at an edge."""
     area = np.empty((1, 4, 3), np.uint8)
     resize_into(GREY, area, interpolation)
 
@@ -18,7 +18,7 @@ def test_pixels_between_two_are_interpolated(interpolation: Interpolation, expec
 
 
 def test_an_image_of_the_right_size_is_copied() -> None:
-    """Also into a part of a larger canvas, of which nothing else is written."""
+    """The target may be a part of a larger canvas, of which nothing else is written."""
     canvas = np.zeros((3, 4, 3), np.uint8)
     resize_into(GREY, canvas[1:2, 1:3], "bicubic")
 
@@ -27,7 +27,6 @@ def test_an_image_of_the_right_size_is_copied() -> None:
 
 
 def test_an_image_that_is_there_already_stays() -> None:
-    """It was decoded into the canvas."""
     canvas = GREY.copy()
     resize_into(canvas, canvas, "bilinear")
 

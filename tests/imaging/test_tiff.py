@@ -63,7 +63,6 @@ def to_rgb(grey: NDArray[Any]) -> NDArray[Any]:
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773, 32946])
 @pytest.mark.parametrize("rows", [1, 5, 100])
 def test_compressed_strips_are_decoded(compression: int, rows: int) -> None:
-    """Exactly, in strips of any height."""
     options = [cv2.IMWRITE_TIFF_COMPRESSION, compression, cv2.IMWRITE_TIFF_ROWSPERSTRIP, rows]
     data = cv2.imencode(".tiff", PIXELS[:, :, ::-1], options)[1].tobytes()
 
@@ -95,7 +94,6 @@ def test_modes_are_decoded(order: str, alpha: int) -> None:
 
 
 def test_tiles_are_decoded() -> None:
-    """Those at the edge are wider than the image."""
     pixels = np.asarray(NOISE)[:40, :50]
     padded = np.zeros((64, 64, 3), np.uint8)
     padded[:40, :50] = pixels
@@ -112,7 +110,6 @@ def test_tiles_are_decoded() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_image_is_turned_upright(orientation: int) -> None:
-    """By its own tag, and only once."""
     stored = store(PIXELS, orientation)
     data = write(tags_for(stored, 2, _274=(orientation,)), stored.tobytes())
 
@@ -136,14 +133,13 @@ def test_image_is_turned_upright(orientation: int) -> None:
     ],
 )
 def test_a_kind_that_is_not_read_is_told(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    """It is not corrupt."""
     with pytest.raises(UnsupportedFormat, match=message):
         tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
 
 
 @pytest.mark.parametrize("magic", [b"II+\0", b"MM\0+"])
 def test_a_bigtiff_is_told(magic: bytes) -> None:
-    """It has addresses of 64 bits."""
+    """BigTIFF has 64-bit offsets."""
     with pytest.raises(UnsupportedFormat, match="a BigTIFF; send a plain TIFF"):
         read_header(magic + bytes(100), limits(MEGA))
 
@@ -162,26 +158,24 @@ def test_a_bigtiff_is_told(magic: bytes) -> None:
     ],
 )
 def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: str) -> None:
-    """The decoder does not see it."""
     with pytest.raises(InvalidImage, match=message):
         tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
 
 
 def test_too_many_tags_are_refused() -> None:
-    """Each costs some time."""
+    """Each tag costs some time."""
     with pytest.raises(InvalidImage, match="too many tags"):
         tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
 
 
 @pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
 def test_too_many_values_are_refused(tag: int, values: int) -> None:
-    """Each takes memory, and it is not clear which of them counts."""
+    """Each value takes memory, and it is unclear which one counts."""
     with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
         tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
 
 
 def test_the_first_of_several_tags_counts() -> None:
-    """The others are not read, however many values they have."""
     data = write(tags_for(PIXELS, 2), PIXELS.tobytes())
     (entries,) = struct.unpack_from("<H", data, 8)
     behind = len(data) + 2 + 12 * (entries + 300) + 4
@@ -195,7 +189,7 @@ def test_the_first_of_several_tags_counts() -> None:
 
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773])
 def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
-    """None of a compressed strip; or any of one that is not compressed, whose last byte counts."""
+    """A compressed strip without data is invalid; an uncompressed strip is invalid if any byte is missing."""
     data = cv2.imencode(".tiff", np.asarray(NOISE), [cv2.IMWRITE_TIFF_COMPRESSION, compression])[1].tobytes()
     header = tiff.read_header(data)
     sizes = [size for _, size in header.parts]
@@ -207,7 +201,7 @@ def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
 
 
 def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
-    """A file is written the same way again."""
+    """The decoder gets a rewritten file; rewriting that changes nothing."""
     file = BytesIO()
     Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
     written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))

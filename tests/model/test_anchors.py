@@ -33,7 +33,6 @@ def test_anchors_are_counted_as_they_are_laid_out(input_size: tuple[int, int]) -
 
 @pytest.mark.parametrize(("input_size", "count"), [((640, 640), 8400), ((416, 416), 3549), ((640, 480), 6300), ((7, 7), 0)])
 def test_count_of_usual_inputs(input_size: tuple[int, int], count: int) -> None:
-    """The counts are those in the heads of published networks."""
     assert count_anchors(input_size) == count
 
 

@@ -17,6 +17,5 @@ from app.model.reference import refer_to, split_reference
 def test_a_reference_has_a_version_only_if_one_is_asked_for(
     name: str, version: int | str | None, reference: str, parts: tuple[str, str]
 ) -> None:
-    """Both parts can be had from it again."""
     assert refer_to(name, version) == reference
     assert split_reference(reference) == parts

@@ -53,7 +53,6 @@ def format_of(spec: ModelSpec) -> OutputFormat:
 
 
 def test_spec_of_a_plain_model() -> None:
-    """Without parameters everything has its documented default."""
     assert spec_of(SIX_COLUMNS) == ModelSpec(
         name="m",
         version="1",
@@ -105,7 +104,6 @@ def test_a_model_processes_a_full_batch_in_each_instance(batch: int, groups: lis
 
 
 def test_every_parameter_is_read() -> None:
-    """Each of the documented parameters is read from its text."""
     given = spec_of(
         SIX_COLUMNS,
         image=("images", "TYPE_FP32", [3, -1, -1]),
@@ -150,7 +148,6 @@ def test_the_overlap_of_boxes_and_its_maximum(outputs: tuple[Tensor, ...], iou: 
 
 
 def test_parameters_of_others_are_ignored() -> None:
-    """Parameters that Triton or a backend reads make no difference."""
     assert spec_of(SIX_COLUMNS, execution_mode="1", optimization="x") == spec_of(SIX_COLUMNS)
 
 
@@ -201,13 +198,12 @@ def test_invalid_parameter_is_named(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"name": 1}, {"name": "m", "input": 5}, {"name": "m", "input": [{"name": "a"}]}])
 def test_malformed_config_is_unsupported(config: dict[str, Any]) -> None:
-    """A config that is not a ModelConfig is rejected."""
     with pytest.raises(UnsupportedModel):
         from_triton_config(config, "1")
 
 
 def test_numbers_may_be_text() -> None:
-    """Triton's JSON writes 64-bit numbers as strings, which are converted."""
+    """Triton's JSON writes 64-bit numbers as strings."""
     given = spec_of(("output0", "TYPE_FP32", ["300", "6"]), image=("images", "TYPE_FP32", ["3", "480", "640"]))
 
     assert (format_of(given), given.input_size) == (OutputFormat.SIX_COLUMNS, (640, 480))
@@ -217,7 +213,6 @@ def test_numbers_may_be_text() -> None:
     ("kinds", "device"), [([], "cpu"), (["KIND_CPU"], "cpu"), (["KIND_AUTO"], "cpu"), (["KIND_CPU", "KIND_GPU"], "gpu")]
 )
 def test_device_is_that_of_the_instances(kinds: list[str], device: str) -> None:
-    """One instance on a GPU makes the model a GPU model."""
     given = from_triton_config(config(SIX_COLUMNS) | {"instance_group": [{"kind": kind} for kind in kinds]}, "1")
 
     assert given.device == device
@@ -262,12 +257,11 @@ def test_channels_are_found_first_or_last(dims: list[int | str], input_format: I
     ],
 )
 def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
-    """`square` takes precedence over the exporter's `imgsz`, and 640 is the default."""
+    """`square` takes precedence over the exporter's `imgsz`; the default is 640."""
     assert spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).input_size == input_size
 
 
 def test_fixed_input_size_takes_precedence_over_parameters() -> None:
-    """A shape with a size is used, whatever the parameters say."""
     assert spec_of(square="512", metadata="{'imgsz': [320, 320]}").input_size == (640, 640)
 
 
@@ -331,14 +325,13 @@ def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, .
 
 
 def test_only_a_model_that_takes_files_can_tell_that() -> None:
-    """Elsewhere an output of that name is one that nobody knows."""
     with pytest.raises(UnsupportedModel):
         spec_of(*END_TO_END, ("decoded", "TYPE_INT32", [1]))
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_ensemble_says_where_it_runs(device: str) -> None:
-    """Its config has no instances that could tell."""
+    """An ensemble's config has no instances that would say it."""
     assert spec_of(device=device).device == device
 
 
@@ -367,12 +360,11 @@ def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format:
     ("image", "anchors"), [([3, 416, 416], 3549), ([3, 480, 640], 6300), ([3, -1, -1], 8400), ([640, 640, 3], 8400)]
 )
 def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> None:
-    """A YOLOX head has one row per anchor of this model's input."""
+    """A YOLOX head has one row per anchor of this input size."""
     assert format_of(spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image))) is OutputFormat.YOLOX_HEAD
 
 
 def test_head_with_its_batch_written_out() -> None:
-    """The batch dimension is not part of a head's shape."""
     given = spec_of(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
 
     assert (format_of(given), given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
@@ -386,7 +378,6 @@ def test_yolox_has_its_own_defaults() -> None:
 
 
 def test_yolox_defaults_can_be_overridden() -> None:
-    """The parameters in the config take precedence."""
     given = spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center")
 
     assert (given.channels, given.scale, given.placement) == ("RGB", 255.0, "center")
@@ -423,7 +414,6 @@ def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[s
 
 
 def test_four_tensors_with_their_batch_written_out() -> None:
-    """The batch dimension is not part of the four shapes."""
     outputs = [(name, data_type, [1, *dims]) for name, data_type, dims in END_TO_END]
 
     given = spec_of(*outputs, image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
@@ -452,7 +442,6 @@ def test_four_tensors_with_their_batch_written_out() -> None:
     ],
 )
 def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
-    """Outputs that no adapter fits are rejected, and the message describes them."""
     described = ", ".join(f"{name} {data_type[5:]} {dims}" for name, data_type, dims in outputs) or "none"
 
     with pytest.raises(UnsupportedModel) as caught:
@@ -485,7 +474,6 @@ def test_unknown_input_is_described(image: Tensor) -> None:
     ("images", "described"), [((), "none"), ((IMAGES, IMAGES), "images FP32 [3, 640, 640], images FP32 [3, 640, 640]")]
 )
 def test_model_must_have_one_input(images: tuple[Tensor, ...], described: str) -> None:
-    """A model without an input, or with several, is rejected."""
     with pytest.raises(UnsupportedModel) as caught:
         from_triton_config(config(SIX_COLUMNS) | {"input": tensors(*images)}, "1")
 
@@ -503,7 +491,6 @@ def test_malformed_metadata_leaves_the_defaults(metadata: str) -> None:
 @given(st.text("{}[]()'\",:0123456789 abnmesigz-+\\", max_size=40))
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
-    """Whatever the text is, the model keeps its output format."""
     assert format_of(spec_of(metadata=metadata)) is OutputFormat.SIX_COLUMNS
 
 
@@ -522,7 +509,6 @@ def test_shape_and_size_of_the_input_tensor(
 
 
 def test_batch_shape_of_several_images() -> None:
-    """Several images lie one behind the other in the batch dimension."""
     assert spec_of(image=("images", "TYPE_FP32", [3, 4, 6]), batch=8).batch_shape(3) == (3, 3, 4, 6)
 
 
@@ -557,7 +543,6 @@ def test_only_rgb_bytes_in_rows_are_the_canvas_itself(dims: list[int | str], dat
 
 
 def test_model_that_takes_the_file_takes_no_canvas() -> None:
-    """It decodes the image itself."""
     assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").input_is_canvas
 
 
@@ -608,7 +593,7 @@ def test_one_score_for_each_class_is_a_classifier(output: Tensor, batch: int, cl
 
 
 def test_every_parameter_of_a_classifier_is_read() -> None:
-    """As the configs of models trained on ImageNet need them."""
+    """Models trained on ImageNet need these parameters."""
     given = spec_of(
         SCORES,
         image=("i", "TYPE_FP32", [3, 224, 224]),
@@ -646,7 +631,6 @@ def test_a_detector_may_be_stretched_or_cropped() -> None:
 
 
 def test_a_model_of_another_task_says_where_it_is_asked() -> None:
-    """The error is for the caller who has chosen the wrong route."""
     with pytest.raises(WrongTask, match=r"^m is a classifier, not a detector; POST /classify or /predict/m asks it$"):
         spec_of(SCORES).expect_head(DetectionHead)
     with pytest.raises(WrongTask, match=r"^m is a detector, not a classifier; POST /detect or /predict/m asks it$"):
@@ -654,7 +638,6 @@ def test_a_model_of_another_task_says_where_it_is_asked() -> None:
 
 
 def test_a_classifier_is_described_by_its_scores() -> None:
-    """For the list of models and for `doctor`."""
     assert spec_of(SCORES).head.description == "logits of 1000 classes"
     assert spec_of(("s", "TYPE_FP32", [-1])).head.description == "logits of the classes"
 

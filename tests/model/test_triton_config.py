@@ -31,7 +31,6 @@ MALFORMED = [
 
 
 def hints(**parameters: str) -> ModelParameters:
-    """Read parameters as they are in a config, as text."""
     return msgspec.convert(parameters, ModelParameters, strict=False)
 
 
@@ -60,7 +59,7 @@ def test_class_names_are_found(parameters: dict[str, str], labels: tuple[str, ..
 
 @pytest.mark.parametrize("labels", ["[cat,dog]", '["cat"', '["cat", 7]', '[["cat"]]', "[" * 5000])
 def test_labels_that_are_no_json_array_are_rejected(labels: str) -> None:
-    """Cut at their commas, they would be wrong names."""
+    """Split at commas, they would be wrong names."""
     with pytest.raises(msgspec.ValidationError, match="labels begin with"):
         hints(labels=labels)
 
@@ -87,7 +86,7 @@ def test_side_of_the_input_is_found(parameters: dict[str, str], side: int | None
 
 @pytest.mark.parametrize("metadata", MALFORMED)
 def test_malformed_metadata_is_ignored(metadata: str) -> None:
-    """Metadata that is not what the exporter writes counts as none."""
+    """Metadata that the exporter did not write counts as none."""
     given = hints(metadata=metadata)
 
     assert (given.class_names(), given.side()) == ((), None)
@@ -96,7 +95,6 @@ def test_malformed_metadata_is_ignored(metadata: str) -> None:
 @given(st.text("{}[]()'\",:0123456789 abnmesigz-+\\", max_size=40))
 @pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
 def test_no_metadata_raises(metadata: str) -> None:
-    """Whatever the text is, reading it raises nothing."""
     given = hints(metadata=metadata)
 
     assert isinstance(given.class_names(), tuple)
@@ -104,7 +102,6 @@ def test_no_metadata_raises(metadata: str) -> None:
 
 
 def test_every_parameter_is_documented() -> None:
-    """The table in the module's docstring lists each parameter that is read."""
     lines = re.findall(r"^    (\w+(?:, \w+)*)  ", triton_config.__doc__ or "", re.MULTILINE)
     listed = {name for line in lines for name in line.split(", ")}
 

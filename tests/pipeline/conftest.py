@@ -24,7 +24,6 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def time() -> AsyncIterator[Time]:
-    """For a test without a world."""
     with time_of_app() as made:
         yield made
 

@@ -41,7 +41,6 @@ def pending(  # noqa: PLR0913 - what an image has
 
 
 def chosen(waiting: Sequence[PendingImage], max_images: int) -> Sequence[PendingImage]:
-    """Choose images for a Triton that has mapped all arenas."""
     return next_batch(waiting, max_images, lambda _: True).images
 
 
@@ -53,7 +52,6 @@ def open_arena(nbytes: int = 100) -> Iterator[Arena]:
 
 
 async def test_neighbours_go_together() -> None:
-    """Their slots are one tensor already."""
     with open_arena() as arena:
         images = [pending(arena) for _ in range(4)]
 
@@ -64,7 +62,6 @@ async def test_neighbours_go_together() -> None:
 
 
 async def test_slots_may_differ_in_size() -> None:
-    """As files do."""
     with open_arena() as arena:
         images = [pending(arena, nbytes) for nbytes in (10, 3, 25)]
 
@@ -72,7 +69,6 @@ async def test_slots_may_differ_in_size() -> None:
 
 
 async def test_the_order_in_memory_counts() -> None:
-    """The image that has waited longest may lie between the others."""
     with open_arena() as arena:
         a, b, c = (pending(arena) for _ in range(3))
 
@@ -80,7 +76,6 @@ async def test_the_order_in_memory_counts() -> None:
 
 
 async def test_what_is_not_ready_ends_a_batch() -> None:
-    """The images behind it follow in the next one."""
     with open_arena() as arena:
         a, b, _, d, e = (pending(arena) for _ in range(5))
 
@@ -90,7 +85,7 @@ async def test_what_is_not_ready_ends_a_batch() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
-    """The model's; the image that has waited longest is always part of it."""
+    """The end is the model's maximum; the image that has waited longest is always part of the batch."""
     with open_arena() as arena:
         images = [pending(arena if is_shared else None) for _ in range(6)]
 
@@ -100,7 +95,6 @@ async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
 
 
 async def test_slots_and_messages_do_not_mix() -> None:
-    """Nor do slots of two arenas."""
     with open_arena() as arena, open_arena() as other:
         a, b, c, d, e = pending(arena), pending(), pending(other), pending(arena), pending()
 
@@ -122,7 +116,6 @@ async def test_for_a_triton_that_maps_no_memory_slots_make_no_difference(monkeyp
 
 
 async def test_a_message_has_a_size_that_does_not_stop_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But at least one image."""
     monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
     small, large = [pending() for _ in range(3)], [pending(nbytes=100) for _ in range(2)]
 
@@ -131,7 +124,6 @@ async def test_a_message_has_a_size_that_does_not_stop_the_worker(monkeypatch: p
 
 
 async def test_only_images_of_one_spec_go_together() -> None:
-    """The model may have been replaced in between."""
     with open_arena() as arena:
         before, after = pending(arena), pending(arena, spec=from_triton_config({**CONFIG, "max_batch_size": 8}, "2"))
 
@@ -140,7 +132,6 @@ async def test_only_images_of_one_spec_go_together() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_who_goes_alone_takes_nobody_along(is_shared: bool) -> None:  # noqa: FBT001
-    """Neither as the first nor as one of the others."""
     with open_arena() as arena:
         a, b, c = (pending(arena if is_shared else None) for _ in range(3))
         b.goes_alone = True
@@ -167,7 +158,6 @@ async def test_a_batch_has_what_its_images_have() -> None:
 
 
 async def test_a_batch_is_abandoned_when_the_last_request_has_left() -> None:
-    """One that still waits keeps it."""
     batch = Batch([pending(), pending()], None)
     batch.images[0].result.cancel()
     assert not batch.is_abandoned

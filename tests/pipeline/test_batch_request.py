@@ -30,7 +30,6 @@ pytestmark = pytest.mark.world(mode="inline", memory_bytes=40 * len(SCENE))
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    """A host that has one image."""
     async with serving() as made:
         made.answers[IMAGE] = response(SCENE)
         yield made
@@ -38,7 +37,6 @@ async def host() -> AsyncIterator[Host]:
 
 @pytest.fixture
 async def world(world: World, host: Host) -> World:
-    """One with little memory, whose Triton finds `TABLE`."""
     world.fake.answer = infer_response(output0=TABLE)
     world.pipeline.fetcher = host.fetcher()
     return world
@@ -50,7 +48,6 @@ def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa:
 
 
 def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
-    """Report what a caller is told."""
     assert timing.total >= 0
     return str(found) if isinstance(found, Exception) else type(found).__name__
 
@@ -66,12 +63,11 @@ async def outcomes(batch: BatchRequest) -> list[Any]:
 
 
 def used(world: World) -> tuple[int, int]:
-    """Return the bytes that images have reserved, and that batches have."""
     return world.admission.memory.used_bytes, world.admission.batch_memory.used_bytes
 
 
 async def test_images_succeed_and_fail_alone(world: World) -> None:
-    """Each with stages of its own; the list of images is emptied, and all memory is given back."""
+    """Each image has stages of its own; the list of images is emptied, and all memory is released."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
     found = await outcomes(await open_batch(world, images))
 
@@ -83,14 +79,13 @@ async def test_images_succeed_and_fail_alone(world: World) -> None:
 
 
 async def test_what_they_have_in_common_fails_at_once(world: World) -> None:
-    """Before any image is looked at."""
     with pytest.raises(InvalidParameter):
         await open_batch(world, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
     assert used(world) == (0, 0)
 
 
 async def test_images_are_counted_before_triton_is_asked_for_the_model(world: World) -> None:
-    """However long that takes: a batch without room does not ask, and what is counted is given back whatever the answer is."""
+    """A batch without room does not ask Triton, and what was counted is released whatever Triton answers."""
     world.fake.may_tell.clear()
     waiting = asyncio.create_task(open_batch(world, [SCENE] * 15, 20, OPTIONS._replace(model="other")))
     assert await eventually(lambda: world.fake.config_reads > 0)
@@ -107,7 +102,7 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """And few of them are in front of a thread, so that a single request has its turn soon."""
+    """Only a few of them are queued for a thread at a time, so that a single request soon has its turn."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
@@ -124,7 +119,6 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pyte
 async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_ended(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """Nothing new begins, and no permit is left."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep):
         assert await eventually(gate.reached.is_set)
@@ -137,7 +131,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 
 
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """At the deadline of the batch, all of them; each error tells what was slow."""
+    """All of them fail at the deadline of the batch; each error names what was slow."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
     async with (await open_batch(world, [SCENE] * 5, 20)).run(explain) as done:
         assert await eventually(gate.reached.is_set)
@@ -151,7 +145,6 @@ async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_slow_model_is_no_matter_of_other_images(world: World) -> None:
-    """The error is that of a single image."""
     world.hold()
     async with (await open_batch(world, [SCENE] * 3, 20)).run(explain) as done:
         assert await eventually(lambda: len(world.fake.requests) == 3)
@@ -160,7 +153,7 @@ async def test_a_slow_model_is_no_matter_of_other_images(world: World) -> None:
 
 
 async def test_batches_take_a_part_of_the_memory(world: World) -> None:
-    """One that is larger is possible alone; the next one is rejected as a whole."""
+    """A batch above that part is still possible alone; the next batch is rejected as a whole."""
     async with (await open_batch(world, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
             await outcomes(await open_batch(world, [SCENE]))
@@ -171,7 +164,6 @@ async def test_batches_take_a_part_of_the_memory(world: World) -> None:
 
 
 async def test_an_image_waits_for_memory(world: World) -> None:
-    """It is tried again until there is some, or until the deadline."""
     others = world.admission.memory.reserve()
     for seconds, outcome in ((30, "Detections"), (20, "GatewayFull")):
         others.add(world.admission.memory.limit_bytes - len(SCENE))
@@ -189,7 +181,7 @@ async def test_an_image_waits_for_memory(world: World) -> None:
 
 @pytest.mark.parametrize("part", ["memory", "batch_memory"])
 async def test_an_address_waits_for_memory(world: World, host: Host, part: str) -> None:
-    """As an image does that came with the request, also for that of batches."""
+    """It waits like an image that came with the request, also for the memory of batches."""
     budget: MemoryBudget = getattr(world.admission, part)
     others = budget.reserve()
     others.add(budget.limit_bytes - 100)  # the address itself has room
@@ -212,7 +204,6 @@ async def test_an_address_waits_for_memory(world: World, host: Host, part: str) 
 
 
 async def test_errors_keep_no_image(world: World) -> None:
-    """No reference cycle keeps a batch until the garbage collector runs."""
     with in_cycles(CallContext) as kept:
         await outcomes(await open_batch(world, [SCENE[:500], b"junk", SCENE]))
 

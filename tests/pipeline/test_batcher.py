@@ -67,8 +67,6 @@ class Calls:
 
 
 class Setup:
-    """A batcher, and requests that use it."""
-
     def __init__(self, max_calls: float = 1) -> None:
         self.calls = Calls(max_calls)
         self.batcher = Batcher(self.calls)
@@ -96,19 +94,16 @@ class Setup:
 
 
 async def turns() -> None:
-    """Let everything run that can."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def gather(*asking: asyncio.Task[float]) -> list[float]:
-    """Wait for results."""
     return list(await asyncio.gather(*asking))
 
 
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
-    """One call at a time."""
     made = Setup()
     yield made
     made.calls.may_answer.set()
@@ -118,7 +113,6 @@ async def setup() -> AsyncIterator[Setup]:
 
 
 async def test_a_lone_image_waits_for_nothing(setup: Setup) -> None:
-    """It leaves in the same turn of the event loop."""
     (asking,) = setup.start()
     await asyncio.sleep(0)
     assert setup.batcher.calls == 1
@@ -129,7 +123,7 @@ async def test_a_lone_image_waits_for_nothing(setup: Setup) -> None:
 
 
 async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> None:
-    """When the call has returned, up to the model's batch size, in order of arrival; each gets its own result."""
+    """They leave when the call returns, up to the model's batch size, in order of arrival; each gets its own result."""
     asking = setup.start(8)
     await turns()
     assert setup.calls.batches == [[0]]
@@ -142,7 +136,6 @@ async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> Non
 
 
 async def test_as_many_calls_as_are_allowed() -> None:
-    """Their number may change at any time."""
     setup = Setup(max_calls=3)
     asking = setup.start(5)
     await turns()
@@ -155,7 +148,6 @@ async def test_as_many_calls_as_are_allowed() -> None:
 
 
 async def test_without_a_limit_each_image_goes_at_once() -> None:
-    """Nobody waits, so that nobody joins."""
     setup = Setup(max_calls=float("inf"))
     asking = setup.start(20)
     await turns()
@@ -166,7 +158,6 @@ async def test_without_a_limit_each_image_goes_at_once() -> None:
 
 
 async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
-    """And how long its image waited for that."""
     asking = setup.start(4)
     await turns()
     setup.calls.may_answer.set()
@@ -177,7 +168,7 @@ async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
 
 
 async def test_who_leaves_while_waiting_is_taken_out(setup: Setup) -> None:
-    """Nothing is computed for it, and what it held is free at once."""
+    """Nothing is computed for it, and what it held is released at once."""
     asking = setup.start(4)
     await turns()
     asking[2].cancel()
@@ -191,7 +182,6 @@ async def test_who_leaves_while_waiting_is_taken_out(setup: Setup) -> None:
 
 
 async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
-    """In a call, and while it waits; the others get their results."""
     asking = [*setup.start(), *setup.start(seconds=0.05), *setup.start()]
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
         await asking[1]
@@ -211,7 +201,6 @@ async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
 
 
 async def test_what_triton_reads_is_kept_until_the_call_has_ended(setup: Setup) -> None:
-    """Also for those whose request has left."""
     asking = setup.start(3)
     await turns()
     for task in asking:
@@ -240,7 +229,6 @@ async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
 
 
 async def test_a_version_that_has_gone_fails_alone(setup: Setup) -> None:
-    """Who wants the newest one was only with it in a batch."""
     setup.calls.poison = {2: ModelNotReady("not loaded")}
     asking = [*setup.start(2), *setup.start(version=1), *setup.start()]
     setup.calls.may_answer.set()
@@ -251,7 +239,6 @@ async def test_a_version_that_has_gone_fails_alone(setup: Setup) -> None:
 
 
 async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
-    """No image can be the cause."""
     setup.calls.poison = {2: ModelNotReady("not loaded")}
     asking = setup.start(4)
     setup.calls.may_answer.set()
@@ -263,7 +250,7 @@ async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
 
 @pytest.mark.parametrize("error", [InferenceFailed("no"), InvalidModelOutput("no")])
 async def test_one_image_fails_alone(setup: Setup, error: GatewayError) -> None:
-    """Those that were with it are tried once more, alone, and get their results."""
+    """The others of its batch are tried once more, each alone, and get their results."""
     setup.calls.poison[2] = error
     asking = setup.start(6)
     await turns()
@@ -276,7 +263,6 @@ async def test_one_image_fails_alone(setup: Setup, error: GatewayError) -> None:
 
 
 async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
-    """Each image is asked for alone."""
     setup.calls.missing_rows = 1
     asking = setup.start(4)
     await turns()
@@ -287,7 +273,7 @@ async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
 
 
 async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
-    """Trying again one by one would only add to it; each request gets an error of its own."""
+    """Trying again one by one would only add load; each request gets an error of its own."""
     setup.calls.poison[1] = TritonUnavailable("gone")
     asking = setup.start(4)
     await turns()
@@ -300,7 +286,6 @@ async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
 
 
 async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
-    """Its batch has failed, but nobody waits for it."""
     setup.calls.poison[2] = InferenceFailed("no")
     asking = setup.start(4)
     await turns()
@@ -317,7 +302,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
 
 
 async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image is only in a batch as long as it could be tried alone after that: none ever fails with another."""
+    """An image joins a batch only while there is time to try it alone afterwards, so none ever fails because of another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
     setup.batcher = Batcher(setup.calls)
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
@@ -332,7 +317,6 @@ async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: p
 
 
 async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
-    """As at the end of the worker."""
     (asking,) = setup.start()
     await turns()
     for task in setup.batcher.tasks:
@@ -343,7 +327,6 @@ async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
 
 
 async def test_models_may_change_between_calls(setup: Setup) -> None:
-    """A batch has images for one of them only."""
     other = from_triton_config({**CONFIG, "max_batch_size": 4}, "2")
     asking = [*setup.start(2), *setup.start(2, spec=other), *setup.start()]
     await turns()

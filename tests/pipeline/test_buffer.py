@@ -20,13 +20,11 @@ SHAPE = (64, 64)
 
 @pytest.fixture
 async def transport(world: World) -> Transport:
-    """A transport with slots of `NBYTES`."""
     await world.transport.prepare(NBYTES)
     return world.transport
 
 
 def allocated(buffer: InputBuffer) -> Slot:
-    """Allocate a tensor that just fits a slot."""
     buffer.allocate(SHAPE, np.uint8, NBYTES)
     assert buffer.slot is not None
     return buffer.slot
@@ -58,7 +56,6 @@ async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transpo
 
 
 async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
-    """No slot is taken for it; not even one element more fits."""
     with open_buffer(transport) as buffer:
         tensor = buffer.allocate((NBYTES // 4 + 1,), np.float32, NBYTES)
 
@@ -70,7 +67,6 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
 
 
 async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
-    """The type and the shape are the same."""
     with open_buffer(Transport("inline")) as buffer:
         tensor = buffer.allocate(SHAPE, np.float16, NBYTES * 2)
 
@@ -80,7 +76,6 @@ async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
 
 
 async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
-    """More requests than slots are no failure."""
     slots = [transport.take(NBYTES, NBYTES) for _ in range(SLOTS)]
     with open_buffer(transport) as buffer:
         buffer.allocate(SHAPE, np.uint8, NBYTES)
@@ -107,7 +102,6 @@ async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> N
 
 
 async def test_a_failure_in_the_block_frees_the_slot(transport: Transport) -> None:
-    """An image that cannot be decoded has a slot already."""
     with pytest.raises(ValueError, match="broken"), open_buffer(transport) as buffer:  # noqa: PT012 - the block is the subject
         slot = allocated(buffer)
         raise ValueError("broken")

@@ -13,7 +13,6 @@ HEADS = get_args(Head)
 
 
 def test_tasks_and_heads_belong_together() -> None:
-    """One for each."""
     assert [head.task for head in HEADS] == list(TASKS)
 
 
@@ -26,7 +25,6 @@ def test_each_task_has_a_trivial_question(head: type[Head]) -> None:
 
 
 def head(output_format: OutputFormat, max_iou: float) -> DetectionHead:
-    """Make a head whose config tells of an overlap of 0.45."""
     return DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
 
 

@@ -22,8 +22,6 @@ def later() -> Deadline:
 
 
 class Gate:
-    """Work that tells when it has started, and ends when it may."""
-
     def __init__(self) -> None:
         self.has_started = threading.Event()
         self.may_end = threading.Event()
@@ -36,7 +34,6 @@ class Gate:
 
 @pytest.fixture
 def pool() -> Iterator[DecodePool]:
-    """A pool of one thread."""
     made = DecodePool(1)
     yield made
     made.close()
@@ -57,7 +54,6 @@ async def test_work_runs_in_a_thread_of_the_pool(pool: DecodePool) -> None:
 
 
 async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) -> None:
-    """Other requests are served while an image is decoded."""
     running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     assert not running.done()
@@ -67,8 +63,6 @@ async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) ->
 
 
 async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
-    """The caller is told what is wrong with the image."""
-
     def fail() -> None:
         raise InvalidImage("truncated")
 
@@ -77,7 +71,6 @@ async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
 
 
 async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> None:
-    """The job that was submitted first starts first."""
     order: list[int] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease())) for n in range(5)]  # type: ignore[misc]
@@ -91,7 +84,6 @@ async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> N
 
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
-    """More would only compete for the cores."""
     pool, gates = DecodePool(threads), [Gate() for _ in range(5)]
     running = [asyncio.ensure_future(pool.run(gate, later(), Lease())) for gate in gates]
     for ended, gate in enumerate(gates):
@@ -104,7 +96,6 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 
 
 async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate, time: Time) -> None:
-    """Its request has ended, and the job would delay others."""
     ran: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
     assert await eventually(gate.has_started.is_set)
@@ -161,8 +152,7 @@ async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate:
     assert await blocking == "done"
 
 
-class Image:
-    """Something large that a job refers to."""
+class Image: ...
 
 
 async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodePool, gate: Gate) -> None:
@@ -186,7 +176,6 @@ async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: Decode
 
 
 async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
-    """The job does not start, even if it would be quick."""
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     with pytest.raises(DeadlinePassed):
         await pool.run(lambda: None, Deadline.after(-1), Lease())
@@ -207,7 +196,6 @@ async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool
 
 
 async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: Gate) -> None:
-    """Its client has disconnected."""
     ran: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))

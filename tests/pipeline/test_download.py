@@ -25,13 +25,12 @@ async def host() -> AsyncIterator[Host]:
 
 @pytest.fixture
 def admission() -> Iterator[Admission]:
-    """Of which batches may use twice the image."""
+    """An admission of which batches may use twice the size of the image."""
     with open_admission(memory_bytes=4 * len(IMAGE)) as made:
         yield made
 
 
 def prepare(host: Host, admission: Admission, url: str = URL) -> tuple[Download, JointReservation]:
-    """Prepare to fetch an image into a reservation."""
     fetcher, memory = host.fetcher(), admission.reserve_for_batch("an image of this size")
     return Download(fetcher, fetcher.parse(host.url(url)), memory, Deadline.after(30)), memory
 
@@ -65,7 +64,6 @@ async def test_an_image_is_fetched_anew_once_there_is_memory(host: Host, admissi
 
 
 async def test_an_image_that_cannot_be_fetched_keeps_no_memory(host: Host, admission: Admission) -> None:
-    """Also if some of it had arrived."""
     host.answers["/cut"] = response(IMAGE[:1000], "200 OK", f"Content-Length: {len(IMAGE)}")
     for url in ("/cut", "/missing"):
         download, _ = prepare(host, admission, url)

@@ -37,7 +37,6 @@ LARGE = encode(Image.new("RGB", (2000, 1000)), "PNG")
 
 
 def call(seconds: float = 30) -> CallContext:
-    """Make the context of a call with this deadline."""
     return CallContext(Deadline.after(seconds), Timing(), "abc")
 
 
@@ -50,7 +49,6 @@ async def pipeline(world: World) -> AsyncIterator[Pipeline]:
 
 
 async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
-    """A class without a name has its colour, too."""
     context = call()
     picture = await draw(pipeline, IMAGE, FOUND, "image/png", context)
 
@@ -63,7 +61,6 @@ async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
 async def test_memory_and_backlog_count_while_a_picture_is_drawn(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    """In a decoding thread; also when the caller has left meanwhile."""
     threads = gate.block(monkeypatch, draw_module, "draw_picture")
     task = asyncio.create_task(draw(pipeline, LARGE, FOUND, "image/png", call()))
     assert await asyncio.to_thread(gate.reached.wait, 10)
@@ -93,7 +90,6 @@ async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatc
 
 @pytest.mark.parametrize("nbytes", [len(LARGE) - 1, len(LARGE) + 1000])
 async def test_a_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipeline, nbytes: int) -> None:
-    """Neither for the file nor, later, for its pixels."""
     memory = pipeline.admission.memory
     with memory.reserve() as others:
         others.add(memory.limit_bytes - nbytes)
@@ -102,6 +98,5 @@ async def test_a_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipe
 
 
 async def test_a_picture_that_would_take_too_long_is_rejected(pipeline: Pipeline) -> None:
-    """If large images are before it."""
     with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60)), pytest.raises(GatewayFull, match="too long"):
         await draw(pipeline, LARGE, FOUND, "image/jpeg", call(5))

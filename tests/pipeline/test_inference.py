@@ -66,14 +66,14 @@ SHARED_OR_NOT = pytest.mark.parametrize("is_shared", [pytest.param(True, marks=S
 
 @pytest.fixture
 async def world(world: World) -> World:
-    """One that has slots, if it is to have any."""
+    """A world with slots, unless the test wants none."""
     await world.transport.prepare(SPEC.image_bytes)
     return world
 
 
 @pytest.fixture
 async def unretrieved() -> AsyncIterator[list[dict[str, Any]]]:
-    """What the event loop reports of failures that nobody has looked at."""
+    """The failures that nobody retrieved, as the event loop reports them."""
     loop = asyncio.get_running_loop()
     reports: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reports.append(context))
@@ -82,7 +82,6 @@ async def unretrieved() -> AsyncIterator[list[dict[str, Any]]]:
 
 
 def has_slot(request: Any) -> bool:  # noqa: ANN401
-    """Return whether a request refers to shared memory."""
     return "shared_memory_region" in request.inputs[0].parameters
 
 
@@ -101,7 +100,6 @@ async def test_an_inference_is_asked_once_and_answered(world: World, is_shared: 
 
 
 async def test_triton_is_told_whose_call_it_is(world: World) -> None:
-    """Each attempt carries the caller's span; without one, Triton is told nothing."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.next_refusals = [STOPPING]
     await world.infer(trace=TRACE)
@@ -112,14 +110,12 @@ async def test_triton_is_told_whose_call_it_is(world: World) -> None:
 
 @SHARED
 async def test_a_slot_is_free_after_its_inference(world: World) -> None:
-    """Triton does not read it any more."""
     await world.infer()
 
     assert world.is_slot_free
 
 
 async def test_an_inference_that_is_late_is_not_waited_for(world: World) -> None:
-    """The caller gets an error at its deadline, whatever Triton does."""
     world.hold()
 
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
@@ -128,7 +124,6 @@ async def test_an_inference_that_is_late_is_not_waited_for(world: World) -> None
 
 @SHARED
 async def test_no_time_left_is_no_answer(world: World) -> None:
-    """A request whose deadline has passed is not sent to Triton."""
     for seconds in (0, -5):
         with pytest.raises(DeadlinePassed):
             await world.infer(seconds)
@@ -157,7 +152,7 @@ async def test_an_inference_is_cancelled_only_if_that_is_safe(world: World, vers
 
 
 async def test_nothing_is_cancelled_while_the_version_is_unknown(world: World) -> None:
-    """An unknown Triton may be an old one."""
+    """An unknown version may be one that crashes on cancellation."""
     await world.set_version("2.59.1")
     world.client.server = None
     world.hold()
@@ -185,7 +180,6 @@ async def test_a_slot_stays_with_its_rpc(world: World, how: str) -> None:
 
 @SHARED
 async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
-    """Their slots are read until then; afterwards none is left."""
     world.hold()
     await world.give_up()
     draining = asyncio.ensure_future(world.inferences.close(10))
@@ -200,7 +194,6 @@ async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
 
 
 async def test_draining_nothing_returns_at_once(world: World) -> None:
-    """Nothing was abandoned, so there is nothing to wait for."""
     await world.infer()
     await world.inferences.close(10)
 
@@ -219,7 +212,7 @@ async def test_an_abandoned_inference_that_fails_is_not_reported(world: World, u
 @SHARED
 @pytest.mark.parametrize("refusal", [None, (grpc.StatusCode.UNAVAILABLE, "Request timeout expired")])
 async def test_a_late_answer_is_measured(world: World, refusal: Refusal | None) -> None:
-    """Also that of an inference that Triton dropped at its deadline; the limit would else stay above what the model can do."""
+    """Inferences that Triton dropped at their deadline count as well; otherwise the limit would stay above the model's capacity."""
     with await world.admit():
         before = world.queue.limit
     world.hold()
@@ -232,7 +225,6 @@ async def test_a_late_answer_is_measured(world: World, refusal: Refusal | None) 
 
 
 async def test_an_answer_in_time_is_measured_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From admission to the answer."""
     measured: list[float] = []
     with await world.admit():
         monkeypatch.setattr(world.queue, "measure", lambda seconds, *_, **__: measured.append(seconds))
@@ -257,7 +249,6 @@ async def test_a_failed_inference_is_not_measured(world: World) -> None:
 @SHARED
 @pytest.mark.parametrize("accepts_regions", [True, False])
 async def test_a_forgotten_region_is_registered_again_or_done_without(world: World, accepts_regions: bool) -> None:  # noqa: FBT001
-    """Triton was restarted; the same request gets its answer either way."""
     world.fake.regions.clear()
     world.fake.accepts_regions = accepts_regions
     assert await world.infer()
@@ -303,7 +294,6 @@ async def test_a_slow_registration_starts_no_second_inference(world: World) -> N
 
 @SHARED
 async def test_many_inferences_register_a_forgotten_region_together(world: World) -> None:
-    """All of them get their answers, and the region is registered once."""
     world.fake.regions.clear()
     assert await world.errors(8) == []
 
@@ -328,8 +318,7 @@ async def test_after_the_refusal_of_one_registration_others_do_without(world: Wo
 class ForgetfulSet(set[str]):
     """Never contains what was added to it."""
 
-    def add(self, _: str) -> None:
-        """Forget it."""
+    def add(self, _: str) -> None: ...
 
 
 @SHARED
@@ -345,7 +334,6 @@ async def test_a_region_that_is_forgotten_twice_is_an_unavailable_triton(world: 
 
 @SHARED
 async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavailable(world: World) -> None:
-    """The request fails, the arena stays in use for those after it."""
     world.fake.regions.clear()
     world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     with pytest.raises(TritonUnavailable):
@@ -449,7 +437,6 @@ async def test_a_request_that_was_lost_is_tried_once_more(world: World, refusal:
 
 @pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS, (SICK, ModelDied)])
 async def test_no_request_is_tried_more_than_twice(world: World, second: Refusal, expected: type[GatewayError]) -> None:
-    """The second answer is final, whatever it is."""
     for first in (STOPPING, BROKEN):
         world.fake.requests.clear()
         world.fake.next_refusals = [first, second]
@@ -461,7 +448,6 @@ async def test_no_request_is_tried_more_than_twice(world: World, second: Refusal
 
 @SHARED
 async def test_a_forgotten_region_is_the_only_reason_to_try_again(world: World) -> None:
-    """A request that was lost after that has been tried twice."""
     world.fake.regions.clear()
     world.fake.next_refusals = [None, STOPPING]
     with pytest.raises(Draining):
@@ -473,7 +459,7 @@ async def test_a_forgotten_region_is_the_only_reason_to_try_again(world: World) 
 @SHARED
 @pytest.mark.parametrize(("refusal", "expected"), [*ANSWERS, (SICK, ModelDied)])
 async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusal, expected: type[GatewayError]) -> None:
-    """Least of all that of a Triton that has too much to do; nor is a process that has died back at once."""
+    """An overloaded Triton must not get more requests, and a process that has died is not back at once."""
     world.fake.next_refusals = [refusal]
     with pytest.raises(expected) as caught:
         await world.infer()
@@ -484,7 +470,7 @@ async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusa
 
 
 async def test_few_requests_are_tried_again(world: World) -> None:
-    """If all are lost, three of them are at first; requests that are answered earn more."""
+    """If all are lost, three of them are retried at first; answered requests earn more retries."""
     attempts = []
     world.fake.refusal = STOPPING
     for _ in range(5):
@@ -519,7 +505,6 @@ async def test_a_request_is_not_tried_again_shortly_before_its_deadline(world: W
 
 @SHARED
 async def test_an_inference_that_nobody_waits_for_is_not_tried_again(world: World) -> None:
-    """Triton has more to do."""
     world.hold()
     world.fake.next_refusals = [BROKEN]
     await world.leave(await world.start())
@@ -530,7 +515,7 @@ async def test_an_inference_that_nobody_waits_for_is_not_tried_again(world: Worl
 
 @pytest.mark.parametrize("mode", ["auto", "inline"])
 async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
-    """Of a real server that is stopped during the inference, or before it, the caller notices nothing."""
+    """The caller does not notice that a real server was stopped during the inference or before it."""
     delays = delaying(monkeypatch, 20)
     fake = FakeTriton()
     async with AsyncExitStack() as stack:
@@ -574,7 +559,6 @@ async def test_slots_of_a_broken_connection_are_not_used_again(world: World) -> 
 @SHARED
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, SICK])
 async def test_slots_that_triton_does_not_read_stay_in_use(world: World, refusal: Refusal) -> None:
-    """It has not seen the request, or has ended it."""
     world.fake.next_refusals = [refusal]
     with suppress(TritonUnavailable):
         await world.infer()
@@ -602,7 +586,7 @@ def is_closed(world: World, model: str = "tiny") -> bool:
     "refusal", [STOPPING, REFUSED, BROKEN, SICK, (grpc.StatusCode.CANCELLED, ""), (grpc.StatusCode.UNAVAILABLE, "GOAWAY received")]
 )
 async def test_failures_open_the_circuit_of_their_model(world: World, refusal: Refusal) -> None:
-    """Five of them; only that of this one."""
+    """Five failures open the circuit of this model only."""
     await fail(world, 4, refusal)
     assert is_closed(world)
     await fail(world, 1, refusal)
@@ -612,7 +596,6 @@ async def test_failures_open_the_circuit_of_their_model(world: World, refusal: R
 
 
 async def test_each_model_has_its_own_circuit(world: World) -> None:
-    """And is probed by itself."""
     other = msgspec.structs.replace(SPEC, name="other")
     world.fake.refusal = SICK
     await fail(world, 5)
@@ -628,7 +611,6 @@ async def test_each_model_has_its_own_circuit(world: World) -> None:
 
 
 async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
-    """Without any request of a caller."""
     world.fake.refusal = SICK
     await fail(world, 5)
     assert not is_closed(world)
@@ -646,7 +628,7 @@ async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
 
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in ANSWERS])
 async def test_an_answer_never_counts_as_a_failure(world: World, refusal: Refusal) -> None:
-    """However many of them there are; it shows that Triton works."""
+    """Any answer shows that Triton works."""
     await fail(world, 30, refusal)
     assert is_closed(world)
     await fail(world, 4)
@@ -659,7 +641,7 @@ async def test_an_answer_never_counts_as_a_failure(world: World, refusal: Refusa
 
 
 async def test_an_answer_that_makes_no_sense_never_counts_as_a_failure(world: World) -> None:
-    """It is the model that fails, and not Triton."""
+    """The model is at fault, not Triton."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.answer.raw_output_contents[0] = b""
     for failures in (0, 4, 4):
@@ -684,7 +666,6 @@ async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
 
 
 async def test_a_request_that_succeeds_at_second_try_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller has got an answer."""
     delaying(monkeypatch, 0)
     for _ in range(2):
         await fail(world, 4)
@@ -696,7 +677,7 @@ async def test_a_request_that_succeeds_at_second_try_is_no_failure(world: World,
 
 @pytest.fixture
 async def five_hang(world: World) -> World:
-    """Five inferences have no answer, and nobody waits for them any more."""
+    """Five inferences without an answer, for which nobody waits any more."""
     world.hold()
     await world.give_up(5)
     assert is_closed(world)
@@ -704,7 +685,7 @@ async def five_hang(world: World) -> World:
 
 
 async def test_inferences_that_hang_open_the_circuit(five_hang: World) -> None:
-    """Although their RPCs go on; as soon as Triton answers again, it is closed."""
+    """Their RPCs go on; the circuit closes as soon as Triton answers again."""
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
     assert five_hang.fake.cancelled == 0
@@ -722,7 +703,6 @@ async def test_inferences_that_are_answered_late_do_not_hang(five_hang: World) -
 
 
 async def test_an_inference_that_fails_late_counts_once(world: World) -> None:
-    """And not once more when it would have hung."""
     world.hold()
     world.fake.refusal = SICK
     await world.give_up(4)
@@ -735,7 +715,7 @@ async def test_an_inference_that_fails_late_counts_once(world: World) -> None:
 
 
 async def test_a_caller_who_leaves_does_not_hide_a_hang(world: World) -> None:
-    """It is noted as soon as there has been no answer for long, whoever waits."""
+    """The hang is recorded once there has been no answer for long, whether or not a caller still waits."""
     world.hold()
     await world.leave(await world.start(5))
     assert is_closed(world)
@@ -757,7 +737,7 @@ async def test_a_busy_triton_does_not_hang(world: World, model: str, is_busy: bo
 
 
 async def test_an_answer_before_an_inference_says_nothing_about_its_hang(world: World) -> None:
-    """Triton worked then."""
+    """The answer only shows that Triton worked before that."""
     await world.infer()
     world.hold()
     await world.give_up(5)
@@ -790,12 +770,11 @@ async def test_a_triton_without_memory_is_overloaded(world: World, refusal: Refu
 
 
 def probing() -> bool:
-    """Return whether any circuit is being probed."""
     return any("CircuitBreaker" in repr(task) for task in asyncio.all_tasks())
 
 
 async def test_nothing_probes_after_the_end(five_hang: World) -> None:
-    """Although the circuit opens only while the end waits for an inference."""
+    """The circuit opens only while the shutdown waits for an inference."""
     ending = asyncio.ensure_future(five_hang.inferences.close(2 * HANG_SECONDS))
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)

@@ -48,7 +48,6 @@ YOLOX_HEAD = np.zeros((21, 7), np.float32)
 
 
 def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
-    """Make the config of a model with these outputs."""
     types = {"float32": "TYPE_FP32", "int32": "TYPE_INT32"}
     return {
         **CONFIG,
@@ -73,7 +72,7 @@ def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: 
 
 @pytest.fixture
 async def world(world: World) -> World:
-    """One whose Triton finds `TABLE`."""
+    """A world whose Triton finds `TABLE`."""
     world.fake.answer = infer_response(output0=TABLE)
     return world
 
@@ -101,7 +100,7 @@ async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(world: World
 
 
 async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:
-    """It is the default one, or could be pulled, or Triton has had it."""
+    """The name is known if it is the default model, can be pulled, or Triton has had it."""
     assert [world.pipeline.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
     await world.detect(model="other")
 
@@ -109,7 +108,6 @@ async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) ->
 
 
 async def test_triton_is_told_of_the_trace(world: World) -> None:
-    """A request that belongs to one passes it on."""
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
     await world.detect(trace=trace)
 
@@ -118,7 +116,6 @@ async def test_triton_is_told_of_the_trace(world: World) -> None:
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
 async def test_the_default_model_is_asked_unless_another_is_named(world: World, model: str | None, asked: str) -> None:
-    """The detections say which one it was."""
     found = await world.detect(model=model)
 
     assert world.fake.requests[0].model_name == found.spec.name == asked
@@ -156,7 +153,6 @@ async def test_a_box_without_an_area_in_the_image_is_dropped(world: World, box: 
 
 
 async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(world: World) -> None:
-    """Neither a thread nor Triton is bothered."""
     with pytest.raises(InvalidParameter, match="unicorn"):
         await world.detect(b"not an image", classes=["unicorn"])
 
@@ -164,7 +160,6 @@ async def test_an_unknown_class_is_rejected_before_the_image_is_decoded(world: W
 
 
 async def test_every_step_is_timed(world: World) -> None:
-    """The stages are in the order in which a request passes them."""
     timing = Timing()
     await world.detect(timing=timing)
 
@@ -264,7 +259,6 @@ async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
 
 
 async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -> None:
-    """The slot is given back all the same."""
     world.fake.answer = infer_response(output0=TABLE[:, :5])
     with pytest.raises(InvalidModelOutput, match="tiny"):
         await world.detect()
@@ -273,7 +267,6 @@ async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -
 
 
 async def test_a_broken_image_never_reaches_triton(world: World) -> None:
-    """Its slot is given back."""
     with pytest.raises(InvalidImage):
         await world.detect(SCENE[:500])
 
@@ -302,7 +295,7 @@ async def test_a_model_is_not_ready_while_its_slots_are_missing(world: World) ->
 
 @pytest.mark.parametrize("step", ["may_tell", "may_map"])
 async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(world: World, step: str) -> None:
-    """The deadline counts for reading the config and for registering shared memory."""
+    """The deadline also covers reading the config and registering shared memory."""
     getattr(world.fake, step).clear()
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
         await world.detect(seconds=0.1)
@@ -321,7 +314,6 @@ async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, d
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """It takes neither a slot nor an inference."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
@@ -358,7 +350,6 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
 
 @pytest.mark.world(max_requests=1)
 async def test_a_request_above_the_limit_is_rejected(world: World) -> None:
-    """Neither a thread nor Triton is bothered with it."""
     world.hold()
     first = asyncio.ensure_future(world.detect())
     assert await eventually(lambda: len(world.fake.requests) == 1)
@@ -396,7 +387,6 @@ async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) 
 async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """Its memory is free at once, although the thread is busy."""
     gate.block(monkeypatch, pipeline_module, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
@@ -503,7 +493,7 @@ async def test_a_share_is_that_of_the_call(world: World) -> None:
 
 
 def test_the_caller_may_choose_the_time_of_a_request() -> None:
-    """Up to the maximum, which does not limit the default."""
+    """The maximum for callers does not limit the default."""
     assert LIMITS.timeout(None) == 10
     assert LIMITS.timeout(1500) == 1.5
     assert LIMITS.timeout(30_000) == 30
@@ -525,7 +515,6 @@ async def test_warming_up_measures_the_model(world: World) -> None:
 
 
 async def test_a_model_that_cannot_be_warmed_up_is_an_error(world: World) -> None:
-    """The caller decides whether that matters."""
     world.fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     with pytest.raises(TritonUnavailable):
         await world.pipeline.warm_up()

@@ -24,12 +24,10 @@ LIMITS = PixelLimits(10**6, 10**6)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
 
 
-def unlimited(_: int) -> None:
-    """Have any memory."""
+def unlimited(_: int) -> None: ...
 
 
 def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
-    """Derive the spec of a model with this input."""
     config = {
         **CONFIG,
         "max_batch_size": batch,
@@ -40,7 +38,6 @@ def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> Model
 
 
 def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -> bytes:  # noqa: ANN401
-    """Encode pixels (height, width, 3) RGB."""
     encoded = BytesIO()
     Image.fromarray(pixels).save(encoded, image_format, **options)
     return encoded.getvalue()
@@ -48,7 +45,6 @@ def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -
 
 @pytest.fixture
 def inline() -> Transport:
-    """A transport without shared memory."""
     return Transport("inline")
 
 
@@ -96,7 +92,7 @@ async def test_each_channel_is_normalized(
 
 
 async def test_bytes_are_not_normalized(inline: Transport) -> None:
-    """A model that takes bytes does that itself."""
+    """A model that takes bytes normalizes them itself."""
     model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
 
     np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
@@ -123,7 +119,7 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
 async def test_the_tensor_is_the_same_in_shared_memory(
     inline: Transport, world: World, data_type: str, dims: list[int], channels: str
 ) -> None:
-    """A slot gets the same tensor, and nothing of its previous content remains."""
+    """The previous content of the slot must not remain."""
     model = spec(data_type, dims, channels=channels)
     await world.transport.prepare(model.image_bytes)
     slot = world.transport.take(model.image_bytes, model.image_bytes)
@@ -139,7 +135,6 @@ async def test_the_tensor_is_the_same_in_shared_memory(
 
 
 async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
-    """The rest of the canvas is padding."""
     model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
     with open_buffer(inline) as buffer:
         transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, LIMITS, unlimited, buffer)
@@ -153,7 +148,6 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
 
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
-    """Placement, enlarging and padding come from the model's config."""
     model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
     with open_buffer(inline) as buffer:
         transform = fill_input(file(PIXELS), model, LIMITS, unlimited, buffer)
@@ -231,7 +225,6 @@ async def test_a_rejected_image_takes_no_memory(
 async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
     world: World, data_type: str, dims: list[int], image_format: str
 ) -> None:
-    """It has a slot by then."""
     model = spec(data_type, dims)
     await world.transport.prepare(model.image_bytes)
     noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)

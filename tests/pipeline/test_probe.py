@@ -27,7 +27,6 @@ Fake = tuple[FakeTriton, TritonClient]
 
 
 def config_with(data_type: str, dims: list[int], **others: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Make the config of a model with this input."""
     return {**CONFIG, "input": [{"name": "image", "data_type": data_type, "dims": dims}], **others}
 
 
@@ -118,7 +117,6 @@ async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:
 async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
     fake_triton: Fake, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
 ) -> None:
-    """It is not tried again here."""
     fake, client = fake_triton
     fake.refusal = refusal
     with pytest.raises(expected):
@@ -128,7 +126,7 @@ async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
 
 
 async def test_a_probe_waits_until_triton_can_be_reached() -> None:
-    """So that the circuit closes as soon as it is back."""
+    """The circuit then closes as soon as Triton is back."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     probing = asyncio.create_task(run_probe(client, SPEC))
@@ -183,7 +181,6 @@ async def test_a_probe_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_probe_that_is_given_up_ends_its_call(fake_triton: Fake) -> None:
-    """Nothing of it is left."""
     fake, client = fake_triton
     fake.may_answer.clear()
     probing = asyncio.create_task(run_probe(client, SPEC))
@@ -196,7 +193,7 @@ async def test_a_probe_that_is_given_up_ends_its_call(fake_triton: Fake) -> None
 
 
 def answers_of(settings: Settings, model: str) -> tuple[int, int]:
-    """Ask a real Triton how often a model has answered and failed."""
+    """Ask a real Triton how many inferences of a model succeeded and failed."""
     with LOOPBACK.open(f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{model}/stats", timeout=10) as answer:
         (stats,) = json.load(answer)["model_stats"]
     return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]

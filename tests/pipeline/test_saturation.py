@@ -17,8 +17,7 @@ from tests.fakes.triton import FakeTriton
 from tests.world import World
 
 
-async def noop() -> None:
-    """Probe nothing."""
+async def noop() -> None: ...
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def decode_pool() -> Iterator[DecodePool]:
 
 
 def shown(metrics: Metrics, name: str, label: str = "triton") -> dict[str, float]:
-    """Return the numbers of a metric, by a label."""
+    """Return the values of a metric by one of its labels."""
     (family,) = (family for family in metrics.collect() if family.name == name)
     return {sample.labels[label]: sample.value for sample in family.samples}
 
@@ -43,7 +42,7 @@ def shown(metrics: Metrics, name: str, label: str = "triton") -> dict[str, float
 async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
     metrics: Metrics, world: World, decode_pool: DecodePool
 ) -> None:
-    """Its gauges do not stay as they were, those of the others do."""
+    """Its gauges are reset; those of the other Tritons keep their values."""
     gone, stays = world.pool.servers
     for server in (gone, stays):
         served = server.model("tiny")

@@ -36,19 +36,18 @@ class AnsweringTriton(FakeTriton):
         self.config = CONFIG_OF_BATCHES
 
     async def ModelInfer(self, request: object, context: object) -> object:  # noqa: N802
-        """Answer each image."""
         images = request.inputs[0].shape[0]  # type: ignore[attr-defined]
         self.answer = infer_response(output0=np.zeros((images, 2, 6), np.float32))
         return await super().ModelInfer(request, context)
 
     @property
     def batches(self) -> list[int]:
-        """How many images each call had, without those of probes."""
+        """The number of images in each call, without those of probes."""
         return [request.inputs[0].shape[0] for request in self.requests if request.id != "probe"]
 
     @property
     def images(self) -> int:
-        """How many images it was asked for, without those of probes."""
+        """The number of images in all calls, without those of probes."""
         return sum(self.batches)
 
 
@@ -58,26 +57,26 @@ SHARED = pytest.mark.world(mode="auto")
 
 @pytest.fixture
 async def world(world: World) -> World:
-    """One that knows both Tritons."""
+    """A world whose worker knows both Tritons."""
     await world.until_known()
     return world
 
 
 async def let_second_take_two(world: World) -> None:
-    """Give the second one a model with smaller batches."""
+    """Give the second Triton a model with a smaller maximum batch."""
     world.fakes[1].config = {**CONFIG_OF_BATCHES, "max_batch_size": 2}
     world.pool.servers[1].specs.forget("tiny")
     await world.until_known()
 
 
 async def until_busy(world: World, number: int) -> None:
-    """Send images until a Triton has had one."""
+    """Send images until the given Triton has had one."""
     while not world.fakes[number].batches:
         await world.infer()
 
 
 async def test_both_get_calls_and_images_wait_only_while_both_are_busy(world: World) -> None:
-    """Each has one call at a time; what waits meanwhile leaves together."""
+    """Each has one call at a time; images that wait leave together."""
     world.hold()
     asking = [asyncio.ensure_future(world.infer()) for _ in range(6)]
     assert await eventually(lambda: world.running == [1, 1])
@@ -93,7 +92,7 @@ async def test_both_get_calls_and_images_wait_only_while_both_are_busy(world: Wo
 
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, FULL, NOT_LOADED, GONE])
 async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: Refusal) -> None:
-    """No caller notices, however many there are at the same moment: there is a retry for each call."""
+    """No caller notices, however many there are at once, because each call may be retried."""
     world.max_calls = 100
     world.fake.refusal = refusal
     world.fake.model_refusal = refusal
@@ -120,7 +119,7 @@ async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: 
 
 
 async def test_one_that_has_too_much_to_do_works(world: World) -> None:
-    """It is asked again as soon as it may have room; if there is none at either, the caller is told."""
+    """It is asked again once it may have room; if neither has room, the caller gets the error."""
     world.fake.refusal = FULL
     assert await world.errors(30) == []
     assert world.usable == [True, True]
@@ -149,7 +148,7 @@ async def test_the_last_one_that_works_is_not_left_out_at_once(world: World) -> 
 
 
 async def test_a_model_that_fails_is_not_tried_elsewhere(world: World) -> None:
-    """The image may be the reason; it would fail there, too. Both stay in use."""
+    """The image may be the cause and would fail there as well. Both Tritons stay in use."""
     for fake in world.fakes:
         fake.refusal = POISON
     with pytest.raises(InferenceFailed):
@@ -160,7 +159,7 @@ async def test_a_model_that_fails_is_not_tried_elsewhere(world: World) -> None:
 
 
 async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) -> None:
-    """The callers of its one call miss their deadline, and no others; it is used again when it answers."""
+    """Only the callers of its one call miss their deadline; it is used again when it answers."""
     assert await world.errors(8) == []
     world.fake.may_answer.clear()
     asking = [asyncio.ensure_future(world.infer(100)) for _ in range(2)]
@@ -200,7 +199,7 @@ async def test_one_that_is_slow_is_used_beside_a_fast_one(world: World, monkeypa
 
 
 async def test_one_alone_that_hangs_is_not_compared(world: World) -> None:
-    """Without another, only what calls show counts."""
+    """With a single Triton, only the results of calls count."""
     world.pool.remove(world.pool.servers[1])
     await world.infer()
     world.hold()
@@ -225,7 +224,6 @@ async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(wor
 
 @SHARED
 async def test_one_that_was_restarted_registers_again_and_the_other_does_not(world: World) -> None:
-    """It has forgotten its regions."""
     assert await world.errors(20) == []
     assert [len(fake.registrations) for fake in world.fakes] == [1, 1]
     world.fake.regions.clear()
@@ -267,7 +265,7 @@ async def test_slots_that_a_lost_triton_may_read_are_not_used_again(world: World
 
 @pytest.mark.parametrize("cancelled", [1, pytest.param(0, marks=SHARED)])
 async def test_only_a_call_that_reads_no_slot_is_cancelled(world: World, cancelled: int) -> None:
-    """Though the image lies in one: what counts is what that Triton reads."""
+    """The image lies in a slot, but only what that Triton reads counts."""
     await world.set_version("2.59.1")
     world.hold()
     await world.give_up()
@@ -280,7 +278,6 @@ async def test_only_a_call_that_reads_no_slot_is_cancelled(world: World, cancell
 
 @pytest.mark.world(mode="shm")
 async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(world: World) -> None:
-    """It gets no tensor inline."""
     world.fakes[1].accepts_regions = False
 
     assert await world.errors(30) == []
@@ -288,7 +285,7 @@ async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(wor
 
 
 async def test_images_that_wait_leave_when_a_triton_comes_back(world: World) -> None:
-    """Though no call ends and no image comes."""
+    """No call ends and no image arrives that could trigger it."""
     world.hold()
     asking = [asyncio.ensure_future(world.infer()) for _ in range(3)]
     assert await eventually(lambda: world.running == [1, 1])
@@ -302,7 +299,7 @@ async def test_images_that_wait_leave_when_a_triton_comes_back(world: World) -> 
 
 
 async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
-    """A model may have another batch size elsewhere."""
+    """The model may have another maximum batch size on the other Triton."""
     await let_second_take_two(world)
     assert msgspec.structs.replace(world.pool.servers[1].specs.known(world.spec), max_batch=4) == world.spec
     assert await world.errors(30) == []
@@ -311,7 +308,6 @@ async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
 
 
 async def test_a_batch_does_not_go_where_it_is_too_large(world: World) -> None:
-    """The same Triton is asked again."""
     await let_second_take_two(world)
     near, far = world.fakes
     near.may_answer.clear()

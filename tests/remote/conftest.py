@@ -10,7 +10,6 @@ from tests.remote.support import IMAGE
 
 @pytest.fixture
 async def host() -> AsyncIterator[Host]:
-    """A host that has one image."""
     async with serving(HOST, "cdn.example.org") as host:
         host.answers["/cat.jpg"] = response(IMAGE, "200 OK", "Content-Type: image/jpeg")
         yield host

@@ -19,7 +19,6 @@ async def fetch(fetcher: Fetcher, url: str, seconds: float = 10) -> bytes:
 
 
 async def failure(fetcher: Fetcher, url: str, seconds: float = 10) -> GatewayError:
-    """Return the error of a fetch."""
     with pytest.raises(GatewayError) as raised:
         await fetch(fetcher, url, seconds)
     return raised.value

@@ -16,7 +16,6 @@ SECRET = "canary"  # noqa: S105 - in paths and queries
 
 @pytest.mark.parametrize("text", ["https://a.org/x", "HTTP://a.org", "file:///etc/passwd", "s3://bucket/key", "gopher://a"])
 def test_urls_are_addresses(text: str) -> None:
-    """Also those that are rejected later, with a reason."""
     assert is_address(text)
 
 
@@ -76,7 +75,6 @@ def test_an_allowed_address_is_parsed(url: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", [" https://a.org/x", "https://a.org/x  ", "\n\thttps://a.org/x\r\n"])
 def test_space_around_an_address_does_not_count(text: str) -> None:
-    """It is easily copied with it."""
     assert is_address(text)
     assert not is_empty(text)
     assert str(parse(text, ANY).url) == "https://a.org/x"
@@ -84,7 +82,7 @@ def test_space_around_an_address_does_not_count(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "\r\n"])
 def test_an_empty_text_is_no_address(text: str) -> None:
-    """A form sends it for a field that nobody has filled in."""
+    """A form sends an empty text for a field that nobody filled in."""
     assert is_empty(text)
 
 
@@ -106,7 +104,7 @@ def test_an_empty_text_is_no_address(text: str) -> None:
     ],
 )
 def test_anything_but_https_is_rejected(url: str) -> None:
-    """Nor is anything repeated that may be secret."""
+    """The error repeats nothing that may be secret."""
     with pytest.raises(UrlNotAllowed, match="only https is supported") as raised:
         parse(url, ANY)
     assert SECRET not in raised.value.detail
@@ -117,7 +115,7 @@ def test_anything_but_https_is_rejected(url: str) -> None:
     "url", ["https://user@a.org/x", "https://user:canary@a.org/", "https://a.org\\@b.org/", "https://:x@a.org/"]
 )
 def test_user_names_and_passwords_are_rejected(url: str) -> None:
-    """They would be sent, or hide the host from a reader."""
+    """They would be sent, or would hide the host from a reader."""
     with pytest.raises(UrlNotAllowed, match="must not contain a user name or password"):
         parse(url, ANY)
 
@@ -168,13 +166,11 @@ def test_a_host_is_named_by_a_name(host: str) -> None:
     ],
 )
 def test_other_hosts_and_ports_are_rejected(url: str) -> None:
-    """The setting is named."""
     with pytest.raises(UrlNotAllowed, match="NEREID_URL_HOSTS lists"):
         parse(url, AllowedHosts(["a.org"]))
 
 
 def test_a_redirect_may_be_relative() -> None:
-    """It is checked as any other address."""
     base = parse("https://a.org/x/y?z", ANY)
 
     assert str(parse("w.jpg", ANY, base).url) == "https://a.org/x/w.jpg"
@@ -186,7 +182,6 @@ def test_a_redirect_may_be_relative() -> None:
 
 
 def test_a_long_address_is_rejected() -> None:
-    """Before it is parsed."""
     with pytest.raises(UrlNotAllowed, match="at most 2048 characters"):
         parse("https://a.org/" + "x" * 2048, ANY)
 

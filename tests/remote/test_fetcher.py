@@ -14,7 +14,7 @@ from tests.support import eventually, free_port
 
 
 async def test_an_image_is_fetched(host: Host) -> None:
-    """The request is that of a simple client: nothing tells who it is."""
+    """The request is that of a simple client and does not identify the gateway."""
     assert await fetch(host.fetcher(), host.url()) == IMAGE
 
     ((path, headers),) = host.requests
@@ -29,7 +29,6 @@ async def test_an_image_is_fetched(host: Host) -> None:
 
 
 async def test_an_image_may_come_in_chunks_or_without_a_length(host: Host) -> None:
-    """As HTTP/1.1 allows."""
     host.answers["/chunks"] = response(
         b"%x\r\n%b\r\n" % (len(IMAGE), IMAGE) + b"3\r\nend\r\n0\r\n\r\n", "200 OK", "Transfer-Encoding: chunked"
     )
@@ -40,7 +39,7 @@ async def test_an_image_may_come_in_chunks_or_without_a_length(host: Host) -> No
 
 
 async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
-    """Signatures are made over them; the fragment is not sent."""
+    """Signatures are computed over path and query; the fragment is not sent."""
     target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"
     host.answers[target] = response(IMAGE)
 
@@ -48,7 +47,6 @@ async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
 
 
 async def test_nothing_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
-    """The error names the setting."""
     error = await failure(Fetcher(), host.url())
 
     assert isinstance(error, UrlInputDisabled)
@@ -63,7 +61,7 @@ async def test_hosts_and_ports_that_are_not_allowed_are_not_even_resolved(host: 
 
 
 async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would resolve the name themselves."""
+    """A proxy would resolve the name itself, past the address check."""
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
 
@@ -72,7 +70,6 @@ async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "another authority"])
 async def test_the_certificate_must_be_valid_for_the_name(host: Host, trusted: bool) -> None:  # noqa: FBT001
-    """Both with and without a known authority."""
     host.names["other.example.org"] = [LOOPBACK]
     fetcher = host.fetcher() if trusted else host.fetcher(trust=ssl.create_default_context())
     error = await failure(fetcher, host.url(host="other.example.org" if trusted else HOST))
@@ -84,7 +81,6 @@ async def test_the_certificate_must_be_valid_for_the_name(host: Host, trusted: b
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"])
 async def test_redirects_are_followed(host: Host, status: str) -> None:
-    """To another path or another allowed host, whose name is resolved, too."""
     host.names["cdn.example.org"] = [LOOPBACK]
     host.answers["/there"] = redirect(host.url("/cat.jpg", "cdn.example.org"), status)
     host.answers["/here"] = redirect("there?", status)
@@ -96,7 +92,6 @@ async def test_redirects_are_followed(host: Host, status: str) -> None:
 
 
 async def test_at_most_three_redirects_are_followed(host: Host) -> None:
-    """The fourth is an error, and so is a redirect to nowhere."""
     for number in range(4):
         host.answers[f"/{number}"] = redirect(f"/{number + 1}")
     host.answers["/4"] = response(IMAGE)
@@ -135,7 +130,6 @@ async def test_redirects_are_checked_like_the_first_address(host: Host, location
 
 
 async def test_cookies_are_not_kept(host: Host) -> None:
-    """Neither from a redirect, nor from one fetch to the next."""
     host.answers["/here"] = response(b"", "302 Found", "Location: /cat.jpg", "Set-Cookie: session=1")
     fetcher = host.fetcher()
     await fetch(fetcher, host.url("/here"))
@@ -149,7 +143,6 @@ async def test_cookies_are_not_kept(host: Host) -> None:
     "status", ["201 Created", "204 No Content", "206 Partial", "304 Not Modified", "404 Not Found", "500 Oops"]
 )
 async def test_any_status_but_200_is_an_error(host: Host, status: str) -> None:
-    """Which is told, without the host's own words."""
     host.answers["/cat.jpg"] = response(b"" if status[:3] in {"204", "304"} else b"canary", status)
     error = await failure(host.fetcher(), host.url())
 
@@ -180,7 +173,6 @@ async def test_an_image_above_the_limit_is_too_large(host: Host, headers: list[s
 
 
 async def test_an_image_of_just_the_limit_is_fetched(host: Host) -> None:
-    """One byte more is too large."""
     assert await fetch(host.fetcher(max_bytes=len(IMAGE)), host.url()) == IMAGE
     assert isinstance(await failure(host.fetcher(max_bytes=len(IMAGE) - 1), host.url()), BodyTooLarge)
 
@@ -199,7 +191,6 @@ async def test_an_image_of_just_the_limit_is_fetched(host: Host) -> None:
     ],
 )
 async def test_a_broken_answer_is_an_error(host: Host, answer: bytes, detail: str) -> None:
-    """The text repeats nothing of it, not even in the log."""
     host.answers["/cat.jpg"] = answer
     error = await failure(host.fetcher(), host.url())
 
@@ -209,7 +200,7 @@ async def test_a_broken_answer_is_an_error(host: Host, answer: bytes, detail: st
 
 
 async def test_many_small_pieces_are_an_error(host: Host) -> None:
-    """Each of them costs CPU time."""
+    """Each piece costs CPU time."""
     host.answers["/cat.jpg"] = response(b"1\r\nx\r\n" * 100_000, "200 OK", "Transfer-Encoding: chunked")
 
     assert "pieces of a few bytes" in (await failure(host.fetcher(), host.url())).detail
@@ -234,7 +225,6 @@ async def test_time_is_limited_in_total(host: Host) -> None:
 
 
 async def test_a_deadline_that_has_passed_is_an_error(host: Host) -> None:
-    """Nothing is sent."""
     assert isinstance(await failure(host.fetcher(), host.url(), seconds=-1), ImageNotFetched)
     assert not host.requests
 
@@ -262,7 +252,6 @@ async def test_fetches_wait_for_each_other(host: Host) -> None:
 
 
 async def test_a_fetch_that_is_cancelled_closes_its_connection(host: Host) -> None:
-    """And leaves its place to another."""
     host.answers["/hang"] = asyncio.StreamWriter.wait_closed
     fetcher = host.fetcher()
     for _ in range(2):
@@ -276,8 +265,6 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection(host: Host) -> No
 
 
 async def test_what_count_raises_ends_the_fetch(host: Host) -> None:
-    """Such as that the memory for bodies is in use."""
-
     def reject(_: int) -> None:
         raise GatewayFull("no memory", "memory")
 

@@ -21,7 +21,7 @@ TOKEN = "Token 0123456789abcdef"  # noqa: S105 - of nobody
 
 @pytest.fixture(params=["http", "https"])
 async def studio(request: pytest.FixtureRequest) -> AsyncIterator[Host]:
-    """A host of a private network, which has one image."""
+    """A host on a private network that has one image."""
     async with serving(NAME, scheme=request.param) as host:
         host.names[NAME] = [LOOPBACK]
         host.answers["/cat.jpg"] = response(IMAGE)
@@ -29,7 +29,6 @@ async def studio(request: pytest.FixtureRequest) -> AsyncIterator[Host]:
 
 
 def origin_of(studio: Host, name: str = NAME) -> TrustedOrigin:
-    """Return the origin that the setting names."""
     return parse_origin(studio.url("", name))._replace(authorization=TOKEN)
 
 
@@ -41,7 +40,7 @@ def fetcher_of(studio: Host, origin: TrustedOrigin, **others: object) -> Fetcher
 
 
 async def get(fetcher: Fetcher, origin: TrustedOrigin, url: str) -> bytes:
-    """Fetch as the dialect does."""
+    """Fetch as the Label Studio dialect does."""
     image = origin.parse(url)
     assert image is not None
     return await fetcher.fetch(image, lambda _: None, Deadline.after(10))
@@ -68,7 +67,6 @@ async def test_an_image_is_fetched_from_a_private_address(studio: Host) -> None:
 
 
 async def test_the_origin_may_be_an_ip_address() -> None:
-    """As on a LAN; the system resolves it."""
     async with serving(scheme="http") as studio:
         studio.answers["/cat.jpg"] = response(IMAGE)
         origin = parse_origin(studio.url("", LOOPBACK))
@@ -80,7 +78,6 @@ async def test_the_origin_may_be_an_ip_address() -> None:
 
 
 async def test_its_certificate_must_be_valid() -> None:
-    """A private address is no reason to trust anybody."""
     async with serving(NAME) as studio:
         studio.names[NAME] = [LOOPBACK]
         origin = origin_of(studio)
@@ -94,7 +91,7 @@ async def test_its_certificate_must_be_valid() -> None:
     [["169.254.169.254"], ["fe80::1"], ["fe80::1%eth0"], ["fd00:ec2::254"], [LOOPBACK, "169.254.169.254"], ["0.0.0.0"], []],  # noqa: S104
 )
 async def test_addresses_of_metadata_are_refused(studio: Host, addresses: list[str]) -> None:
-    """Even if the trusted name has them, beside others."""
+    """This holds even if the trusted name resolves to them among others."""
     studio.names[NAME] = addresses
     origin = origin_of(studio)
 
@@ -176,7 +173,6 @@ async def test_what_has_left_the_origin_is_not_trusted_again(studio: Host) -> No
 
 
 async def test_a_redirect_elsewhere_must_lead_to_a_public_address(studio: Host) -> None:
-    """Also where the host is allowed."""
     studio.names["other"] = ["10.0.0.1"]
     studio.answers["/away"] = redirect(f"https://other:{studio.port}/cat.jpg")
     origin = origin_of(studio)
@@ -185,8 +181,6 @@ async def test_a_redirect_elsewhere_must_lead_to_a_public_address(studio: Host) 
 
 
 async def test_limits_hold(studio: Host) -> None:
-    """Of size and of time, as for any host."""
-
     async def drip(writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -47,7 +47,6 @@ async def test_a_name_with_an_address_that_is_not_public_is_refused(host: Host, 
 
 
 async def test_loopback_is_not_public_unless_a_test_says_so(host: Host) -> None:
-    """With the check and the resolver that are in use otherwise."""
     error = await failure(host.fetcher(is_allowed=is_public), host.url())
     assert error.detail == NOT_PUBLIC
 
@@ -57,7 +56,7 @@ async def test_loopback_is_not_public_unless_a_test_says_so(host: Host) -> None:
 
 
 async def test_the_system_resolves_names(host: Host) -> None:
-    """In a thread; only the certificate does not fit here."""
+    """The system's resolver runs in a thread; the certificate does not fit here."""
     fetcher = host.fetcher(resolve=None, is_allowed=lambda _: True)
 
     error = await failure(fetcher, host.url(host="localhost"))
@@ -67,7 +66,7 @@ async def test_the_system_resolves_names(host: Host) -> None:
 
 
 async def test_a_name_is_resolved_once(host: Host) -> None:
-    """And the connection goes to the address that was checked, even if the name means another one a moment later."""
+    """The connection goes to the address that was checked, even if the name resolves to another one afterwards."""
     answers = iter([[LOOPBACK], ["169.254.169.254"]])
 
     async def rebind(_name: str, _port: int) -> Sequence[str]:
@@ -78,7 +77,6 @@ async def test_a_name_is_resolved_once(host: Host) -> None:
 
 
 async def test_the_next_address_is_tried_if_one_cannot_be_connected_to(host: Host) -> None:
-    """Nobody listens at the first one."""
     host.names[HOST] = ["127.0.0.2", LOOPBACK]
     fetcher = host.fetcher(is_allowed=lambda found: found.startswith("127."))
 
@@ -87,7 +85,7 @@ async def test_the_next_address_is_tried_if_one_cannot_be_connected_to(host: Hos
 
 
 async def test_a_host_that_does_not_listen_is_an_error(host: Host) -> None:
-    """With the same text as a certificate that is not valid: nobody is to scan ports."""
+    """The text is that of an invalid certificate, so that callers cannot scan ports."""
     port = free_port()
     error = await failure(host.fetcher(f"*:{port}"), f"https://{HOST}:{port}/")
 
@@ -96,7 +94,7 @@ async def test_a_host_that_does_not_listen_is_an_error(host: Host) -> None:
 
 
 async def test_a_head_without_end_is_an_error(host: Host) -> None:
-    """Such as informational responses, of which a client takes any number, and each costs CPU time."""
+    """A client accepts any number of informational responses, and each costs CPU time."""
 
     async def inform(writer: asyncio.StreamWriter) -> None:
         while True:
@@ -109,14 +107,13 @@ async def test_a_head_without_end_is_an_error(host: Host) -> None:
 
 
 async def test_informational_responses_are_skipped(host: Host) -> None:
-    """A few of them are in order."""
     host.answers["/cat.jpg"] = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3 + response(IMAGE)
 
     assert await fetch(host.fetcher(), host.url()) == IMAGE
 
 
 async def test_a_resolver_that_hangs_is_not_waited_for(host: Host) -> None:
-    """Its time is part of the fetch's."""
+    """Resolving counts towards the time of the fetch."""
 
     async def hang(_name: str, _port: int) -> Sequence[str]:
         return await asyncio.Future()

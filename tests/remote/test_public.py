@@ -7,7 +7,6 @@ from app.remote.public import is_private, is_public
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "1.1.1.1", "2606:2800:21f:cb07:6820:80da:af6b:8b2c", "2001:4860:4860::8888"])
 def test_addresses_of_the_internet_are_public(address: str) -> None:
-    """Unicast addresses that are assigned to anybody."""
     assert is_public(address)
 
 
@@ -85,7 +84,7 @@ def test_special_ipv6_addresses_are_not_public(address: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "localhost", "0x7f.1", "127.1", "2130706433", "017700000001", "[::1]", "\u0661.1.1.1"])
 def test_what_is_no_address_is_not_public(text: str) -> None:
-    """Resolvers return addresses in the usual form; anything else is not guessed at."""
+    """Resolvers return addresses in the usual form; other forms are not interpreted."""
     assert not is_public(text)
 
 
@@ -94,7 +93,6 @@ def test_what_is_no_address_is_not_public(text: str) -> None:
     ["10.0.0.1", "127.0.0.1", "127.0.0.11", "172.16.0.1", "172.31.255.255", "192.168.0.1", "::1", "fc00::1", "fd12:3456::1"],
 )
 def test_addresses_of_private_networks_are_private(address: str) -> None:
-    """Those of networks that anybody may have, and this host's own."""
     assert is_private(address)
     assert not is_public(address)
 

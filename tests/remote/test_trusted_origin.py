@@ -43,7 +43,7 @@ def test_an_origin_is_scheme_host_and_port(url: str, expected: tuple[str, str, s
     ],
 )
 def test_anything_else_is_no_origin(url: str) -> None:
-    """Nor is an IP address that could never be connected to."""
+    """IP addresses that cannot be connected to are no origins either."""
     with pytest.raises(UrlNotAllowed, match="expected an http or https URL") as raised:
         parse_origin(url)
     assert "canary" not in raised.value.detail
@@ -63,7 +63,6 @@ def test_anything_else_is_no_origin(url: str) -> None:
     ],
 )
 def test_other_origins_are_not_trusted(url: str) -> None:
-    """What differs in scheme, host or port; or what is no URL."""
     try:
         assert ORIGIN.parse(url) is None
     except UrlNotAllowed as error:

@@ -30,7 +30,6 @@ def admission(table: WorkerTable) -> Admission:
 async def admit(
     admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1, share: Share = WHOLE
 ) -> Permit:
-    """Admit a request with a distant deadline."""
     memory = admission.memory.reserve()
     memory.add(nbytes)
     try:
@@ -41,7 +40,6 @@ async def admit(
 
 
 async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) -> None:
-    """Its place and its memory are given back together."""
     with await admit(admission, nbytes=600):
         assert admission.memory.used_bytes == 600
         with pytest.raises(GatewayFull, match="no memory left"):
@@ -54,7 +52,7 @@ async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) ->
 
 
 async def test_a_request_that_is_rejected_holds_no_memory(admission: Admission) -> None:
-    """It would be lost for ever."""
+    """Memory held by a rejected request would never be released."""
     permits = [await admit(admission) for _ in range(2)]
     with pytest.raises(GatewayFull, match="as many requests"):
         await admit(admission)
@@ -66,7 +64,6 @@ async def test_a_request_that_is_rejected_holds_no_memory(admission: Admission) 
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table: WorkerTable) -> None:
-    """Its client has disconnected."""
     admission = Admission(table, CAPACITY._replace(max_requests=1))
     with await admit(admission) as permit:
         permit.measure()  # the model is quick, so it is worth waiting
@@ -81,7 +78,6 @@ async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table:
 
 
 async def test_an_early_check_rejects_what_would_not_be_admitted(admission: Admission) -> None:
-    """Only for the model that is full, and only while it is."""
     await admission.check("tiny")
     with await admit(admission), await admit(admission):
         with pytest.raises(GatewayFull):
@@ -94,7 +90,6 @@ async def test_an_early_check_rejects_what_would_not_be_admitted(admission: Admi
 
 
 async def test_a_full_memory_rejects_every_request_early(admission: Admission) -> None:
-    """Whatever its model is."""
     with await admit(admission, nbytes=1000):
         for model in ("tiny", "other"):
             with pytest.raises(GatewayFull, match="the memory for images is in use"):
@@ -144,7 +139,6 @@ async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
 
 
 async def test_a_body_counts_until_it_has_been_parsed(admission: Admission) -> None:
-    """Also if its request has ended meanwhile."""
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with admission.start_upload() as upload:
         upload.add(100)
@@ -158,7 +152,6 @@ async def test_a_body_counts_until_it_has_been_parsed(admission: Admission) -> N
 
 
 async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
-    """Bodies, memory and requests are those of all workers."""
     one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
     with one.start_upload(), other.start_upload():
         for admission in (one, other):

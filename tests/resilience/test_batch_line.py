@@ -23,7 +23,7 @@ def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def settle() -> None:
-    """Let everything happen that nobody waits for."""
+    """Let all pending callbacks of the event loop run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -43,12 +43,10 @@ async def enter(line: BatchLine, seconds: float = 60) -> Permit:
 
 
 def leave(permit: Permit) -> None:
-    """End what has a permit."""
     permit.__exit__(None, None, None)
 
 
 async def single(queue: ModelQueue) -> Permit:
-    """Admit a single request."""
     permit = await queue.admit("", 1.0, Deadline.after(60))
     permit.__enter__()
     return permit
@@ -87,7 +85,7 @@ async def test_single_requests_go_first(table: WorkerTable) -> None:
 
 
 async def test_an_image_waits_no_longer_than_its_deadline(table: WorkerTable) -> None:
-    """Then its own deadline has passed; the gateway is not full."""
+    """The error is a missed deadline, not a full gateway."""
     queue, line = open_both(table)
     singles = [await single(queue) for _ in range(LIMIT)]
     with pytest.raises(DeadlinePassed, match="its turn did not come in time"):
@@ -100,7 +98,6 @@ async def test_an_image_waits_no_longer_than_its_deadline(table: WorkerTable) ->
 
 
 async def test_an_image_that_leaves_takes_no_place(table: WorkerTable) -> None:
-    """Neither while it waits, nor at the moment when its turn comes."""
     queue, line = open_both(table, 2)
     first = await enter(line)
     gone, next_one = asyncio.create_task(enter(line)), asyncio.create_task(enter(line))
@@ -116,7 +113,7 @@ async def test_an_image_that_leaves_takes_no_place(table: WorkerTable) -> None:
 
 
 async def test_a_batch_that_would_come_too_late_is_rejected(table: WorkerTable) -> None:
-    """Others must be ahead of it: one that is alone may try."""
+    """A batch that is alone may try, because nobody is ahead of it."""
     _, line = open_both(table, 2)
     line.check(10_000, 1.0)
     permit = await enter(line)
@@ -134,7 +131,6 @@ async def test_a_batch_that_would_come_too_late_is_rejected(table: WorkerTable) 
 
 
 async def test_all_workers_share_the_part(open_table: OpenTable) -> None:
-    """What ends in one worker makes room in another."""
     (queue, line), (other_queue, other) = open_both(open_table()), open_both(open_table())
     permits = [await enter(line) for _ in range(PART)]
     image = asyncio.create_task(enter(other))

@@ -27,7 +27,7 @@ def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Probe:
-    """A probe that does as it is told."""
+    """A probe that waits until the test lets it succeed or fail."""
 
     def __init__(self) -> None:
         self.error: Exception | None = TritonUnavailable("Triton does not answer")
@@ -38,7 +38,6 @@ class Probe:
         self.most_running = 0
 
     async def __call__(self) -> None:
-        """Wait until it may end, then fail unless it must not."""
         self.calls += 1
         self.running += 1
         self.most_running = max(self.running, self.most_running)
@@ -65,17 +64,16 @@ async def breaker(probe: Probe) -> AsyncIterator[CircuitBreaker]:
 
 
 def state_of(breaker: CircuitBreaker) -> str:
-    """Return the state, which mypy would take for constant."""
+    """Return the state; mypy would narrow the attribute to a constant."""
     return breaker.state
 
 
 def probing() -> list[str]:
-    """List the tasks of circuits."""
     return [repr(task) for task in asyncio.all_tasks() if "_recover" in repr(task)]
 
 
 def note(breaker: CircuitBreaker, calls: str) -> None:
-    """Note calls that succeeded (.) and failed (x)."""
+    """Record calls that succeeded (.) and failed (x)."""
     for one in calls:
         if one == "x":
             breaker.note_failure()
@@ -122,7 +120,7 @@ async def test_five_failures_in_succession_open_the_circuit(breaker: CircuitBrea
 )
 @pytest.mark.usefixtures("clock")
 async def test_the_circuit_opens_when_half_of_the_calls_fail(breaker: CircuitBreaker, calls: str, state: str) -> None:
-    """Of twenty or more; fewer say too little."""
+    """Half of at least twenty calls must fail; fewer say too little."""
     note(breaker, calls)
 
     assert state_of(breaker) == state
@@ -136,7 +134,6 @@ async def test_the_circuit_opens_when_half_of_the_calls_fail(breaker: CircuitBre
 async def test_only_the_calls_of_the_last_ten_seconds_count(
     breaker: CircuitBreaker, clock: Clock, start: int, seconds: float, state: str
 ) -> None:
-    """Failures of long ago are forgotten, and so are successes."""
     clock.now = start
     note(breaker, "x." * 9 + "x")
     clock.now += seconds
@@ -146,7 +143,7 @@ async def test_only_the_calls_of_the_last_ten_seconds_count(
 
 
 async def test_calls_of_different_seconds_count_together(breaker: CircuitBreaker, clock: Clock) -> None:
-    """Two in each of the last ten."""
+    """The test has two calls in each of the last ten seconds."""
     for _ in range(9):
         note(breaker, "x.")
         clock.now += 1
@@ -158,7 +155,7 @@ async def test_calls_of_different_seconds_count_together(breaker: CircuitBreaker
 
 
 async def test_old_successes_do_not_hide_failures(breaker: CircuitBreaker, clock: Clock) -> None:
-    """Half of the calls of the last ten seconds are enough, however many were answered before."""
+    """Half of the calls of the last ten seconds are enough to open the circuit, however many were answered before."""
     note(breaker, "." * 1000)
     clock.now += 10
     note(breaker, "x." * 9 + "xx")
@@ -167,7 +164,6 @@ async def test_old_successes_do_not_hide_failures(breaker: CircuitBreaker, clock
 
 
 async def test_failures_in_succession_may_be_rare(breaker: CircuitBreaker, clock: Clock) -> None:
-    """Five of them open the circuit, however long they take."""
     for _ in range(5):
         assert state_of(breaker) == "closed"
         note(breaker, "x")
@@ -177,7 +173,6 @@ async def test_failures_in_succession_may_be_rare(breaker: CircuitBreaker, clock
 
 
 async def test_the_probe_closes_the_circuit(breaker: CircuitBreaker, probe: Probe) -> None:
-    """Without any request; then nothing probes any more."""
     probe.error = None
     note(breaker, "xxxxx")
     assert (state_of(breaker), probe.calls) == ("open", 0)
@@ -188,7 +183,6 @@ async def test_the_probe_closes_the_circuit(breaker: CircuitBreaker, probe: Prob
 
 
 async def test_the_probe_is_repeated_while_it_fails(breaker: CircuitBreaker, probe: Probe) -> None:
-    """As often as necessary."""
     note(breaker, "xxxxx")
     assert await eventually(lambda: probe.calls > 3)
     assert state_of(breaker) != "closed"
@@ -198,7 +192,7 @@ async def test_the_probe_is_repeated_while_it_fails(breaker: CircuitBreaker, pro
 
 
 async def test_there_is_one_probe_at_a_time(breaker: CircuitBreaker, probe: Probe) -> None:
-    """A slow one is waited for, whatever the calls that are still in progress tell."""
+    """A slow probe is waited for, whatever the results of calls still in progress."""
     probe.error = None
     probe.may_end.clear()
     note(breaker, "xxxxx")
@@ -280,7 +274,6 @@ async def test_opening_and_closing_are_logged(breaker: CircuitBreaker, probe: Pr
 
 
 async def test_probes_become_rarer_but_not_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one comes soon, later ones every second."""
     monkeypatch.undo()
     waited: list[float] = []
 
@@ -317,7 +310,6 @@ async def test_closing_ends_the_probing(breaker: CircuitBreaker, probe: Probe, i
 
 @pytest.mark.parametrize("calls", ["", "x.x", "xxxxx"])
 async def test_closing_is_possible_at_any_time(breaker: CircuitBreaker, calls: str) -> None:
-    """Before it has ever opened, before the first probe, and again."""
     note(breaker, calls)
     await breaker.close()
     await breaker.close()

@@ -101,7 +101,6 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 def test_requests_take_about_the_target_while_the_limit_is_reached(simulate: Simulate, model: tuple[float, ...]) -> None:
-    """Neither instances, nor batches, nor speed have to be configured."""
     simulation = simulate(*model)
     simulation.run(20)
 
@@ -122,7 +121,7 @@ def test_a_full_gateway_keeps_the_model_busy(simulate: Simulate, model: tuple[fl
 
 @pytest.mark.parametrize("model", [(1, 8, 0.05), (1, 64, 0.05), (2, 16, 0.03)])
 def test_images_wait_for_two_calls_at_most(simulate: Simulate, model: tuple[float, ...]) -> None:
-    """More would not make the batches larger. The model stays busy."""
+    """More images in the queue would not make the batches larger."""
     simulation = simulate(*model, waits_in_gateway=True)
     simulation.run(20)
     durations = simulation.run(20)
@@ -183,7 +182,6 @@ def test_a_slow_model_gets_several_requests_if_they_take_no_longer_than_one(simu
 
 
 def test_a_model_that_is_slower_than_the_target_keeps_a_limit_of_one(simulate: Simulate) -> None:
-    """One request at a time is always allowed."""
     simulation = simulate(1, 1, 5 * TARGET)
     simulation.run(200)
 

@@ -14,7 +14,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_deadline_lies_ahead_by_the_given_seconds(clock: Clock) -> None:
-    """It is a fixed point in time, counted from now."""
     deadline = Deadline.after(2.5)
     clock.now += 1
 
@@ -35,7 +34,6 @@ def test_remaining_time_decreases(clock: Clock) -> None:
 
 
 def test_deadline_of_no_seconds_has_passed(clock: Clock) -> None:
-    """A deadline that is now has no time remaining."""
     deadline = Deadline.after(0)
     clock.now += 0.001
 

@@ -31,13 +31,12 @@ def test_images_are_accepted_while_they_take_less_than_half_of_the_time(table: W
 
 
 def test_a_single_image_is_always_accepted(table: WorkerTable) -> None:
-    """Nothing is known of it, and nothing is before it; its deadline decides."""
+    """Its decoding time is unknown and nothing is queued before it; its deadline decides."""
     with DecodeBacklog(table, threads=1).add(1000 * MP, Deadline.after(1)):
         pass
 
 
 async def test_an_image_counts_until_its_thread_has_ended(table: WorkerTable) -> None:
-    """Although its request may have ended before."""
     backlog = DecodeBacklog(table, threads=1)
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with backlog.add(MP, Deadline.after(5)) as counted:
@@ -57,7 +56,6 @@ def test_small_images_do_not_count(table: WorkerTable) -> None:
 
 
 def test_images_of_all_workers_count(open_table: OpenTable) -> None:
-    """They share the CPUs of the host."""
     one, other = (DecodeBacklog(open_table(), threads=1) for _ in range(2))
     with one.add(240 * MP, Deadline.after(5)):
         assert other.pixels == 240 * MP

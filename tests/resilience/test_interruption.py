@@ -15,7 +15,6 @@ async def wait(block: Interruption) -> None:
 
 
 async def test_the_block_raises_the_reason_and_its_task_goes_on() -> None:
-    """The task is not cancelled itself."""
     block = Interruption()
     asyncio.get_running_loop().call_soon(block.interrupt, REASON)
     with pytest.raises(ValueError, match="too slow"):
@@ -28,7 +27,6 @@ async def test_the_block_raises_the_reason_and_its_task_goes_on() -> None:
 
 
 async def test_after_the_block_nothing_is_interrupted() -> None:
-    """Neither is before it."""
     block = Interruption()
     block.interrupt(REASON)
     with block:
@@ -39,7 +37,7 @@ async def test_after_the_block_nothing_is_interrupted() -> None:
 
 
 async def test_another_cancellation_wins() -> None:
-    """The server stops in the same moment: the task has to end."""
+    """The server stops at the same time, so the task has to end."""
     block = Interruption()
     task = asyncio.create_task(wait(block))
     await asyncio.sleep(0)
@@ -51,7 +49,7 @@ async def test_another_cancellation_wins() -> None:
 
 
 async def test_an_error_of_the_block_wins() -> None:
-    """It was raised while the block was being left."""
+    """The error was raised while the block was being left."""
     block = Interruption()
 
     async def fail() -> None:
@@ -71,7 +69,7 @@ async def test_an_error_of_the_block_wins() -> None:
 
 
 async def test_a_timeout_within_the_block_does_not_take_its_cancellation() -> None:
-    """Both end in the same moment."""
+    """The time-out and the interruption happen at the same time."""
     block = Interruption()
 
     async def work() -> None:

@@ -9,7 +9,6 @@ from app.resilience.lease import Lease
 
 @pytest.fixture
 def released() -> list[str]:
-    """What has been given back."""
     return []
 
 
@@ -22,7 +21,6 @@ def lease(released: list[str]) -> Lease:
 
 
 def test_a_lease_is_released_after_its_block(lease: Lease, released: list[str]) -> None:
-    """What was added last is given back first."""
     with lease:
         assert released == []
 
@@ -30,7 +28,6 @@ def test_a_lease_is_released_after_its_block(lease: Lease, released: list[str]) 
 
 
 def test_a_failure_releases_it(lease: Lease, released: list[str]) -> None:
-    """The exception goes on."""
     with pytest.raises(ValueError, match="broken"), lease:
         raise ValueError("broken")
 
@@ -50,7 +47,7 @@ def test_a_callback_that_fails_does_not_stop_the_others(lease: Lease, released: 
 
 
 def test_a_lease_that_nobody_used_can_be_released(lease: Lease, released: list[str]) -> None:
-    """Of a request that ended between admission and its first step."""
+    """Such a request ended between admission and its first step."""
     lease.release()
 
     assert released == ["second", "first"]
@@ -58,7 +55,6 @@ def test_a_lease_that_nobody_used_can_be_released(lease: Lease, released: list[s
 
 @pytest.mark.parametrize("end", ["result", "failure", "cancel"])
 async def test_a_job_keeps_it_until_its_end(lease: Lease, released: list[str], end: str) -> None:
-    """Whether it succeeds, fails or is cancelled."""
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with lease:
         lease.keep_for(job)
@@ -77,7 +73,6 @@ async def test_a_job_keeps_it_until_its_end(lease: Lease, released: list[str], e
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 async def test_the_last_of_several_jobs_releases_it(lease: Lease, released: list[str], order: tuple[int, ...]) -> None:
-    """In whatever order they end, and only once."""
     jobs: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in order]
     with lease:
         for job in jobs:
@@ -91,7 +86,7 @@ async def test_the_last_of_several_jobs_releases_it(lease: Lease, released: list
 
 
 async def test_a_job_that_ends_within_the_block_releases_nothing(lease: Lease, released: list[str]) -> None:
-    """The request still uses what it holds."""
+    """The request still uses what the lease holds."""
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with lease:
         lease.keep_for(job)
@@ -103,7 +98,7 @@ async def test_a_job_that_ends_within_the_block_releases_nothing(lease: Lease, r
 
 
 async def test_what_a_job_adds_after_the_block_is_given_back_too(lease: Lease, released: list[str]) -> None:
-    """A decoding thread may take a slot when its request has ended already."""
+    """A decoding thread may take a slot after its request has ended."""
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with lease:
         lease.keep_for(job)

@@ -12,7 +12,6 @@ from tests.support import OpenTable
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
-    """It may be enlarged several times."""
     budget = MemoryBudget(table, "memory", 100)
     with budget.reserve() as reservation:
         assert budget.used_bytes == 0
@@ -24,7 +23,6 @@ def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> 
 
 
 def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
-    """It keeps what it had, and others may have what is left."""
     budget = MemoryBudget(table, "memory", 100)
     first, second = budget.reserve(), budget.reserve()
     first.add(60)
@@ -40,7 +38,7 @@ def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
 
 
 def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -> None:
-    """It would never be possible otherwise; while it is in progress, and while another one is, there is no room."""
+    """Otherwise it would never be possible; there is no room for it beside another request, nor for another beside it."""
     budget = MemoryBudget(table, "memory", 100)
     large, small = budget.reserve(), budget.reserve()
     with small:
@@ -56,7 +54,6 @@ def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -
 
 
 def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
-    """The limit is that of the host."""
     one, other = (MemoryBudget(open_table(), "memory", 100) for _ in range(2))
     one.reserve().add(70)
     reservation = other.reserve()
@@ -70,7 +67,7 @@ def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
 
 
 def test_budgets_of_different_keys_are_separate(table: WorkerTable) -> None:
-    """Bodies that are being received use other memory than images in progress."""
+    """Received bodies use other memory than images in progress."""
     one, other = MemoryBudget(table, "memory", 100), MemoryBudget(table, "upload memory", 100)
     one.reserve().add(100)
 
@@ -78,7 +75,6 @@ def test_budgets_of_different_keys_are_separate(table: WorkerTable) -> None:
 
 
 def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
-    """Nothing is counted below what others use."""
     budget = MemoryBudget(table, "memory", 100)
     other = budget.reserve()
     other.add(10)
@@ -91,7 +87,6 @@ def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
 
 
 def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
-    """And never more than there is."""
     budget = MemoryBudget(table, "memory", 100)
     reservation = budget.reserve()
     reservation.add(60)
@@ -103,7 +98,6 @@ def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
 
 
 def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
-    """The error says for what there is none."""
     small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
     others = large.reserve()
     others.add(70)

@@ -46,7 +46,6 @@ async def enter(queue: ModelQueue, key: str = "", fraction: float = 1.0, deadlin
 
 
 def leave(permit: Permit) -> None:
-    """End a request."""
     permit.__exit__(None, None, None)
 
 
@@ -68,7 +67,6 @@ async def waiting(table: WorkerTable) -> AsyncIterator[tuple[ModelQueue, Permit,
 
 
 async def test_as_many_requests_as_the_limit_says_are_admitted(table: WorkerTable) -> None:
-    """The next one is rejected, until one of them ends."""
     queue = open_queue(table, 3)
     permits = await fill(queue, 3)
     assert (queue.in_progress, queue.limit) == (3, 3)
@@ -130,7 +128,6 @@ async def test_the_limit_is_that_of_the_host(open_table: OpenTable) -> None:
 
 
 async def test_the_limit_is_the_average_of_what_workers_have_measured(open_table: OpenTable) -> None:
-    """A worker that has measured nothing uses what the others have found."""
     tables = [open_table() for _ in range(3)]
     fast, slow, new = (ModelQueue(table, "tiny", 1000, TARGET) for table in tables)
     fast.measure(0.01, 1, is_near=False)
@@ -160,7 +157,6 @@ async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(open_table
 
 
 async def test_models_do_not_count_together(table: WorkerTable) -> None:
-    """A full model leaves others alone."""
     full, other = (ModelQueue(table, name, 1, TARGET) for name in ("full", "other"))
     permits = [await enter(full), await enter(other)]
 
@@ -170,7 +166,6 @@ async def test_models_do_not_count_together(table: WorkerTable) -> None:
 
 
 async def test_requests_enter_in_order_of_arrival(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
-    """Each one that ends lets the next one in."""
     queue, permit, tasks = waiting
     for index, task in enumerate(tasks):
         leave(permit)
@@ -214,7 +209,6 @@ async def test_only_those_wait_whose_turn_will_come_in_time(table: WorkerTable) 
 
 
 async def test_a_cancelled_request_leaves_the_line(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
-    """Its client has disconnected; the one behind it takes its turn."""
     queue, permit, (first, second, _) = waiting
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -228,7 +222,6 @@ async def test_a_cancelled_request_leaves_the_line(waiting: tuple[ModelQueue, Pe
 async def test_a_request_that_is_cancelled_when_its_turn_has_come_takes_no_place(
     waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
 ) -> None:
-    """Its place is given back, and the one behind it enters."""
     queue, permit, (first, *others) = waiting
     leave(permit)
     first.cancel()
@@ -255,7 +248,7 @@ async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
 
 
 async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While requests come, wait and leave, timers do not pile up."""
+    """Timers must not pile up while requests come, wait and leave."""
     queue = open_queue(table, 1, QUICK)
     permit = await enter(queue)
     loop = asyncio.get_running_loop()
@@ -300,7 +293,6 @@ async def test_shares_do_not_take_each_others_room(table: WorkerTable) -> None:
 
 
 async def test_a_small_share_allows_one_request(table: WorkerTable) -> None:
-    """However small a fraction of a small limit is."""
     queue = open_queue(table, 2)
     permit = await enter(queue, "camera", 0.01)
 
@@ -310,7 +302,6 @@ async def test_a_small_share_allows_one_request(table: WorkerTable) -> None:
 
 
 async def test_those_who_wait_in_one_share_do_not_block_another(table: WorkerTable) -> None:
-    """Each share has a line of its own, and both lines move."""
     queue = open_queue(table, 2, QUICK)
     permits = {key: await enter(queue, key, 0.5) for key in ("camera", "")}
     waiting = {key: asyncio.create_task(enter(queue, key, 0.5)) for key in ("camera", "")}
@@ -324,7 +315,7 @@ async def test_those_who_wait_in_one_share_do_not_block_another(table: WorkerTab
 
 
 async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
-    """The file of keys was edited while the gateway runs."""
+    """The file of keys can be edited while the gateway runs."""
     queue = open_queue(table, 4)
     permits = [await enter(queue, "camera", 0.5) for _ in range(2)]
     with pytest.raises(GatewayFull):
@@ -372,7 +363,6 @@ async def test_a_stall_makes_the_model_slower(table: WorkerTable, clock: Clock) 
 
 
 async def test_a_pause_without_requests_is_no_stall(table: WorkerTable, clock: Clock) -> None:
-    """Nothing ends because nothing was asked."""
     queue = open_queue(table, 10, 0.2)
     leave(await enter(queue))
     clock.now += 3600

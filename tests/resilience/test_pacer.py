@@ -12,7 +12,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_rare_events_do_not_wait(clock: Clock) -> None:
-    """As many as three seconds allow may come at once."""
+    """The budget of three seconds may be used at once."""
     paced = Pacer(10)
     for _ in range(3):
         assert [paced.wait() for _ in range(30)] == pytest.approx([0] * 30, abs=1e-9)
@@ -20,7 +20,7 @@ def test_rare_events_do_not_wait(clock: Clock) -> None:
 
 
 def test_more_events_wait_in_turn(clock: Clock) -> None:
-    """Each a tenth of a second longer than the one before."""
+    """Each event waits a tenth of a second longer than the one before."""
     paced = Pacer(10)
     for _ in range(30):
         paced.wait()

@@ -13,7 +13,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def spent(clock: Clock) -> RetryBudget:
-    """A budget of which nothing is left."""
+    """A retry budget of which nothing is left."""
     budget = RetryBudget()
     assert taken(budget) == 3
     clock.now += 0.001
@@ -21,7 +21,6 @@ def spent(clock: Clock) -> RetryBudget:
 
 
 def taken(budget: RetryBudget) -> int:
-    """Take what there is."""
     for count in range(1000):
         if not budget.take():
             return count
@@ -30,13 +29,12 @@ def taken(budget: RetryBudget) -> int:
 
 @pytest.mark.usefixtures("clock")
 def test_a_few_retries_are_there_from_the_start() -> None:
-    """A gateway that has just started may have to retry, too."""
+    """A gateway that has just started may have to retry."""
     assert taken(RetryBudget()) == 3
 
 
 @pytest.mark.parametrize(("requests", "retries"), [(0, 0), (9, 0), (10, 1), (19, 1), (25, 2)])
 def test_ten_requests_earn_a_retry(spent: RetryBudget, requests: int, retries: int) -> None:
-    """What is left of ten is kept for the next one."""
     for _ in range(requests):
         spent.note_request()
 
@@ -52,7 +50,6 @@ def test_ten_seconds_earn_a_retry(spent: RetryBudget, clock: Clock, seconds: flo
 
 
 def test_time_counts_once(spent: RetryBudget, clock: Clock) -> None:
-    """Also if nobody got a retry meanwhile."""
     for _ in range(9):
         clock.now += 1
         assert not spent.take()
@@ -62,7 +59,6 @@ def test_time_counts_once(spent: RetryBudget, clock: Clock) -> None:
 
 
 def test_requests_and_time_count_together(spent: RetryBudget, clock: Clock) -> None:
-    """Half a retry each."""
     for _ in range(5):
         spent.note_request()
     assert not spent.take()
@@ -82,7 +78,6 @@ def test_only_a_few_retries_are_saved_up(spent: RetryBudget, clock: Clock) -> No
 
 
 def test_a_tenth_of_the_requests_is_tried_again_while_all_fail(spent: RetryBudget, clock: Clock) -> None:
-    """And not much more."""
     retries = 0
     for _ in range(1000):
         clock.now += 0.001

@@ -46,7 +46,6 @@ async def test_concurrent_calls_share_one_execution() -> None:
 
 
 async def test_result_is_not_kept() -> None:
-    """A call after the end of the work starts it again."""
     flight, work = SingleFlight[int](), Work()
     work.may_end.set()
 
@@ -54,7 +53,6 @@ async def test_result_is_not_kept() -> None:
 
 
 async def test_keys_are_independent() -> None:
-    """Calls with different keys do not wait for each other."""
     flight, slow, quick = SingleFlight[int](), Work(), Work()
     quick.may_end.set()
     waiting = await start(flight, "slow", slow)
@@ -80,7 +78,6 @@ async def test_all_callers_get_the_error() -> None:
 
 
 async def test_work_continues_when_a_caller_is_cancelled() -> None:
-    """The others still get its result."""
     flight, work = SingleFlight[int](), Work()
     first, second = await start(flight, "a", work), await start(flight, "a", work)
     first.cancel()
@@ -93,7 +90,6 @@ async def test_work_continues_when_a_caller_is_cancelled() -> None:
 
 
 async def test_work_continues_when_every_caller_is_cancelled() -> None:
-    """A later call finds the work in progress."""
     flight, work = SingleFlight[int](), Work()
     only = await start(flight, "a", work)
     only.cancel()

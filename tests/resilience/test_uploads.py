@@ -14,12 +14,11 @@ FULL = "whose API key is not known yet"
 
 @pytest.fixture
 def workers(open_table: OpenTable) -> Sequence[AnonymousUploads]:
-    """Two workers of one host."""
     return [AnonymousUploads(open_table(), 100) for _ in range(2)]
 
 
 def test_one_address_may_send_eight(workers: Sequence[AnonymousUploads]) -> None:
-    """To all workers together; then another address may, and so may this one once a body is there."""
+    """The limit holds over all workers; other addresses may send, and so may this one once a body has arrived."""
     with ExitStack() as stack:
         for number in range(7):
             stack.enter_context(workers[number % 2].start("192.0.2.1"))
@@ -35,7 +34,7 @@ def test_one_address_may_send_eight(workers: Sequence[AnonymousUploads]) -> None
     ("one", "other"), [("2001:db8::{}", "2001:db8::ffff:0"), ("::ffff:192.0.2.1", "192.0.2.1"), ("192.0.2.1", "::ffff:192.0.2.1")]
 )
 def test_a_sender_has_a_whole_network_of_ipv6(workers: Sequence[AnonymousUploads], one: str, other: str) -> None:
-    """Its 64 bits are those of one customer; an address of IPv4 is the same in both notations."""
+    """A /64 network belongs to one customer; an IPv4 address is the same in both notations."""
     with ExitStack() as stack:
         for number in range(8):
             stack.enter_context(workers[0].start(one.format(number)))
@@ -46,7 +45,7 @@ def test_a_sender_has_a_whole_network_of_ipv6(workers: Sequence[AnonymousUploads
 
 @pytest.mark.parametrize("address", ["192.0.2.{}", ""])
 def test_a_host_receives_sixty_four(workers: Sequence[AnonymousUploads], address: str) -> None:
-    """An unknown address is that of many callers, so it has no limit of its own."""
+    """An unknown address stands for many callers, so it has no limit of its own."""
     for _ in range(2):  # everything is given back
         with ExitStack() as stack:
             for number in range(64):
@@ -58,7 +57,6 @@ def test_a_host_receives_sixty_four(workers: Sequence[AnonymousUploads], address
 
 
 def test_one_worker_may_receive_all(workers: Sequence[AnonymousUploads]) -> None:
-    """And no more."""
     with ExitStack() as stack:
         for _ in range(64):
             stack.enter_context(workers[0].start(""))
@@ -67,7 +65,7 @@ def test_one_worker_may_receive_all(workers: Sequence[AnonymousUploads]) -> None
 
 
 def test_their_bytes_are_limited(workers: Sequence[AnonymousUploads]) -> None:
-    """One that is larger than the limit is possible alone."""
+    """A single body above the limit is still possible."""
     one, other = workers
     with one.start("") as first, other.start("") as second:
         first.add(60)

@@ -129,14 +129,12 @@ def test_a_key_has_the_same_column_in_all_workers(open_table: OpenTable) -> None
 
 
 def test_many_models_do_not_share_counters(table: WorkerTable) -> None:
-    """There are columns for all counters of a hundred models."""
     keys = [f"{kind}:model-{number}" for number in range(100) for kind in ("requests", "limit", "pace", "pool")]
 
     assert len({table.column(key) for key in keys}) == len(keys)
 
 
 def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
-    """Whoever has used them; those of counters are apart."""
     first, second = open_table(), open_table()
     before = first.keys()
     first.column("größe")
@@ -158,7 +156,6 @@ def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
 
 
 def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
-    """Nothing fails, and the keys that came first keep their columns."""
     columns = [table.column(str(number)) for number in range(17_000)]
 
     assert len(set(columns)) == 16_384
@@ -167,7 +164,6 @@ def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
 
 
 def test_counters_of_killed_workers_count(open_table: OpenTable) -> None:
-    """And of the one that takes its row."""
     own = open_table()
     column = own.counter("requests")
     own.add(column, 1)
@@ -198,7 +194,7 @@ def test_a_worker_that_was_killed_does_not_count(open_table: OpenTable) -> None:
 
 
 def test_the_row_of_a_killed_worker_is_used_again(open_table: OpenTable) -> None:
-    """The next worker starts there with zeros."""
+    """The next worker starts in the row with zeros."""
     own = open_table()
     column = own.column("requests")
     with running_worker() as worker:
@@ -229,7 +225,6 @@ def test_workers_inherit_the_table_through_fork() -> None:
 
 
 def test_a_closed_table_gives_its_row_back(open_table: OpenTable) -> None:
-    """More workers may come and go than there are rows."""
     own = open_table()
     for _ in range(600):
         WorkerTable().close()
@@ -239,7 +234,7 @@ def test_a_closed_table_gives_its_row_back(open_table: OpenTable) -> None:
 
 
 def test_what_is_counted_after_the_end_counts_nowhere(open_table: OpenTable) -> None:
-    """A thread may end after its worker has given its row back to another one."""
+    """A thread may end after its worker has given its row to another worker."""
     own, ending = open_table(), WorkerTable()
     column = own.column("requests")
     ending.add(ending.column("requests"), 1)
@@ -257,7 +252,6 @@ def test_what_is_counted_after_the_end_counts_nowhere(open_table: OpenTable) -> 
 
 
 def test_more_workers_than_rows_are_an_error() -> None:
-    """The worker that finds no row does not start."""
     assert output(CROWD) == ["511 there are more workers than rows in their table"]
 
 
@@ -295,7 +289,7 @@ def test_the_table_is_created_once(open_table: OpenTable) -> None:
 
 
 def test_other_programs_inherit_the_table() -> None:
-    """If they are given its descriptor."""
+    """A program inherits the table through its descriptor."""
     first, second = output(HEIR)
 
     assert first == second
@@ -321,7 +315,6 @@ def test_beats_are_those_of_living_workers(view: TableView) -> None:
 
 
 def test_beats_go_on(view: TableView, open_table: OpenTable) -> None:
-    """Each look sees the latest."""
     own = open_table()
     for count in (1, 2, 3):
         own.beat()
@@ -349,7 +342,6 @@ def test_a_view_is_no_worker(view: TableView, open_table: OpenTable) -> None:
 
 
 def test_a_view_without_a_table_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has inherited no table has no workers."""
     monkeypatch.delenv(TABLE_VARIABLE, raising=False)
     view = TableView()
 

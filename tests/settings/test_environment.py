@@ -54,13 +54,11 @@ def test_empty_variable_counts_as_not_set(name: str) -> None:
 
 
 def test_variables_of_others_are_ignored() -> None:
-    """Only variables with our prefix are read."""
     assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3"}) == Settings()
 
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
 def test_unknown_variable_is_named(name: str) -> None:
-    """A misspelt setting is rejected instead of ignored."""
     with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
         load({"NEREID_PORT": "4603", name: "1"})
 
@@ -123,14 +121,12 @@ def test_invalid_value_is_named(name: str, text: str) -> None:
     ],
 )
 def test_values_to_choose_from_are_named(name: str, text: str, choices: str) -> None:
-    """If there are only few, the message lists them."""
     with pytest.raises(SettingsError) as caught:
         load({PREFIX + name: text})
     assert str(caught.value) == f"{PREFIX}{name}: Expected one of {choices}; got '{text}'"
 
 
 def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an argument the process's own environment is read."""
     monkeypatch.setenv("NEREID_PORT", "8080")
 
     assert load().port == 8080

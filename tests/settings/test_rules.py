@@ -12,7 +12,7 @@ OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"
 
 
 def complaint(environ: dict[str, str]) -> str:
-    """Return what is said of settings that break a rule."""
+    """Return the error message for settings that break a rule."""
     with pytest.raises(SettingsError) as caught:
         check(load(environ))
     return str(caught.value)
@@ -25,12 +25,11 @@ def test_a_token_needs_an_origin() -> None:
 
 
 def test_defaults_break_no_rule() -> None:
-    """The application starts without any setting."""
     check(load({}))
 
 
 def test_a_triton_that_is_named_twice_is_rejected() -> None:
-    """It would get twice its part of the calls."""
+    """It would get twice its share of the calls."""
     assert complaint({"NEREID_TRITON_URLS": "a:8001, b:8001,a:8001"}) == "NEREID_TRITON_URLS: an address is there twice"
 
 
@@ -46,7 +45,6 @@ def test_a_triton_that_is_named_twice_is_rejected() -> None:
     ],
 )
 def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
-    """The host is a name or an address."""
     check(load({"NEREID_TRITON_URLS": address}))
 
 
@@ -94,7 +92,6 @@ def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     ],
 )
 def test_ports_that_collide_are_named(environ: dict[str, str], names: str) -> None:
-    """The message has both settings."""
     assert complaint(environ) == f"{names}: each needs a port of its own"
 
 
@@ -113,7 +110,6 @@ def test_ports_that_are_not_used_do_not_collide(environ: dict[str, str]) -> None
 
 @pytest.mark.parametrize("seconds", ["1", "59"])
 def test_workers_are_not_replaced_all_the_time(seconds: str) -> None:
-    """The server would not start with less than a minute."""
     assert complaint({"NEREID_WORKER_MAX_AGE_SECONDS": seconds}) == "NEREID_WORKER_MAX_AGE_SECONDS: Expected 0, or at least 60"
 
 
@@ -138,7 +134,6 @@ def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], mess
     ["", "images.example.org", "*", "*.example.org, b.example.net:8443", "Images.Example.ORG", "*:8443", "a_b.example.org,"],
 )
 def test_hosts_of_images_are_names(hosts: str) -> None:
-    """Or patterns, with a port if it is not 443."""
     check(load({"NEREID_URL_HOSTS": hosts}))
 
 
@@ -160,7 +155,7 @@ def test_hosts_of_images_are_names(hosts: str) -> None:
     ],
 )
 def test_other_forms_of_hosts_are_rejected(hosts: str) -> None:
-    """They would match nothing."""
+    """Such patterns would never match."""
     assert complaint({"NEREID_URL_HOSTS": hosts}).startswith("NEREID_URL_HOSTS: Expected names of hosts such as ")
 
 

@@ -13,7 +13,6 @@ README = ROOT / "README.md"
 
 
 def test_empty_environment_gives_the_defaults() -> None:
-    """Every setting has a default."""
     settings = load({})
 
     assert settings == Settings()
@@ -70,7 +69,6 @@ def test_files_for_tls_may_be_left_out(environ: dict[str, str], files: tuple[str
 
 
 def test_limits_are_whole_bytes_and_pixels() -> None:
-    """MiB and megapixels are converted to bytes and pixels."""
     settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
 
     assert (settings.max_body_bytes, settings.max_pixels) == (1572864, 500000)
@@ -85,18 +83,15 @@ def test_no_image_has_more_pixels_than_the_general_limit(most: str, unscalable: 
 
 
 def test_registry_is_in_the_model_repository() -> None:
-    """`models.toml` is found beside the models."""
     assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry_path == Path("/srv/models/models.toml")
 
 
 def test_settings_do_not_change() -> None:
-    """They are read once and cannot be assigned to."""
     with pytest.raises(AttributeError):
         Settings().port = 1  # type: ignore[misc]
 
 
 def test_trusted_proxies_are_addresses_or_networks() -> None:
-    """There may be several, and blanks between them."""
     networks = load({"NEREID_TRUSTED_PROXIES": "127.0.0.1, 10.1.0.0/16,,2001:db8::/32"}).trusted_networks
 
     assert [str(network) for network in networks] == ["127.0.0.1/32", "10.1.0.0/16", "2001:db8::/32"]
@@ -104,7 +99,6 @@ def test_trusted_proxies_are_addresses_or_networks() -> None:
 
 
 def test_table_has_a_row_for_each_setting() -> None:
-    """Every variable is listed with its default and its meaning."""
     lines = render().splitlines()
 
     assert lines[:3] == [
@@ -120,5 +114,4 @@ def test_table_has_a_row_for_each_setting() -> None:
 
 
 def test_readme_has_the_table() -> None:
-    """The README lists the settings as they are in the code."""
     assert render() in README.read_text(encoding="utf-8")

@@ -20,7 +20,6 @@ IMAGE_SETS = pytest.mark.parametrize(
 
 
 def file_tensor(file: bytes) -> NDArray[np.uint8]:
-    """Make the element of a BYTES tensor."""
     tensor = np.empty(bytes_element_size(file), np.uint8)
     write_bytes_element(file, tensor)
     return tensor

@@ -19,18 +19,15 @@ _STOP_SECONDS = 30
 
 
 class RunningGateway(NamedTuple):
-    """An API that runs in processes of its own."""
-
     port: int
     process: "subprocess.Popen[bytes]"
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which it answers."""
         return f"http://127.0.0.1:{self.port}"
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that handle requests."""
         return [child for child in psutil.Process(self.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -90,14 +90,13 @@ async def test_a_poison_picture_costs_nobody_else(one_by_one: httpx.AsyncClient,
 
 @POISON
 async def test_nor_where_triton_makes_the_batches(settings: Settings, triton: EmbeddedTriton, poison: bytes, code: str) -> None:
-    """The embedded one, at least: its ONNX backend runs the requests of a batch that fails one by one."""
+    """The embedded Triton's ONNX backend runs the requests of a failed batch one by one."""
     assert triton.poll() is None
     async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
         await check_poison(client, poison, code)
 
 
 async def test_without_aggregation_each_image_goes_alone(settings: Settings, triton: EmbeddedTriton) -> None:
-    """However many there are."""
     assert triton.poll() is None
     async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
         before = await batch_sizes(client, "six_columns")

@@ -69,7 +69,6 @@ async def test_each_classifier_gives_the_probabilities_computed_by_hand(client: 
 
 
 async def test_the_answer_has_the_members_of_the_contract(client: httpx.AsyncClient) -> None:
-    """Each class has the names that clients of detections know."""
     answer = json(await client.post("/classify?model=planes_to_logits&top_k=1", content=striped()))
 
     assert answer["classifications"] == [
@@ -83,7 +82,6 @@ async def test_the_answer_has_the_members_of_the_contract(client: httpx.AsyncCli
 
 
 async def test_the_caller_chooses_how_many_and_how_sure(client: httpx.AsyncClient) -> None:
-    """`top_k` and `confidence`, in the query, a form or JSON."""
     path = "/classify?model=planes_to_logits"
     sure, *_, unsure = by_name(await client.post(path, content=striped())).values()
     in_form = await client.post(path, files={"image": striped()}, data={"top_k": "2"})
@@ -95,7 +93,6 @@ async def test_the_caller_chooses_how_many_and_how_sure(client: httpx.AsyncClien
 
 
 async def test_a_model_in_the_path_answers_by_its_own_task(client: httpx.AsyncClient) -> None:
-    """With the parameters of that task, and of no other."""
     classified = json(await client.post("/predict/planes_to_logits?top_k=2", content=striped()))
     detected = json(await client.post("/predict/six_columns?max_detections=1", content=SCENE))
 
@@ -120,14 +117,12 @@ async def test_a_model_in_the_path_answers_by_its_own_task(client: httpx.AsyncCl
     ],
 )
 async def test_a_model_of_another_task_says_where_it_is_asked(client: httpx.AsyncClient, path: str, detail: str) -> None:
-    """The caller has chosen the wrong route, and no inference is made."""
     problem = json(await client.post(path, content=SCENE), 400)
 
     assert (problem["code"], problem["detail"]) == ("wrong_task", detail)
 
 
 async def test_images_of_a_batch_keep_their_own_answers(client: httpx.AsyncClient) -> None:
-    """Several leave together once a call is under way."""
     reds = [0, 51, 102, 153, 204, 255] * 3
     answers = await asyncio.gather(
         *(client.post("/classify?model=bytes_to_logits", content=striped((red, 51, 102))) for red in reds)
@@ -148,7 +143,7 @@ async def test_a_model_without_batches_and_names(client: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize(("model", "says"), [("lying", "outside 0 to 1"), ("infinite", "not finite")])
 async def test_scores_that_are_none_are_a_bad_gateway(client: httpx.AsyncClient, model: str, says: str) -> None:
-    """They are the model's fault, and never come out as numbers."""
+    """Invalid scores are the model's fault and must not be returned."""
     black = BytesIO()
     Image.new("RGB", (64, 64), "black" if model == "infinite" else "white").save(black, "PNG")
     problem = json(await client.post(f"/classify?model={model}", content=black.getvalue()), 502)
@@ -158,7 +153,6 @@ async def test_scores_that_are_none_are_a_bad_gateway(client: httpx.AsyncClient,
 
 
 async def test_the_list_of_models_tells_the_task(client: httpx.AsyncClient) -> None:
-    """And what the model returns."""
     listed: dict[str, Any] = {model["name"]: model for model in json(await client.get("/models"))["models"]}
 
     assert {name: listed[name]["task"] for name in (*CLASSIFIERS, "six_columns")} == {
@@ -170,7 +164,7 @@ async def test_the_list_of_models_tells_the_task(client: httpx.AsyncClient) -> N
 
 
 def test_the_check_of_a_start_runs_a_classifier(settings: Settings, triton: object) -> None:
-    """As `serve` does with the default model."""
+    """`serve` checks the default model in the same way."""
     assert triton is not None
     check_inference(settings.triton_http_port, "bytes_to_logits", seconds=30)
 

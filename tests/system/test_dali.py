@@ -72,7 +72,6 @@ def change(config: Path, *replacements: tuple[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
-    """A Triton with the ensemble."""
     server = EmbeddedTriton(own)
     server.start()
     yield server
@@ -81,7 +80,7 @@ def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
 
 @pytest.fixture
 async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client of that Triton itself."""
+    """A client that talks to that Triton directly."""
     assert own_triton.poll() is None
     client = TritonClient(own.triton_url, own.control_key_path)
     yield client
@@ -97,7 +96,7 @@ async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[ht
 
 
 async def draw(client: TritonClient, files: list[bytes], model: str = LETTERBOX) -> dict[str, NDArray[Any]]:
-    """Let the first step of the ensemble draw files."""
+    """Run only the first step of the ensemble, which draws the files."""
     spec = await SpecCache(client).get(ENSEMBLE)
     results = await infer_files(client, msgspec.structs.replace(spec, name=model, output_names=("image",)), files)
     return {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
@@ -125,7 +124,7 @@ def assert_alike(pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> None
     ],
 )
 async def test_photos_are_drawn_as_by_the_gateway(own_client: TritonClient, name: str, model: str, letterbox: Letterbox) -> None:
-    """Size, position, padding and interpolation are the same."""
+    """Size, position, padding and interpolation must be equal."""
     file = sample_image(name)
     outputs = await draw(own_client, [file], model)
 
@@ -138,7 +137,6 @@ async def test_photos_are_drawn_as_by_the_gateway(own_client: TritonClient, name
 async def test_other_formats_and_sizes_are_drawn_as_by_the_gateway(
     own_client: TritonClient, image_format: str, size: tuple[int, int]
 ) -> None:
-    """All that DALI knows."""
     file = encode(Image.fromarray(PIXELS).resize(size, Image.Resampling.BICUBIC), image_format)
     outputs = await draw(own_client, [file])
 
@@ -147,7 +145,6 @@ async def test_other_formats_and_sizes_are_drawn_as_by_the_gateway(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 async def test_photos_are_turned_upright(own_client: TritonClient, orientation: int) -> None:
-    """As their EXIF block says."""
     file = encode(Image.fromarray(store(PIXELS, orientation)), "JPEG", exif=exif_of(orientation))
     outputs = await draw(own_client, [file])
 
@@ -168,13 +165,12 @@ async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -
 
 @IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """However the files become pixels."""
+    """The result does not depend on where the file is decoded."""
     await check_boxes(gateway, NETWORK, ENSEMBLE, images)
 
 
 @pytest.mark.parametrize("file", [CUT_SHORT, *(encode(Image.fromarray(PIXELS), name) for name in sorted(UNKNOWN))])
 async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient, file: bytes) -> None:
-    """Through the ensemble, too."""
     problem = json(await gateway.post(f"/predict/{ENSEMBLE}", content=file), 422)
 
     assert problem["code"] == "invalid_image"

@@ -40,13 +40,11 @@ class Connection:
         await self.writer.drain()
 
     async def receive_head(self) -> tuple[int, dict[str, str]]:
-        """Receive the status and the headers of a response."""
         lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split()[1]), headers
 
     async def receive_rest(self, headers: dict[str, str]) -> bytes:
-        """Receive the body of a response."""
         return await self.reader.readexactly(int(headers["content-length"]))
 
 
@@ -65,7 +63,6 @@ async def another(gateway: RunningGateway) -> AsyncIterator[Connection]:
 
 
 def head(*lines: str, length: int = len(BODY)) -> bytes:
-    """Write the head of a request for a detection."""
     return "\r\n".join(["POST /detect HTTP/1.1", "Host: nereid", f"Content-Length: {length}", *lines, "", ""]).encode()
 
 
@@ -100,7 +97,6 @@ async def is_alive(connection: Connection) -> bool:
 async def test_an_early_answer_reaches_a_client_that_goes_on_sending(
     connection: Connection, request_: bytes, expected: tuple[int, str]
 ) -> None:
-    """The connection is not reset, and serves the next request."""
     assert await exchange(connection, request_) == expected
     assert await is_alive(connection)
 
@@ -132,7 +128,6 @@ async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connecti
 async def test_a_full_gateway_answers_a_client_that_goes_on_sending(
     gateway: RunningGateway, connection: Connection, another: Connection
 ) -> None:
-    """With 429; the upload that takes the only place goes on meanwhile."""
     await another.send(head(KEY, length=8) + b"1234")
     async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url, headers={"X-API-Key": f"camera.{SECRET}"}) as client:
         while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question

@@ -46,14 +46,12 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
 
 
 def with_own_ports(settings: Settings) -> Settings:
-    """Return settings for another Triton."""
     http, grpc, metrics = find_free(3)
     return msgspec.structs.replace(settings, triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics)
 
 
 @contextmanager
 def running(settings: Settings) -> Iterator[EmbeddedTriton]:
-    """Run a Triton until the block ends."""
     server = EmbeddedTriton(settings)
     server.start()
     try:
@@ -64,7 +62,6 @@ def running(settings: Settings) -> Iterator[EmbeddedTriton]:
 
 @pytest.fixture(scope="module")
 def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
-    """A Triton with both models."""
     with running(own) as server:
         yield server
 
@@ -79,7 +76,7 @@ async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[ht
 
 @pytest.fixture
 async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client of that Triton itself."""
+    """A client that talks to that Triton directly."""
     assert own_triton.poll() is None
     client = TritonClient(own.triton_url, own.control_key_path)
     yield client
@@ -88,12 +85,11 @@ async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator
 
 @IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """However the files become pixels."""
+    """The result does not depend on where the file is decoded."""
     await check_boxes(gateway, PIXEL_MODEL, FILE_MODEL, images)
 
 
 async def test_answer_names_the_model_and_the_image(gateway: httpx.AsyncClient) -> None:
-    """It has all that the answer of another model has."""
     answer = json(await gateway.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")))
 
     assert answer["model"] == {"name": FILE_MODEL, "version": "1", "backend": "triton", "device": "cpu"}
@@ -153,7 +149,7 @@ async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient)
 
 
 def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings) -> None:
-    """Until then its checks succeed, for which they need no image."""
+    """The checks of `serve` need no image, so they succeed until then."""
     mortal = with_own_ports(own)
     with running(mortal) as server:
         check_inference(mortal.triton_http_port, FILE_MODEL, 30)

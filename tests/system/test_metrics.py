@@ -33,7 +33,6 @@ TARGETS = (
 
 @asynccontextmanager
 async def gateway(folder: Path, **settings: object) -> AsyncIterator[tuple[FakeTriton, RunningGateway]]:
-    """Run a gateway on a Triton that finds nothing."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving(fake), running_gateway(fake.url, folder, workers=2, timeout_seconds=20, **settings) as running:
@@ -96,7 +95,7 @@ async def test_every_request_is_counted_once(tmp_path: Path) -> None:
 
 
 async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
-    """Counters never fall, and what it had in progress is forgotten."""
+    """Counters never fall; the gauges of the killed worker are dropped."""
     async with gateway(tmp_path) as (fake, running), AsyncExitStack() as stack:
         before = requests(await scrape(running.url))
         counts = await load(running.url)
@@ -119,7 +118,6 @@ async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
 
 
 def promtool(text: bytes) -> list[str]:
-    """Return what promtool has to say of metrics."""
     command = [require_program("promtool", "prometheus"), "check", "metrics"]
     return subprocess.run(command, input=text, capture_output=True, check=False).stderr.decode().splitlines()
 

@@ -24,14 +24,12 @@ LIMIT = 4
 
 @asynccontextmanager
 async def calling(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
-    """Make a client with any number of connections."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=gateway.url, limits=limits, timeout=60) as client:
         yield client
 
 
 async def ask(client: httpx.AsyncClient) -> httpx.Response:
-    """Ask for a detection."""
     return await client.post("/detect", content=SCENE)
 
 

@@ -79,7 +79,6 @@ async def page(browser: Browser, gateway: RunningGateway) -> AsyncIterator[Page]
 
 
 async def ask(gateway: RunningGateway, image: bytes, **query: object) -> dict[str, Any]:
-    """Ask as a program does."""
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         answer: dict[str, Any] = json(await client.post("/detect", params={"boxes": "pixel", **query}, content=image))  # type: ignore[dict-item]
     return answer
@@ -117,7 +116,6 @@ SWATCHES = """
 
 
 async def shown(page: Page) -> list[str]:
-    """Return the names in the list of objects."""
     return await page.locator("#detections button > span:nth-of-type(2)").all_inner_texts()
 
 
@@ -187,7 +185,7 @@ async def test_an_image_gets_its_boxes(
 
 
 async def test_the_boxes_of_a_photo_that_is_stored_turned_are_upright(page: Page, gateway: RunningGateway) -> None:
-    """As browser and gateway both turn it by its EXIF orientation."""
+    """The browser and the gateway both apply the EXIF orientation."""
     turned = enlarged_scene(orientation=TURNED)
     answer = await ask(gateway, turned)
     await choose(page, turned)
@@ -210,7 +208,7 @@ async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: 
 
 
 async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
-    """The answer has all that a lower one would find."""
+    """The answer contains all detections above the lowest confidence."""
     asked = requests_of(page)
     await choose(page, SCENE)
     await expect(page.locator("#detections li")).to_have_count(2)
@@ -262,7 +260,6 @@ async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> N
 
 
 async def test_the_command_finds_the_same(page: Page, gateway: RunningGateway, tmp_path: Path) -> None:
-    """When it is copied and run where the file is."""
     require_program("curl", "curl")
     (tmp_path / "scene.jpg").write_bytes(SCENE)
     await choose(page, SCENE)
@@ -277,7 +274,6 @@ async def test_the_command_finds_the_same(page: Page, gateway: RunningGateway, t
 
 
 async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
-    """Among the detectors that are ready; the image is sent again."""
     await choose(page, SCENE)
     await expect(page.get_by_role("status")).to_contain_text("six_columns")
     select = page.get_by_label("Model")
@@ -360,7 +356,6 @@ async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGatew
 
 
 async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
-    """The list of models, too; the image need not be given again."""
     async with opened(browser, "about:blank", "503", "ERR_FAILED") as page:
         unavailable = {"title": "Triton is not available", "detail": "it restarts", "code": "triton_unavailable"}
         await page.route("**/models", lambda route: route.fulfill(status=503, json=unavailable))
@@ -379,7 +374,6 @@ async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gate
 
 
 async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
-    """Text in the clipboard, for example."""
     await page.evaluate("navigator.clipboard.writeText('text')")
     await page.keyboard.press("Control+V")
 
@@ -387,7 +381,7 @@ async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
 
 
 async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, settings: Settings, tmp_path: Path) -> None:
-    """It is kept in memory only, and stays out of the command."""
+    """The key is kept in memory only and is not part of the command."""
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     (tmp_path / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
     options = {**options_of(settings), "api_keys_file": tmp_path / "keys.toml"}

@@ -62,7 +62,6 @@ class Running:
             )
 
     def family(self) -> list[psutil.Process]:
-        """Return it and all processes that it started."""
         try:
             parent = psutil.Process(self.process.pid)
             return [parent, *parent.children(recursive=True)]
@@ -70,7 +69,6 @@ class Running:
             return []
 
     def triton(self) -> psutil.Process:
-        """Find the Triton it started."""
         return next(process for process in self.family() if process.name() == "tritonserver" and not has_ended(process))
 
     def backend(self) -> psutil.Process:
@@ -79,20 +77,18 @@ class Running:
         return next(process for process in stubs if any(f"/{MODEL}/" in argument for argument in process.cmdline()))
 
     def detects(self) -> bool:
-        """Return whether it finds the cat."""
         return "cat" in httpx.post(f"{self.url}/detect", content=CAT, timeout=30).text
 
     def shm(self) -> list[Path]:
-        """List what its Triton has in /dev/shm."""
+        """List the files of its Triton in /dev/shm."""
         return list(shared_memory.SHM.glob(f"nereid_{self.grpc_port}_*"))
 
     @property
     def messages(self) -> str:
-        """What it has said to the user."""
+        """Its messages to the user."""
         return "".join(line for line in self.log.read_text().splitlines(keepends=True) if line.startswith("nereid: "))
 
     def is_ready(self) -> bool:
-        """Return whether it can detect, and has said that it is ready."""
         try:
             return "nereid: ready: " in self.messages and httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
         except httpx.HTTPError:
@@ -100,18 +96,17 @@ class Running:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait up to a minute until something holds."""
+    """Wait up to a minute until a condition holds."""
     wait_for(holds, PATIENCE_SECONDS)
 
 
 def have_ended(processes: Iterable[psutil.Process]) -> bool:
-    """Return whether all of them have ended."""
     return all(map(has_ended, processes))
 
 
 @pytest.fixture(scope="module")
 def settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """With the default model alone, so that Triton starts soon."""
+    """Settings with only the default model, so that Triton starts soon."""
     repository = tmp_path_factory.mktemp("models")
     shutil.copytree(Path(settings.model_repository, MODEL), repository / MODEL)
     return msgspec.structs.replace(settings, model_repository=str(repository))
@@ -168,7 +163,6 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
 
 
 def test_more_signals_do_not_interrupt_the_clean_up(settings: Settings, tmp_path: Path) -> None:
-    """Nothing is left behind, however often Ctrl-C is pressed."""
     with serving(settings, tmp_path) as running:
         family = running.family()
 
@@ -224,7 +218,6 @@ def test_a_port_in_use_is_reported_in_one_line(settings: Settings, running: Runn
 
 
 def test_concurrent_requests_get_their_own_answers(running: Running) -> None:
-    """Requests to several workers are batched in Triton and not mixed up."""
     images = {name: sample_image(f"{name}.jpg") for name in ("astronaut", "chelsea", "coffee")}
 
     async def ask(client: httpx.AsyncClient, name: str) -> tuple[str, set[str]]:
@@ -240,7 +233,6 @@ def test_concurrent_requests_get_their_own_answers(running: Running) -> None:
 
 
 def test_a_body_declared_too_large_is_rejected_unread(running: Running) -> None:
-    """The response comes although the body never does."""
     head = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 99999999\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(head)
@@ -249,7 +241,6 @@ def test_a_body_declared_too_large_is_rejected_unread(running: Running) -> None:
 
 
 def test_an_endless_body_is_cut_off(running: Running) -> None:
-    """An endless chunked body is rejected once it exceeds the limit."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"\xff" * 65536 + b"\r\n"
@@ -260,7 +251,6 @@ def test_an_endless_body_is_cut_off(running: Running) -> None:
 
 
 def test_a_client_that_disconnects_early_is_not_a_failure(running: Running) -> None:
-    """It is logged as 499, and the server goes on."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
         connection.sendall(
             b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 50000\r\n\r\n" + CAT[:1000]
@@ -297,23 +287,19 @@ class Instances:
             )
 
     def client(self, number: int) -> httpx.AsyncClient:
-        """Make a client of one instance."""
         transport = httpx.AsyncHTTPTransport(uds=str(self.sockets[number - 1]))
         return httpx.AsyncClient(transport=transport, base_url="http://nereid", timeout=5)
 
     def instances(self) -> list[psutil.Process]:
-        """Return the instances' processes."""
         return list(psutil.Process(self.process.pid).children())
 
     def shows(self, text: str) -> bool:
-        """Return whether there is a message that begins with this."""
         assert self.process.poll() is None
         return any(line.startswith(f"nereid: {text}") for line in self.log.read_text().splitlines())
 
 
 @asynccontextmanager
 async def two_instances() -> AsyncIterator[tuple[FakeTriton, Instances]]:
-    """Run two instances until the block ends, however it ends."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     with TemporaryDirectory() as folder:  # the path of a socket may not be long
@@ -363,7 +349,6 @@ async def test_instances_are_one_service() -> None:
 
 
 def test_a_killed_api_is_started_again(running: Running) -> None:
-    """Its workers end with it, and Triton goes on."""
     triton, family = running.triton(), running.family()
     api = next(process for process in family if process.name() == "nereid")
     own = [api, *api.children()]

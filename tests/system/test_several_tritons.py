@@ -53,12 +53,12 @@ async def detect_until(client: httpx.AsyncClient, event: Callable[[], Awaitable[
 
 
 async def tritons(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """Read from /health what is said of each Triton."""
+    """Read the state of each Triton from /health."""
     return list(json(await client.get("/health"))["tritons"])
 
 
 async def until(client: httpx.AsyncClient, holds: Callable[[list[dict[str, Any]]], bool]) -> None:
-    """Wait until something holds of what is said of the Tritons."""
+    """Wait until a condition holds for the state of the Tritons."""
     for _ in range(300):
         if holds(await tritons(client)):
             return

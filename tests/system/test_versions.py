@@ -37,12 +37,10 @@ def answered(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize(("query", "version"), [("", "2"), ("?version=1", "1"), ("?version=2", "2")])
 async def test_a_request_gets_the_version_that_it_asks_for(client: httpx.AsyncClient, query: str, version: str) -> None:
-    """Otherwise the newest."""
     assert answered(await client.post(f"/predict/two_versions{query}", content=SCENE)) == version
 
 
 async def test_the_version_may_be_in_the_body(client: httpx.AsyncClient) -> None:
-    """As any other parameter."""
     form = {"model": "two_versions", "version": "1"}
 
     assert answered(await client.post("/detect", files={"image": SCENE}, data=form)) == "1"
@@ -93,7 +91,6 @@ async def test_the_list_of_models_has_the_versions(client: httpx.AsyncClient) ->
 
 
 async def test_a_version_of_the_default_model_finds_the_same(client: httpx.AsyncClient) -> None:
-    """The only version is the newest."""
     image = sample_image("chelsea.jpg")
     pinned, newest = [json(await client.post(f"/detect{query}", content=image)) for query in ("?version=1", "")]
 

@@ -9,7 +9,6 @@ from tests.support import OpenTable
 
 @pytest.fixture
 def tables(open_table: OpenTable) -> list[WorkerTable]:
-    """The tables of two workers."""
     two = [open_table(), open_table()]
     for table in two:
         table.refresh()
@@ -37,7 +36,7 @@ def test_events_of_all_workers_count(tables: list[WorkerTable]) -> None:
 
 
 def test_known_label_values_are_shown_before_there_are_events(tables: list[WorkerTable]) -> None:
-    """So that the first event is an increase; so is a counter without labels."""
+    """The first event is then visible as an increase; counters without labels are shown as well."""
     assert samples(tables[0], Counter(tables[0], "a", "A.", ["kind"], ["x", "y"])) == {"a_total,kind=x": 0, "a_total,kind=y": 0}
     assert samples(tables[0], Counter(tables[0], "b", "B.")) == {"b_total": 0}
 
@@ -68,7 +67,7 @@ def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None
     [(0.0, [1, 1, 1]), (0.1, [1, 1, 1]), (0.11, [0, 1, 1]), (1.0, [0, 1, 1]), (1.5, [0, 0, 1]), (1e6, [0, 0, 1])],
 )
 def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[WorkerTable], seconds: float, counts: list[int]) -> None:
-    """Prometheus reads buckets as `at most`."""
+    """Prometheus' buckets are cumulative."""
     histogram = Histogram(tables[0], "took_seconds", "Took.", "what", [0.1, 1.0])
     histogram.observe(seconds, "x")
 
@@ -79,7 +78,6 @@ def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[Worker
 
 
 def test_durations_of_all_workers_count(tables: list[WorkerTable]) -> None:
-    """By label value."""
     first, second = (Histogram(table, "took_seconds", "Took.", "what", [1.0]) for table in tables)
     first.observe(0.5, "x")
     second.observe(2.5, "x")
@@ -92,7 +90,7 @@ def test_durations_of_all_workers_count(tables: list[WorkerTable]) -> None:
 
 
 def test_gauges_are_added_up(tables: list[WorkerTable]) -> None:
-    """Unless all workers mean the same number, or each one is of interest."""
+    """This does not hold for gauges that are equal in all workers or of interest for each worker."""
     for number, table in enumerate(tables, start=1):
         Gauge(table, "active", "Active.", ["model"]).set(number, "x")
         CommonGauge(table, "limit", "Limit.", ["model"]).set(10 * number, "x")
@@ -105,7 +103,6 @@ def test_gauges_are_added_up(tables: list[WorkerTable]) -> None:
 
 
 def test_metrics_whose_names_begin_alike_are_apart(tables: list[WorkerTable]) -> None:
-    """And so are a counter and a gauge of the same name."""
     gauge, longer, counter = Gauge(tables[0], "a", "A."), Gauge(tables[0], "ab", "AB."), Counter(tables[0], "a", "A.")
     gauge.set(1)
     longer.set(2)

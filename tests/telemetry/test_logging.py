@@ -20,7 +20,7 @@ from tests.support import ROOT
 
 @pytest.fixture(autouse=True)
 def restored_configuration() -> Iterator[None]:
-    """Leave the rest of the session its own configuration."""
+    """Restore the session's logging configuration."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -51,7 +51,7 @@ def test_text_that_is_not_unicode_is_logged(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, log_format: Literal["json", "console"]) -> None:
-    """The caller does not notice a full disk."""
+    """A full disk must not affect the caller."""
     with Path("/dev/full").open("w", encoding="ascii") as full:
         monkeypatch.setattr(sys, "stdout", full)
         logging.configure("info", log_format)
@@ -71,7 +71,6 @@ def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str], level: str, logged: list[str]) -> None:
-    """The configured level is the least severe one that is written."""
     logging.configure(level, "json")
 
     for name in ("debug", "info", "warning", "error"):
@@ -135,7 +134,7 @@ def test_format_follows_the_terminal_only_with_auto(
     is_terminal: bool,
     is_json: bool,
 ) -> None:
-    """`auto` means console on a terminal and JSON elsewhere; the other two do not depend on it."""
+    """`auto` means console on a terminal and JSON elsewhere; the other two values do not depend on it."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     logging.configure("info", log_format)
 
@@ -169,7 +168,6 @@ def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[st
 
 
 def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    """`say` leaves stdout to the logs."""
     logging.say("downloading")
 
     assert tuple(capsys.readouterr()) == ("", "nereid: downloading\n")

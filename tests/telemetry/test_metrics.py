@@ -22,7 +22,6 @@ def test_every_metric_is_documented(table: WorkerTable) -> None:
 
 
 def test_metrics_are_rendered_as_the_scraper_asks(table: WorkerTable) -> None:
-    """In the text format unless it names OpenMetrics; both tell the version."""
     families = list(Metrics(table, "1.2.3").collect())
     text, text_type = render(families, "")
     openmetrics, openmetrics_type = render(families, CONTENT_TYPE_LATEST)
@@ -36,7 +35,6 @@ def test_metrics_are_rendered_as_the_scraper_asks(table: WorkerTable) -> None:
 
 @pytest.mark.parametrize("version", ["x", "1.x.0", ""])
 def test_a_version_that_is_none_gets_the_usual_format(table: WorkerTable, version: str) -> None:
-    """Whoever asks for it, and whatever the library thinks of it."""
     text, content_type = render(Metrics(table, "1.2.3").collect(), f"application/openmetrics-text; version={version}")
 
     assert content_type.startswith(("text/plain", "application/openmetrics-text"))
@@ -44,7 +42,6 @@ def test_a_version_that_is_none_gets_the_usual_format(table: WorkerTable, versio
 
 
 def test_models_in_use_are_those_of_all_workers(open_table: OpenTable) -> None:
-    """Whichever worker is asked."""
     first, second = (Metrics(open_table(), "0") for _ in range(2))
     first.model_active.set(1, "a")
     second.model_active.set(0, "b")

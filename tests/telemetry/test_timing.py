@@ -54,7 +54,6 @@ def test_last_lap_of_a_stage_counts(timing: Timing) -> None:
 
 
 def test_server_timing_lists_the_stages_and_their_total(timing: Timing) -> None:
-    """The header has one metric for each stage, in order, and `total`."""
     timing.lap("read")
     timing.lap("decode")
 
@@ -62,7 +61,6 @@ def test_server_timing_lists_the_stages_and_their_total(timing: Timing) -> None:
 
 
 def test_server_timing_without_stages_is_the_total(timing: Timing) -> None:
-    """A request that fails at once still has its time."""
     assert timing.server_timing() == "total;dur=500.00"
 
 
@@ -76,7 +74,6 @@ def test_intervals_tell_when_each_stage_began_and_ended(timing: Timing) -> None:
 
 
 def test_interval_of_a_repeated_stage_is_the_last_one(timing: Timing) -> None:
-    """As its duration is."""
     timing.lap("read")
     timing.lap("decode")
     timing.lap("read")
@@ -112,7 +109,6 @@ def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
 
 
 def test_a_failure_ends_the_stage_that_has_begun() -> None:
-    """Which is not one of every request."""
     timing = Timing()
     timing.lap("read")
     timing.begin(FETCH)
@@ -123,7 +119,7 @@ def test_a_failure_ends_the_stage_that_has_begun() -> None:
 
 
 def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
-    """There is none behind it: whoever draws a picture says so."""
+    """No stage follows it, unless `begin` names one."""
     timing = Timing()
     for stage in STAGES:
         timing.lap(stage)

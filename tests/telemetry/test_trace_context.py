@@ -20,7 +20,7 @@ def test_a_header_is_written_as_it_was_read(flags: str) -> None:
 
 @pytest.mark.parametrize(("given", "known"), [("ff", "03"), ("08", "00"), ("09", "01")])
 def test_flags_without_a_meaning_are_not_passed_on(given: str, known: str) -> None:
-    """They are reserved, and to be zero."""
+    """The flags are reserved and have to be zero."""
     context = parse(f"00-{TRACE}-{SPAN}-{given}")
 
     assert context
@@ -69,7 +69,6 @@ def test_a_later_version_is_read_as_the_first_one(header: str) -> None:
     ],
 )
 def test_a_malformed_header_is_none(header: str) -> None:
-    """The request then belongs to no trace of its caller's."""
     assert parse(header) is None
 
 
@@ -78,7 +77,7 @@ def test_a_malformed_header_is_none(header: str) -> None:
     [("a=1,b=x y", True), ("", False), ("x" * 512, True), ("x" * 513, False), ("a=\n", False), ("ä=1", False)],
 )
 def test_the_state_is_passed_on_if_it_can_be_a_header(state: str, *, passed_on: bool) -> None:
-    """Without it the trace is valid all the same."""
+    """Without the state the trace is still valid."""
     context = parse(f"00-{TRACE}-{SPAN}-01", state)
 
     assert context is not None

@@ -84,7 +84,6 @@ async def test_stages_are_spans_under_their_request(receiver: Receiver) -> None:
 
 
 async def test_a_trace_of_the_caller_is_continued(receiver: Receiver) -> None:
-    """The span is a child of the caller's."""
     context = await trace(SAMPLED, stages=("read",))
 
     assert context
@@ -129,7 +128,7 @@ async def test_only_failures_of_the_server_are_errors(receiver: Receiver, status
 
 
 async def test_a_path_that_does_not_exist_has_no_route(receiver: Receiver) -> None:
-    """The span is named by its method alone: the names of spans are to be few."""
+    """The span is named by its method alone, because span names must have low cardinality."""
     await trace(route=None, status=404)
 
     (span,) = receiver.spans
@@ -138,7 +137,7 @@ async def test_a_path_that_does_not_exist_has_no_route(receiver: Receiver) -> No
 
 
 async def test_a_method_that_a_caller_has_made_up_is_no_name(receiver: Receiver) -> None:
-    """It is an attribute apart."""
+    """The method is an attribute instead."""
     await trace(method="FROBNICATE", status=405)
 
     (span,) = receiver.spans
@@ -148,7 +147,6 @@ async def test_a_method_that_a_caller_has_made_up_is_no_name(receiver: Receiver)
 
 
 async def test_the_service_has_a_name(receiver: Receiver) -> None:
-    """And a version."""
     await trace()
 
     resource = receiver.services["nereid"]
@@ -162,7 +160,6 @@ async def test_the_service_has_a_name(receiver: Receiver) -> None:
 async def test_the_name_of_the_service_can_be_set(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """As for every program that uses OpenTelemetry."""
     monkeypatch.setenv(variable, value)
     await trace()
 
@@ -178,7 +175,6 @@ async def test_opentelemetry_can_be_disabled(receiver: Receiver, monkeypatch: py
 
 
 async def test_the_end_does_not_wait_for_a_receiver_that_hangs(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given a while, and then left alone."""
     monkeypatch.setattr(tracing, "_FLUSH_SECONDS", 0.2)
     receiver.may_answer.clear()
     await trace()
@@ -190,7 +186,6 @@ async def test_the_end_does_not_wait_for_a_receiver_that_hangs(receiver: Receive
 async def test_a_receiver_that_refuses_harms_nobody(
     receiver: Receiver, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The spans are lost, which is logged."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     receiver.status = status
 
@@ -199,7 +194,6 @@ async def test_a_receiver_that_refuses_harms_nobody(
 
 
 async def test_nothing_runs_after_the_end(receiver: Receiver) -> None:
-    """The thread that exports has ended."""
     before = set(threading.enumerate())
     await trace()
 
@@ -208,7 +202,7 @@ async def test_nothing_runs_after_the_end(receiver: Receiver) -> None:
 
 
 def test_without_tracing_opentelemetry_is_not_imported() -> None:
-    """It takes time and memory, and need not be installed. Litestar looks whether it is."""
+    """It costs time and memory and need not be installed. Litestar checks whether it is."""
     program = (
         "import sys; from app.main import create_app; create_app(); print({'opentelemetry.sdk', 'requests'} & set(sys.modules))"
     )

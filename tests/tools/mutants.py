@@ -101,7 +101,6 @@ def _between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[tu
 
 
 def draw() -> None:
-    """Draw the mutants and keep them."""
     modules = sorted(path for package in PACKAGES for path in (ROOT / "app" / package).rglob("*.py"))
     possible = [mutant for path in modules for mutant in mutants_of(path)]
     drawn = random.Random(SEED).sample(possible, COUNT)  # noqa: S311  # nothing secret
@@ -143,7 +142,6 @@ def caught_by(mutant: Mutant, tests: list[str], copy: Path) -> str:
 
 
 def run() -> None:
-    """Try each mutant and print which test catches it."""
     data = CoverageData(str(ROOT / ".coverage"))
     data.read()
     mutants = [Mutant(**table) for table in tomllib.loads(KEPT.read_text(encoding="utf-8"))["mutant"]]

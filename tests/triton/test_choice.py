@@ -29,7 +29,7 @@ def served(clock: Clock, images: int, speed: float = 0.0) -> ServedModel:
 
 
 def shares(candidates: list[ServedModel]) -> list[float]:
-    """Return which part of the choices each candidate gets."""
+    """Return the share of the choices that each candidate gets."""
     counted = Counter(candidates.index(choose(candidates)) for _ in range(_DRAWS))
     return [counted[index] / _DRAWS for index in range(len(candidates))]
 
@@ -41,7 +41,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_only_one_is_chosen(clock: Clock) -> None:
-    """Whatever is under way there."""
     only = served(clock, 1000)
 
     assert choose([only]) is only
@@ -55,19 +54,19 @@ def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
 
 
 def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
-    """As many as it answers in the time in which the other one answers its own."""
+    """It gets as many images as it answers in the time that the other one needs for its own."""
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
     assert shares([served(clock, 11, 100), served(clock, 2, 20)]) == [0, 1]
 
 
 def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
-    """The slower one sometimes, too: else nobody would see that it has become faster."""
+    """The slower one is chosen sometimes; otherwise nobody would see that it has become faster."""
     assert shares([served(clock, 0, 90), served(clock, 0, 10)]) == pytest.approx([0.9, 0.1], abs=0.05)
     assert shares([served(clock, 0), served(clock, 0)]) == pytest.approx([0.5, 0.5], abs=0.05)
 
 
 def test_two_are_drawn_of_many(clock: Clock) -> None:
-    """The one with the most images is never chosen, each other one sometimes: workers must not all choose the same one."""
+    """The one with the most images is never chosen, the others sometimes: workers must not all choose the same one."""
     found = shares([served(clock, images) for images in (0, 1, 2, 3)])
 
     assert found == pytest.approx([1 / 2, 1 / 3, 1 / 6, 0], abs=0.05)

@@ -45,7 +45,7 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 async def alone() -> AsyncIterator[TritonClient]:
-    """A client to whom nobody answers."""
+    """A client of an address on which nothing listens."""
     client = TritonClient(f"127.0.0.1:{free_port()}")
     yield client
     await client.close()
@@ -62,7 +62,6 @@ def test_only_a_new_triton_survives_a_cancelled_inference(version: str, survives
 
 @pytest.mark.parametrize("version", ["2.51.0", "2.59.1", ""])
 async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: str) -> None:
-    """It is asked for, not assumed."""
     fake, client = fake_triton
     fake.version, fake.extensions = version, ["statistics"]
 
@@ -121,13 +120,11 @@ async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_trito
 
 
 async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) -> None:
-    """Closing ends the wait for a connection."""
     assert alone.server is None
     await asyncio.wait_for(alone.close(), 10)
 
 
 async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
-    """The embedded one says of itself what its packages say."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url, settings.control_key_path)
 
@@ -148,7 +145,6 @@ async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -
 
 
 async def test_a_triton_that_hangs_is_unavailable(fake_triton: Fake, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while, which is short here."""
     fake, client = fake_triton
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     fake.may_tell.clear()
@@ -162,7 +158,7 @@ async def test_a_triton_that_hangs_is_unavailable(fake_triton: Fake, arena: Aren
 
 
 async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, arena: Arena) -> None:
-    """Every question says so, and unregistering, which is tidying up, says nothing."""
+    """Unregistering is only tidying up, so it fails silently."""
     for question in (alone.read_server(), alone.list_models(), alone.read_config("tiny"), alone.register(arena)):
         with pytest.raises(TritonUnavailable):
             await question
@@ -175,7 +171,6 @@ async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, ar
 
 @pytest.mark.parametrize("is_ready", [True, False])
 async def test_a_model_is_ready_if_triton_says_so(fake_triton: Fake, is_ready: bool) -> None:  # noqa: FBT001
-    """Nothing else decides it."""
     fake, client = fake_triton
     fake.is_model_ready = is_ready
 
@@ -183,7 +178,6 @@ async def test_a_model_is_ready_if_triton_says_so(fake_triton: Fake, is_ready: b
 
 
 async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton: Fake) -> None:
-    """As far as Triton tells it."""
     fake, client = fake_triton
     fake.index = [("b", "1", "UNAVAILABLE", "no\tweights\nAt: line 1"), ("c", "", "", "")]
 
@@ -192,7 +186,6 @@ async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton:
 
 @pytest.mark.parametrize("states", [["READY", "UNAVAILABLE"], ["UNAVAILABLE", "READY"]])
 async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, states: list[str]) -> None:
-    """In whatever order Triton lists them."""
     fake, client = fake_triton
     fake.index = [("a", str(version), state, "" if state == "READY" else "unloaded") for version, state in enumerate(states)]
 
@@ -213,7 +206,6 @@ async def test_a_config_comes_with_the_newest_version(fake_triton: Fake, version
 
 @pytest.mark.parametrize("version", ["2", "10"])
 async def test_a_version_that_is_asked_for_has_its_config(fake_triton: Fake, version: str) -> None:
-    """Whether or not it is the newest."""
     fake, client = fake_triton
     fake.model_versions = ["2", "10", "9"]
 
@@ -222,7 +214,6 @@ async def test_a_version_that_is_asked_for_has_its_config(fake_triton: Fake, ver
 
 @pytest.mark.parametrize(("versions", "named"), [(["2", "10", "9"], "2, 9, 10"), (["dev"], "none"), ([], "none")])
 async def test_a_version_that_is_not_loaded_names_those_that_are(fake_triton: Fake, versions: list[str], named: str) -> None:
-    """Ascending."""
     fake, client = fake_triton
     fake.model_versions = versions
     with pytest.raises(UnknownVersion, match=f"^tiny has no version 3; versions that can be used: {named}$"):
@@ -239,7 +230,6 @@ async def test_a_version_that_is_not_loaded_names_those_that_are(fake_triton: Fa
 async def test_a_config_that_cannot_be_read_says_why(
     fake_triton: Fake, refusal: tuple[grpc.StatusCode, str], expected: type[GatewayError]
 ) -> None:
-    """A missing model and one that is not loaded are told apart."""
     fake, client = fake_triton
     fake.query_refusal = refusal
 
@@ -258,7 +248,7 @@ async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena:
 
 
 async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fake, arena: Arena) -> None:
-    """Names are never used twice, so another request was faster."""
+    """Names are never reused, so another request has registered it."""
     fake, client = fake_triton
     await client.register(arena)
     await client.register(arena)
@@ -267,7 +257,7 @@ async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fa
 
 
 async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton: Fake, arena: Arena) -> None:
-    """Triton answers, but cannot open the file: it runs on another host."""
+    """Triton answers but cannot open the file, because it runs on another host."""
     fake, client = fake_triton
     fake.accepts_regions = False
 
@@ -300,7 +290,6 @@ async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton:
 
 
 async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
-    """Unregistering it does nothing and logs nothing."""
     fake, client = fake_triton
     await client.unregister("region")
 
@@ -308,7 +297,7 @@ async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
 
 
 async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None:
-    """The time in microseconds, for Triton's queue."""
+    """The time is in microseconds, for Triton's queue."""
     fake, client = fake_triton
     await client.infer(SPEC, [IMAGE], timeout_seconds=1.5, request_id="abc")
     (request,) = fake.requests
@@ -319,7 +308,7 @@ async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None
 
 
 async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
-    """As metadata, where Triton's tracing looks for it; nothing without a trace."""
+    """Triton's tracing reads it from the metadata."""
     fake, client = fake_triton
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
     await client.infer(SPEC, [IMAGE], timeout_seconds=5, trace=trace)
@@ -330,7 +319,6 @@ async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -
 
 
 async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
-    """They are one tensor with the batch in front."""
     fake, client = fake_triton
     batched = msgspec.structs.replace(SPEC, has_batch_dimension=True)
     await client.infer(batched, list(np.zeros((3, 32, 32, 3), np.uint8)), timeout_seconds=5)
@@ -339,7 +327,6 @@ async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
 
 
 async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) -> None:
-    """The request contains no pixels; the caller frees the slot."""
     fake, client = fake_triton
     await client.register(arena)
     slot = arena.take(IMAGE.nbytes)
@@ -364,7 +351,6 @@ async def test_the_outputs_are_those_that_were_returned(fake_triton: Fake) -> No
 
 
 async def test_an_inconsistent_answer_is_an_invalid_output(fake_triton: Fake) -> None:
-    """The bytes of a tensor must fill its shape."""
     fake, client = fake_triton
     fake.answer = messages.ModelInferResponse()
     fake.answer.outputs.add(name="output0", datatype="FP32", shape=[2, 6])
@@ -413,7 +399,7 @@ async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, secon
 
 
 async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_triton: Fake) -> None:
-    """Triton says so after the time that it was told."""
+    """Triton reports this after the time-out in the request."""
     fake, client = fake_triton
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
 
@@ -422,7 +408,7 @@ async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_
 
 
 async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
-    """The caller must know whether Triton survives that."""
+    """The caller must know whether Triton survives cancellation."""
     fake, client = fake_triton
     fake.may_answer.clear()
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=30))
@@ -435,7 +421,6 @@ async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
 
 
 async def test_a_lost_connection_ends_inferences() -> None:
-    """An inference does not wait for a Triton that was killed."""
     fake = FakeTriton()
     fake.may_answer.clear()
     async with serving(fake) as port:
@@ -505,7 +490,6 @@ async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
 
 
 async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Arena) -> None:
-    """Those of others, too."""
     fake, client = fake_triton
     fake.regions, fake.keys = {"theirs"}, {"theirs": "/file"}
     await client.register(arena)
@@ -514,21 +498,19 @@ async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Are
 
 
 class PeersTriton(FakeTriton):
-    """Notes from which connection each inference came."""
+    """Records the connection on which each inference came."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peers: list[str] = []
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        """Note the connection, and answer."""
         self.peers.append(context.peer())
         return await super().ModelInfer(request, context)
 
 
 @pytest.mark.parametrize("connections", [1, 3])
 async def test_inferences_take_turns_on_the_connections(connections: int) -> None:
-    """There are as many as were asked for."""
     fake = PeersTriton()
     async with serving(fake):
         client = TritonClient(fake.url, connections=connections)

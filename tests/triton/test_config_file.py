@@ -27,7 +27,6 @@ def test_a_config_is_read_as_triton_reports_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"max_batch_size: many", b"input {", b"\xff"])
 def test_a_config_that_is_not_valid_is_an_error_of_one_line(tmp_path: Path, content: bytes) -> None:
-    """It names the file."""
     path = tmp_path / "config.pbtxt"
     path.write_bytes(content)
     with pytest.raises(ConfigFileError) as caught:
@@ -38,6 +37,5 @@ def test_a_config_that_is_not_valid_is_an_error_of_one_line(tmp_path: Path, cont
 
 
 def test_a_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """It names the file and the reason."""
     with pytest.raises(ConfigFileError, match=r"config.pbtxt: No such file"):
         read_config_file(tmp_path / "config.pbtxt")

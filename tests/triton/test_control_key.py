@@ -30,7 +30,7 @@ OTHERS = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "Model
 
 
 class NotingTriton(FakeTriton):
-    """Notes with which key it was called."""
+    """Records the key with which it was called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def write(path: Path, key: str | None) -> None:
-    """Write a key file; None leaves none there."""
+    """Write a key file; with None, write none."""
     if key is None:
         path.unlink(missing_ok=True)
     else:
@@ -73,7 +73,6 @@ def write(path: Path, key: str | None) -> None:
 
 
 async def call_everything(url: str, key_path: Path | None) -> None:
-    """Call every RPC that the client knows."""
     client, arena = TritonClient(url, key_path), Arena(4096)
     await client.read_server()
     await client.is_ready("tiny")
@@ -98,14 +97,14 @@ def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> N
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"two words", "größe".encode(), b"\xff", b"a\x00b", b"a\x7f"])
 def test_what_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
-    """Each request would fail with it; without one, Triton says what is missing."""
+    """Each request would fail with such a key; without one, Triton says what is missing."""
     key_file.write_bytes(content)
 
     assert control_key.metadata(key_file) == ()
 
 
 def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
-    """Neither if none is set, nor if Triton has not been started yet, nor if it is a folder."""
+    """No file may be set, Triton may not have been started yet, or the path may be a folder."""
     assert control_key.metadata(None) == ()
     assert control_key.metadata(tmp_path / "control.key") == ()
     assert control_key.metadata(tmp_path) == ()
@@ -119,7 +118,6 @@ async def test_only_controls_carry_the_key(noting: NotingTriton, key_file: Path)
 
 
 async def test_a_triton_without_restrictions_gets_no_key(noting: NotingTriton, tmp_path: Path) -> None:
-    """Without a file everything is asked as before."""
     for path in (None, tmp_path / "missing"):
         noting.keys_of_calls.clear()
         await call_everything(noting.url, path)
@@ -127,7 +125,7 @@ async def test_a_triton_without_restrictions_gets_no_key(noting: NotingTriton, t
 
 
 async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Path) -> None:
-    """A Triton that is restarted has another one; one that has just been started has its first."""
+    """A restarted Triton has another key; one that was just started has its first."""
     client = TritonClient(noting.url, key_file)
     for key in (None, "first", "second"):
         write(key_file, key)

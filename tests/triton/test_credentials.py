@@ -34,13 +34,12 @@ def ca_file(authority: trustme.CA, tmp_path: Path) -> str:
 
 @pytest.fixture
 def own_files(authority: trustme.CA, tmp_path: Path) -> tuple[str, str]:
-    """Our certificate and its key."""
     return issue(authority, tmp_path, "own")
 
 
 @pytest.fixture
 def files(ca_file: str, own_files: tuple[str, str]) -> tuple[str, str, str]:
-    """All that may be set."""
+    """All TLS files that can be set."""
     return ca_file, *own_files
 
 
@@ -71,7 +70,7 @@ async def connecting(port: int, tls: Credentials | None) -> AsyncIterator[Triton
 
 
 async def is_refused(port: int, tls: Credentials | None) -> bool:
-    """Return whether a client with these credentials cannot ask anything."""
+    """Return whether a client with these credentials gets no answer."""
     async with connecting(port, tls) as client:
         with pytest.raises(TritonUnavailable):
             await client.read_server()
@@ -86,13 +85,11 @@ async def test_a_triton_of_our_authority_is_called(authority: trustme.CA, ca_fil
 
 
 async def test_a_triton_of_another_authority_is_unavailable(ca_file: str) -> None:
-    """Its certificate is verified."""
     async with serving(FakeTriton(), tls=server_tls(trustme.CA())) as port:
         assert await is_refused(port, load((ca_file, "", "")))
 
 
 async def test_a_triton_with_the_name_of_another_host_is_unavailable(authority: trustme.CA, ca_file: str) -> None:
-    """The authority has certified it, but as another one."""
     async with serving(FakeTriton(), tls=server_tls(authority, "other.example.org")) as port:
         assert await is_refused(port, load((ca_file, "", "")))
 
@@ -106,7 +103,6 @@ async def test_the_address_of_a_name_is_certified_by_that_name(authority: trustm
 
 
 async def test_nothing_is_sent_unencrypted(authority: trustme.CA, ca_file: str) -> None:
-    """If only one side uses TLS, there is no connection."""
     fake = FakeTriton()
     async with serving(fake) as port:
         assert await is_refused(port, load((ca_file, "", "")))
@@ -118,7 +114,6 @@ async def test_nothing_is_sent_unencrypted(authority: trustme.CA, ca_file: str) 
 async def test_our_certificate_is_shown_to_a_triton_that_asks(
     authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path
 ) -> None:
-    """A client without one, or with one of another authority, is refused."""
     fake = FakeTriton()
     async with serving(fake, tls=server_tls(authority, clients=authority)) as port:
         assert await is_refused(port, load((files[0], "", "")))
@@ -129,7 +124,6 @@ async def test_our_certificate_is_shown_to_a_triton_that_asks(
 
 
 async def test_the_application_uses_tls(authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path) -> None:
-    """The files are those of the settings."""
     async with serving(FakeTriton(), tls=server_tls(authority, clients=authority)) as port:
         settings = Settings(
             model="tiny",
@@ -147,19 +141,18 @@ async def test_the_application_uses_tls(authority: trustme.CA, files: tuple[str,
 
 
 def test_without_tls_there_are_no_credentials() -> None:
-    """No file is looked for."""
     assert load(None) is None
 
 
 def test_the_authorities_of_the_system_are_the_default(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are where OpenSSL is told to look for them."""
+    """OpenSSL's variables name their place."""
     monkeypatch.setenv("SSL_CERT_FILE", ca_file)
 
     assert load(("", "", "")) == Credentials(Path(ca_file).read_bytes())
 
 
 def test_the_authorities_of_the_system_are_found_where_systems_have_them(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenSSL's own place is often a folder, which gRPC cannot read."""
+    """OpenSSL's default is often a folder, which gRPC cannot read."""
     monkeypatch.setenv("SSL_CERT_FILE", f"{ca_file}.nowhere")
     monkeypatch.setattr(credentials, "_SYSTEM_FILES", (f"{ca_file}.nowhere", ca_file))
     found = load(("", "", ""))
@@ -171,7 +164,7 @@ def test_the_authorities_of_the_system_are_found_where_systems_have_them(ca_file
 
 
 def test_several_authorities_may_be_in_a_file_with_comments(authority: trustme.CA, tmp_path: Path) -> None:
-    """Such files often have names in them, in whatever language."""
+    """Such files often contain names in any language and encoding."""
     content = "# Főtanúsítvány\n".encode() + authority.cert_pem.bytes() + trustme.CA().cert_pem.bytes()
     path = written(tmp_path / "several.pem", content)
 
@@ -206,13 +199,11 @@ def test_a_file_that_is_not_valid_is_named(
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    """The message has the system's reason."""
     with pytest.raises(CredentialsError, match=rf"^{tmp_path}: Is a directory$"):
         load((str(tmp_path), "", ""))
 
 
 def test_the_key_of_another_certificate_is_an_error(authority: trustme.CA, files: tuple[str, str, str], tmp_path: Path) -> None:
-    """Each of the files is valid, but they do not belong together."""
     _, other = issue(authority, tmp_path, "other")
 
     with pytest.raises(CredentialsError) as caught:
@@ -221,7 +212,7 @@ def test_the_key_of_another_certificate_is_an_error(authority: trustme.CA, files
 
 
 def test_an_encrypted_key_is_an_error(files: tuple[str, str, str], tmp_path: Path) -> None:
-    """Nobody is asked for a passphrase: gRPC could not use it."""
+    """Neither gRPC supports it, nor is there anybody to enter a passphrase."""
     key = serialization.load_pem_private_key(Path(files[2]).read_bytes(), None)
     encryption = serialization.BestAvailableEncryption(b"secret")
     content = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
@@ -233,7 +224,6 @@ def test_an_encrypted_key_is_an_error(files: tuple[str, str, str], tmp_path: Pat
 
 
 def test_the_key_is_not_shown(files: tuple[str, str, str]) -> None:
-    """It is read, but left out when credentials are printed."""
     found = load(files)
 
     assert found is not None

@@ -69,7 +69,7 @@ def addresses(pool: TritonPool) -> list[str]:
 
 
 async def test_an_address_is_one_triton(names: Names) -> None:
-    """Its host is left to gRPC."""
+    """Resolving its host is left to gRPC."""
     assert await resolve("triton.example.org:8001") == [Target("triton.example.org:8001")]
     assert names.asked == 0
 
@@ -87,7 +87,6 @@ async def test_a_name_is_as_many_tritons_as_it_has_addresses(names: Names) -> No
 
 @pytest.mark.usefixtures("names")
 async def test_a_name_that_does_not_exist() -> None:
-    """What the resolver says is the error."""
     with pytest.raises(OSError, match="not known"):
         await resolve("dns:///nowhere.invalid:8001")
 
@@ -123,7 +122,6 @@ async def test_tritons_come_and_go_with_the_addresses_of_a_name(names: Names, po
 
 
 async def test_a_triton_that_is_gone_may_end_its_calls(names: Names, pool: TritonPool) -> None:
-    """It is closed only then, and gets no new ones."""
     names.addresses["gpus"] = ["192.0.2.1"]
     membership = Membership(pool, ["dns:///gpus:8001"], connect)
     await membership.refresh()
@@ -143,7 +141,6 @@ async def test_a_triton_that_is_gone_may_end_its_calls(names: Names, pool: Trito
 
 
 async def test_a_resolver_that_fails_takes_no_triton_away(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is logged once, until it works again."""
     log = captured_log(monkeypatch, membership_module)
     names.addresses["gpus"] = ["192.0.2.1"]
     membership = Membership(pool, ["dns:///gpus:8001"], connect)
@@ -157,7 +154,7 @@ async def test_a_resolver_that_fails_takes_no_triton_away(names: Names, pool: Tr
 
 
 async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sooner while a Triton cannot be reached: the name may stand for another one by now."""
+    """They are resolved sooner while a Triton cannot be reached, because the name may have another address by now."""
     clock = CountingClock(monkeypatch, "app.triton.membership")
     monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
     names.addresses["gpus"] = ["127.0.0.1"]
@@ -178,5 +175,4 @@ async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: Tr
 
 
 async def test_addresses_without_names_need_no_resolving(pool: TritonPool) -> None:
-    """Nothing waits for changes."""
     await asyncio.wait_for(Membership(pool, ["192.0.2.9:8001"], connect).run(), 10)

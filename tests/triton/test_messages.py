@@ -34,7 +34,6 @@ def test_a_request_names_model_input_and_outputs() -> None:
 
 
 def test_a_request_names_the_version_that_is_asked_for() -> None:
-    """Otherwise Triton chooses, also when it has loaded a newer one meanwhile."""
     pinned = msgspec.structs.replace(SPEC, version="7", is_pinned=True)
 
     assert parsed(pinned, IMAGE).model_version == "7"
@@ -57,7 +56,7 @@ def test_an_inline_tensor_is_part_of_the_request() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
-    """Their length is written as protobuf does, in one byte or more."""
+    """Protobuf writes the length as a varint of one byte or more."""
     tensor = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     data = infer_request(SPEC, [tensor], timeout_seconds=1, request_id="abc", slot=None)
     request = messages.ModelInferRequest.FromString(data)
@@ -85,7 +84,6 @@ def test_a_tensor_in_shared_memory_is_referred_to() -> None:
 
 @pytest.mark.parametrize("images", [1, 3])
 def test_a_batch_is_the_first_dimension(images: int) -> None:
-    """Several images are one tensor, one after the other."""
     tensors = [IMAGE + index for index in range(images)]
     request = parsed(BATCHED, *tensors)
 
@@ -122,7 +120,6 @@ def test_the_type_of_the_input_is_that_of_the_model(data_type: str, datatype: st
 
 
 def test_every_output_is_requested() -> None:
-    """A model with four outputs answers with all of them."""
     spec = msgspec.structs.replace(SPEC, output_names=("count", "boxes", "scores", "classes"))
 
     names = ["count", "boxes", "scores", "classes"]
@@ -133,7 +130,7 @@ def test_every_output_is_requested() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"GIF89a", bytes(70_000)], ids=["empty", "short", "long"])
 def test_a_file_is_an_element_with_its_length_in_front(data: bytes) -> None:
-    """Four bytes, little-endian, then the file as it is."""
+    """The length is four bytes, little-endian."""
     element = np.full(bytes_element_size(data), 255, np.uint8)
     write_bytes_element(data, element)
 
@@ -197,7 +194,7 @@ def test_the_result_of_a_batch_is_split_by_image() -> None:
 
 
 def test_the_result_of_one_image_is_not_split() -> None:
-    """Its model may have no batch dimension."""
+    """The model may have no batch dimension."""
     result = InferResult({"count": np.array(5)}, "1")
 
     assert result.split(SPEC, 1) == [result]
@@ -205,6 +202,5 @@ def test_the_result_of_one_image_is_not_split() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1, 4), (2, 4), (4, 4)])
 def test_a_result_for_another_number_of_images_is_rejected(shape: tuple[int, ...]) -> None:
-    """It belongs to none of them."""
     with pytest.raises(InvalidModelOutput, match=r"tiny returned boxes of shape .* for a batch of 3"):
         InferResult({"boxes": np.zeros(shape)}, "1").split(BATCHED, 3)

@@ -36,7 +36,7 @@ def count(fake: FakeTriton, *counters: int) -> None:
 
 
 async def test_means_are_those_since_the_last_scrape(fake_triton: Fake, open_table: OpenTable) -> None:
-    """Of any worker; the first scrape shows what Triton has done before."""
+    """The first scrape shows the means since Triton's start."""
     (fake, client), tables = fake_triton, [open_table(), open_table()]
     for table in tables:
         table.refresh()
@@ -58,7 +58,6 @@ async def test_means_are_those_since_the_last_scrape(fake_triton: Fake, open_tab
 
 
 async def test_a_model_that_did_not_run_has_no_means(fake_triton: Fake, table: WorkerTable) -> None:
-    """There is nothing to tell of it."""
     fake, client = fake_triton
     count(fake, 8, 2, 4, 4_000_000, 4, 20_000_000)
     await read(client, table)
@@ -67,7 +66,7 @@ async def test_a_model_that_did_not_run_has_no_means(fake_triton: Fake, table: W
 
 
 async def test_counters_of_a_restarted_triton_begin_anew(fake_triton: Fake, table: WorkerTable) -> None:
-    """What is less than before was counted since the start."""
+    """A value below the last one was counted since the restart."""
     fake, client = fake_triton
     count(fake, 100, 50, 100, 100, 100, 100)
     await read(client, table)
@@ -77,7 +76,7 @@ async def test_counters_of_a_restarted_triton_begin_anew(fake_triton: Fake, tabl
 
 
 async def test_a_triton_that_does_not_tell_is_up(fake_triton: Fake, table: WorkerTable) -> None:
-    """It answers, but nobody may see its statistics."""
+    """It answers, but its statistics are not accessible."""
     fake, client = fake_triton
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'triton-grpc-protocol-x'"
     found = await read(client, table)
@@ -86,7 +85,7 @@ async def test_a_triton_that_does_not_tell_is_up(fake_triton: Fake, table: Worke
 
 
 async def test_only_models_in_use_are_told_of(fake_triton: Fake, table: WorkerTable) -> None:
-    """A Triton may have hundreds of them for others."""
+    """A Triton may have hundreds of other models."""
     fake, client = fake_triton
     for number in range(100):
         add_version(fake, f"other-{number}", "1", 1, 1, 1, 1, 1, 1)
@@ -122,7 +121,6 @@ async def test_an_answer_that_was_overtaken_is_not_told(fake_triton: Fake, open_
 async def test_a_triton_that_does_not_answer_is_down(
     fake_triton: Fake, table: WorkerTable, silence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the scrape does not wait for long."""
     fake, client = fake_triton
     monkeypatch.setattr("app.triton.metrics._SECONDS", 0.2)
     if silence == "hangs":
@@ -136,7 +134,6 @@ async def test_a_triton_that_does_not_answer_is_down(
 
 @pytest.mark.usefixtures("triton")
 async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
-    """The requests between two scrapes, one image at a time."""
     async with started(create_app(settings)) as client:
         assert await finds(client, "six_columns")
         await scrape(client)

@@ -29,14 +29,11 @@ DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
 
 
 class Two(NamedTuple):
-    """A pool of two fakes."""
-
     pool: TritonPool
     fakes: list[FakeTriton]
 
     @property
     def servers(self) -> list[TritonServer]:
-        """The Tritons in the pool."""
         return self.pool.servers
 
 
@@ -63,17 +60,16 @@ async def found_at(two: Two) -> set[int]:
 
 
 async def ask_both(two: Two) -> None:
-    """Have the spec of the model read at both."""
+    """Have the spec of the model read from both."""
     for server in two.servers:
         await server.specs.get("tiny")
 
 
-async def noop() -> None:
-    """Probe nothing."""
+async def noop() -> None: ...
 
 
 def open_circuit(server: TritonServer) -> None:
-    """Let a Triton count as one that does not run the model."""
+    """Make a Triton count as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker("tiny", noop)
     served.circuit.state = "open"
@@ -81,7 +77,6 @@ def open_circuit(server: TritonServer) -> None:
 
 @pytest.mark.parametrize("has_it", [0, 1])
 async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int) -> None:
-    """And it gets all calls for it."""
     two.fakes[1 - has_it].model_refusal = NO_MODEL
     spec = await two.pool.spec("tiny")
 
@@ -122,7 +117,6 @@ async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
 async def test_the_error_that_says_most_is_raised(
     two: Two, refusals: tuple[tuple[grpc.StatusCode, str], ...], error: type[GatewayError]
 ) -> None:
-    """If no Triton has the model."""
     for fake, refusal in zip(two.fakes, refusals, strict=True):
         fake.model_refusal = refusal
 
@@ -154,7 +148,6 @@ async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.Mo
 
 
 async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Two) -> None:
-    """Its spec is that of all requests then."""
     two.fakes[1].config = {**CONFIG, "parameters": {"labels": {"string_value": "person"}}}
     await ask_both(two)
     specs = [server.specs.known(SPEC) for server in two.servers]
@@ -183,7 +176,6 @@ async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
 
 
 async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
-    """However fast it is; if both have them, images wait."""
     await ask_both(two)
     two.servers[0].model("tiny").begin(1)
     assert await found_at(two) == {1}
@@ -193,7 +185,7 @@ async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
 
 
 async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
-    """As long as another one works; then the callers are told what the calls say."""
+    """It gets none while another one works; without another one, callers get the errors of its calls."""
     await ask_both(two)
     open_circuit(two.servers[0])
     assert await found_at(two) == {1}
@@ -206,7 +198,7 @@ async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
 
 
 async def test_one_that_has_the_model_must_work(two: Two) -> None:
-    """It is of no use that one works that does not have it."""
+    """A working Triton without the model does not help."""
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     open_circuit(two.servers[0])
@@ -215,7 +207,7 @@ async def test_one_that_has_the_model_must_work(two: Two) -> None:
 
 
 async def test_another_triton_is_one_that_works(two: Two) -> None:
-    """It may have as many calls as it may; if there is none, the same one has to be asked again."""
+    """It must have room for another call; if there is no other, the same one is asked again."""
     await ask_both(two)
     first, second = (server.model("tiny") for server in two.servers)
     second.begin(1)
@@ -228,7 +220,7 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every few seconds, if another Triton has it: it may have been loaded."""
+    """It may have been loaded: the Triton is asked every few seconds while another one has the model."""
     clock = Clock(monkeypatch, "app.triton.server")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
@@ -250,7 +242,6 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
 
 
 async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> None:
-    """The Triton is used again as soon as it has told."""
     await ask_both(two)
     two.pool.forget(two.servers[0].model("tiny"), "tiny")
     assert await found_at(two) == {1}
@@ -259,7 +250,6 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
 
 
 async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> None:
-    """As far as they are ready."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded")]
     two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", "")]
 
@@ -298,7 +288,6 @@ async def test_models_of_all_tritons_are_listed(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
-    """One that hangs, or is left out, is not waited for."""
     assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.clear()
     assert await asyncio.wait_for(two.pool.is_ready("tiny"), 10)

@@ -8,7 +8,6 @@ from app.triton.ring import Ring
 
 
 def test_parts_lie_one_behind_the_other() -> None:
-    """Whatever their sizes."""
     ring = Ring(100)
 
     assert [ring.take(nbytes) for nbytes in (10, 1, 30)] == [0, 10, 11]
@@ -16,7 +15,7 @@ def test_parts_lie_one_behind_the_other() -> None:
 
 
 def test_without_parts_it_starts_over() -> None:
-    """Few parts at a time touch few pages."""
+    """A few parts at a time then touch few pages."""
     ring = Ring(100)
     for _ in range(3):
         offset = ring.take(10)
@@ -37,7 +36,6 @@ def test_what_is_given_back_is_taken_again_after_the_rest() -> None:
 
 
 def test_parts_in_between_are_passed_over() -> None:
-    """One that is lent for long does not stop the others."""
     ring = Ring(50)
     for _ in range(5):
         ring.take(10)
@@ -48,7 +46,7 @@ def test_parts_in_between_are_passed_over() -> None:
 
 
 def test_a_gap_that_is_too_small_is_passed_over() -> None:
-    """A large part needs room in one piece."""
+    """A part needs contiguous room."""
     ring = Ring(50)
     for nbytes in (10, 20, 20):
         ring.take(nbytes)
@@ -62,7 +60,7 @@ def test_a_gap_that_is_too_small_is_passed_over() -> None:
 
 @pytest.mark.parametrize("offset", [5, 10, -1])
 def test_only_what_is_lent_can_be_given_back(offset: int) -> None:
-    """Anything else would let two requests write to one place."""
+    """Otherwise two requests could write to the same place."""
     ring = Ring(100)
     ring.take(10)
 

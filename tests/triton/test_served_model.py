@@ -18,13 +18,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def served(clock: Clock) -> ServedModel:
-    """A model that has not been called."""
     assert clock.now
     return ServedModel(_NO_SERVER)
 
 
 def answer(served: ServedModel, clock: Clock, seconds: float, images: int = 1, *, fails: bool = False) -> None:
-    """Let a call take so long."""
+    """Simulate a call that takes this long."""
     place = Place(served, images)
     clock.now += seconds
     served.note_answer(0 if fails else images, place.began_at)
@@ -32,7 +31,7 @@ def answer(served: ServedModel, clock: Clock, seconds: float, images: int = 1, *
 
 
 def test_the_speed_is_that_while_calls_are_under_way(served: ServedModel, clock: Clock) -> None:
-    """Time without calls says nothing."""
+    """Time without calls does not count."""
     assert served.speed == 0
     for _ in range(3):
         answer(served, clock, 0.1, images=4)
@@ -42,7 +41,7 @@ def test_the_speed_is_that_while_calls_are_under_way(served: ServedModel, clock:
 
 
 def test_calls_at_the_same_time_add_to_the_speed(served: ServedModel, clock: Clock) -> None:
-    """Their time counts once."""
+    """Overlapping time counts once."""
     places = [Place(served, 1) for _ in range(2)]
     clock.now += 0.1
     for place in places:
@@ -53,7 +52,6 @@ def test_calls_at_the_same_time_add_to_the_speed(served: ServedModel, clock: Clo
 
 
 def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -> None:
-    """A Triton that has become slower is soon known to be."""
     for _ in range(100):
         answer(served, clock, 0.01)
     assert served.speed == pytest.approx(100)
@@ -64,7 +62,7 @@ def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -
 
 
 def test_one_that_fails_at_once_is_not_fast(served: ServedModel, clock: Clock) -> None:
-    """Else it would draw the calls of all others."""
+    """Otherwise it would attract all calls."""
     answer(served, clock, 0.001, fails=True)
     assert 0 < served.speed < 2
     answer(served, clock, 0.1)
@@ -89,7 +87,7 @@ def test_calls_from_before_a_pause_say_nothing(served: ServedModel, clock: Clock
 
 
 def test_a_call_counts_until_it_has_ended(served: ServedModel) -> None:
-    """Its images do; the call itself only as long as a request waits for it."""
+    """Its images count until the call has ended; the call itself only while a request waits for it."""
     place, other = Place(served, 3), Place(served, 2)
     assert (served.calls, served.images) == (2, 5)
     place.leave()
@@ -102,7 +100,6 @@ def test_a_call_counts_until_it_has_ended(served: ServedModel) -> None:
 
 
 def test_a_call_that_moves_counts_at_the_other_triton(served: ServedModel, clock: Clock) -> None:
-    """Its time begins anew there."""
     other = ServedModel(_NO_SERVER)
     place = Place(served, 3)
     place.reads_slot = True
@@ -114,7 +111,6 @@ def test_a_call_that_moves_counts_at_the_other_triton(served: ServedModel, clock
 
 
 def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> None:
-    """However long that is."""
     answer(served, clock, 0.1)
     clock.now += 3600
 
@@ -134,7 +130,7 @@ def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> N
 def test_one_is_silent_when_it_takes_much_longer_than_usual(
     served: ServedModel, clock: Clock, call_seconds: float, images: int, silent_after: float
 ) -> None:
-    """Measured by its own speed."""
+    """The time is measured by the Triton's own speed."""
     answer(served, clock, call_seconds)
     served.begin(images)
     clock.now += silent_after - 0.01
@@ -145,7 +141,6 @@ def test_one_is_silent_when_it_takes_much_longer_than_usual(
 
 
 def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served: ServedModel, clock: Clock) -> None:
-    """It may be slow."""
     served.begin(1)
     clock.now += 2.4
     assert not served.is_silent(HANG_SECONDS)

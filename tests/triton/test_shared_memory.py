@@ -46,7 +46,7 @@ def test_the_name_of_a_region_is_a_secret() -> None:
 
 @pytest.fixture
 def own_shm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder in place of /dev/shm, in which nobody else sweeps."""
+    """A folder in place of /dev/shm that no other process sweeps."""
     monkeypatch.setattr(shared_memory, "SHM", tmp_path)
     return tmp_path
 
@@ -62,7 +62,6 @@ def killed_arena(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["nereid-1-0123abcd", "nereid-4194304-0123abcd"])
 def test_a_file_that_is_gone_is_removed(own_shm: Path, name: str) -> None:
-    """As long as it exists, it is not, whoever it belongs to."""
     assert shared_memory.is_removed(name)
     (own_shm / name).touch()
     assert not shared_memory.is_removed(name)
@@ -72,12 +71,10 @@ def test_a_file_that_is_gone_is_removed(own_shm: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "other", "nereid-1-0123", "nereid-x-0123abcd", "../nereid-1-0123abcd", "nereid-1-0123abcd-1"])
 def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
-    """Whether or not it exists."""
     assert not shared_memory.is_removed(name)
 
 
 def test_a_slot_is_lent_to_one_request_at_a_time() -> None:
-    """When all are taken there is none, until one is given back."""
     made = Arena(10)
     slot = made.take(10)
     assert slot
@@ -103,7 +100,6 @@ def test_an_arena_retires_only_if_no_slot_is_lent() -> None:
 
 
 def test_a_retired_arena_lends_no_slot() -> None:
-    """Nobody can write to it any more."""
     made = Arena(30)
 
     assert made.retire_unused()
@@ -186,7 +182,7 @@ def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
 def test_room_is_what_arenas_have_and_can_get() -> None:
-    """The files of other programs are in the way."""
+    """Files of other programs take room as well."""
     script = (
         "from app.triton.shared_memory import *\n"
         "(SHM / 'theirs').write_bytes(bytes(1 << 20)); before = room()\n"
@@ -201,7 +197,7 @@ def test_room_is_what_arenas_have_and_can_get() -> None:
 
 
 def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Which is not the same as a full one."""
+    """No room is another result than a full /dev/shm."""
     monkeypatch.setattr("app.triton.shared_memory.SHM", tmp_path / "nowhere")
 
     assert room() is None

@@ -24,7 +24,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 async def test_a_spec_is_read_from_the_config_of_the_model(fake_triton: Fake) -> None:
-    """The spec has the newest version that is loaded."""
     fake, client = fake_triton
     fake.model_versions = ["2", "10"]
     spec = await SpecCache(client).get("tiny")
@@ -88,7 +87,6 @@ async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake) -> None:
 
 
 async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:
-    """`cached` never asks Triton."""
     fake, client = fake_triton
     cache = SpecCache(client)
     assert cache.cached("tiny") is None
@@ -111,7 +109,7 @@ async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
 
 
 async def test_a_spec_is_read_again_after_a_minute(fake_triton: Fake, clock: Clock) -> None:
-    """A model may change while Triton is restarted without our knowledge."""
+    """The model may have changed while Triton restarted unnoticed."""
     fake, client = fake_triton
     cache = SpecCache(client)
     await cache.get("tiny")
@@ -130,7 +128,6 @@ async def test_a_spec_is_read_again_after_a_minute(fake_triton: Fake, clock: Clo
 
 
 def version_of(cache: SpecCache) -> str | None:
-    """Return the version of the spec that is known, if one is."""
     spec = cache.cached("tiny")
     return None if spec is None else spec.version
 
@@ -171,7 +168,6 @@ async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> No
 async def test_a_spec_stays_in_use_while_triton_is_not_available(
     fake_triton: Fake, clock: Clock, refusal: tuple[grpc.StatusCode, str]
 ) -> None:
-    """No request fails for that; Triton is asked again a minute later."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -190,7 +186,6 @@ async def test_a_spec_stays_in_use_while_triton_is_not_available(
 
 
 async def test_a_triton_that_is_not_there_delays_nobody(clock: Clock) -> None:
-    """The connection is lost, and cannot be made again."""
     fake = FakeTriton()
     async with serving(fake):
         client = TritonClient(fake.url)
@@ -266,7 +261,7 @@ async def test_a_model_that_triton_could_not_load_is_not_ready(fake_triton: Fake
 
 
 async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock) -> None:
-    """The event loop has nothing to say about it."""
+    """The event loop must not report an unretrieved exception."""
     fake, client = fake_triton
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
@@ -286,7 +281,6 @@ async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock)
 
 
 async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
-    """Once, and only that one; forgetting an unknown one does nothing."""
     fake, client = fake_triton
     cache = SpecCache(client)
     await asyncio.gather(cache.get("a"), cache.get("b"))
@@ -300,7 +294,6 @@ async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
 
 
 async def test_a_failure_is_not_kept(fake_triton: Fake) -> None:
-    """The next request asks again."""
     fake, client = fake_triton
     cache = SpecCache(client)
     for status, text, expected in (
@@ -316,7 +309,6 @@ async def test_a_failure_is_not_kept(fake_triton: Fake) -> None:
 
 
 async def test_all_who_wait_for_a_spec_hear_of_the_failure(fake_triton: Fake) -> None:
-    """Triton is asked once for all of them."""
     fake, client = fake_triton
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     cache = SpecCache(client)
@@ -327,7 +319,6 @@ async def test_all_who_wait_for_a_spec_hear_of_the_failure(fake_triton: Fake) ->
 
 
 async def test_a_model_without_an_adapter_is_unsupported(fake_triton: Fake) -> None:
-    """The message names its tensors."""
     fake, client = fake_triton
     fake.config = {**CONFIG, "output": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}]}
 
@@ -336,7 +327,6 @@ async def test_a_model_without_an_adapter_is_unsupported(fake_triton: Fake) -> N
 
 
 async def test_a_request_that_gives_up_does_not_stop_the_others(fake_triton: Fake) -> None:
-    """The spec is read on, for those who still wait for it."""
     fake, client = fake_triton
     cache = SpecCache(client)
     leaving, staying = (asyncio.ensure_future(cache.get("tiny")) for _ in range(2))

@@ -24,7 +24,6 @@ def add_version(fake: FakeTriton, name: str, version: str, *counters: int) -> No
 
 
 async def test_the_versions_of_a_model_are_added_up(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    """Each model has its own counters."""
     fake, client = fake_triton
     add_version(fake, "a", "1", 1, 2, 3, 4, 5, 6)
     add_version(fake, "b", "1", 7, 7, 7, 7, 7, 7)
@@ -37,12 +36,10 @@ async def test_the_versions_of_a_model_are_added_up(fake_triton: tuple[FakeTrito
 
 
 async def test_a_triton_without_models_has_no_counters(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    """It is no error."""
     assert await read_statistics(fake_triton[1], SECONDS) == {}
 
 
 async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    """Nobody waits longer than he wants."""
     fake, client = fake_triton
     fake.may_tell.clear()
     with pytest.raises(TritonUnavailable):
@@ -54,7 +51,6 @@ async def test_a_triton_that_does_not_answer_is_unavailable(fake_triton: tuple[F
 
 
 async def test_another_program_has_no_counters() -> None:
-    """What it answers cannot be read."""
     async with serving_bytes(b"\xff\xff\xff") as url:
         client = TritonClient(url)
         with pytest.raises(InvalidModelOutput):
@@ -63,14 +59,13 @@ async def test_another_program_has_no_counters() -> None:
 
 
 def test_averages() -> None:
-    """Per execution for batches, per request for times."""
+    """Averages are per execution for batches, per request for times."""
     statistics = ModelStatistics(12, 3, 6, 18_000_000, 6, 30_000_000)
 
     assert (statistics.batch_size, statistics.queue_ms, statistics.inference_ms) == (4.0, 3.0, 5.0)
 
 
 def test_an_idle_model_has_no_averages() -> None:
-    """They are 0, and not an error."""
     idle = ModelStatistics()
 
     assert (idle.batch_size, idle.queue_ms, idle.inference_ms) == (0.0, 0.0, 0.0)
@@ -86,7 +81,6 @@ def test_differences_between_two_readings() -> None:
 
 
 async def test_a_real_triton_counts_images_and_batches(settings: Settings, triton: EmbeddedTriton) -> None:
-    """Images, requests and executions are told apart, and models from each other."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url, settings.control_key_path)
     spec = from_triton_config(*await client.read_config("six_columns"))

@@ -25,7 +25,6 @@ IMAGE = np.zeros(SPEC.image_shape, np.uint8)
 
 
 def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
-    """Make the error that an RPC raises."""
     return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
 
@@ -95,7 +94,6 @@ def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
     ("text", "expected"), [("Request for unknown model: 'x' is not found", UnknownModel), ("Unable to open", InferenceFailed)]
 )
 def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: type[GatewayError]) -> None:
-    """A missing model is a missing model, whatever was asked about it."""
     status = grpc.StatusCode.NOT_FOUND if expected is UnknownModel else grpc.StatusCode.INVALID_ARGUMENT
 
     assert type(from_query_error(rpc_error(status, text))) is expected
@@ -106,7 +104,7 @@ def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: 
     [("Cannot unregister nereid-1-0, it is currently in use.", True), ("Unable to find region", False), ("", False), (None, False)],
 )
 def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> None:  # noqa: FBT001
-    """Unregistering it is worth another attempt only then."""
+    """Only then is unregistering worth another attempt."""
     assert is_region_in_use(rpc_error(grpc.StatusCode.INTERNAL, details)) is is_in_use
 
 
@@ -115,7 +113,6 @@ def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> 
     [("Unable to open shared memory\nAt:\n  file.py", "Unable to open shared memory"), ("", "for callers"), (None, "for callers")],
 )
 def test_what_triton_said_is_for_whoever_runs_the_gateway(details: str | None, expected: str) -> None:
-    """Without a message of its own, there is ours."""
     error = InferenceFailed("for callers")
     error.__cause__ = rpc_error(grpc.StatusCode.INTERNAL, details)
 

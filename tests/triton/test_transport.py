@@ -65,7 +65,6 @@ def raise_out_of_space(*_: object) -> None:
 
 @pytest.fixture
 async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
-    """A transport to the fake Triton, in the mode `auto`."""
     _, client = fake_triton
     made = transport_to(client)
     yield made
@@ -74,7 +73,6 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
-    """A transport of its own to the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_url, settings.control_key_path)
     made = transport_to(client)
@@ -84,14 +82,12 @@ async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIte
 
 
 async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
-    """An arena is created for the first tensor of its size."""
     assert not transport.is_prepared(NBYTES)
     assert transport.active_mode == "inline"
     assert transport.take(NBYTES, NBYTES) is None
 
 
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
-    """Their arena exists, is registered, and is used from then on."""
     fake, _ = fake_triton
     slot = await taken(transport)
 
@@ -104,12 +100,10 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
 
 @pytest.mark.parametrize(("slot_bytes", "slots"), [(NBYTES, SLOTS), (MAX_ARENA_BYTES // 2, 2), (MAX_ARENA_BYTES + 1, 0)])
 def test_an_arena_has_as_many_slots_as_fit(slot_bytes: int, slots: int) -> None:
-    """Up to a number; none if one is too large."""
     assert arena_bytes(slot_bytes) == slots * slot_bytes
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
-    """Those that come while it is prepared wait for it."""
     fake, _ = fake_triton
     before = own_arenas()
     await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
@@ -120,7 +114,6 @@ async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: T
 
 
 async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transport) -> None:
-    """A slot is as large as the tensors of its model."""
     fake, _ = fake_triton
     await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
     small, large = transport.take(NBYTES, NBYTES), transport.take(2 * NBYTES, 2 * NBYTES)
@@ -132,7 +125,6 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
 
 async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
-    """Until one is given back."""
     monkeypatch.setattr(arena_size, "SLOTS", 1)
     slot = await taken(transport)
     assert slot
@@ -164,7 +156,7 @@ def _room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -> Arena:
-    """Have an arena that was last used so long ago."""
+    """Create an arena that was last used this many seconds ago."""
     await transport.prepare(nbytes)
     slot = transport.take(nbytes, nbytes)
     assert slot
@@ -190,7 +182,6 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, transport: Transport) -> None:
-    """As many as it needs."""
     fake, _ = fake_triton
     for nbytes in (NBYTES - 1, NBYTES - 2):
         await prepared(transport, nbytes, 10)
@@ -222,7 +213,7 @@ async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Tra
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_sizes_that_are_prepared_at_once_share_the_room(fake_triton: Fake, transport: Transport) -> None:
-    """What is being created counts already."""
+    """Arenas that are being created count as well."""
     fake, _ = fake_triton
     await asyncio.gather(*(transport.prepare(NBYTES - less) for less in range(4)))
 
@@ -296,7 +287,6 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
 
 
 async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None:
-    """No arena, or a single one, which is the one used last."""
     await transport.refresh()
     only = await prepared(transport, NBYTES, 1000)
     await transport.refresh()
@@ -324,7 +314,6 @@ async def test_triton_forgets_an_arena_before_its_file_is_removed(
 
 
 async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
-    """With the transport `inline`, no shared memory is created."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client, "inline")
@@ -364,7 +353,7 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
 
 
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
-    """If there is no other, the next request tries again at once; nothing is left of the attempt."""
+    """Without another Triton, the next request tries again at once; nothing is left of the attempt."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -377,7 +366,6 @@ async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake,
 
 
 async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake, transport: Transport) -> None:
-    """Triton was restarted; the arena stays in use."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -390,7 +378,7 @@ async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake
 
 
 async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
-    """Requests in progress do without it at once, the next one to prepare removes the arena."""
+    """Requests in progress go on inline at once; the next request that prepares the size removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -439,7 +427,6 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
 
 
 async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
-    """An arena may be registered with one Triton and not with another."""
     fake, client = fake_triton
     other = transport_to(client)
     first, second = await taken(transport), await taken(other)
@@ -492,7 +479,7 @@ async def test_one_of_two_tritons_maps_the_arenas(
 async def test_a_triton_that_hangs_delays_no_slot(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """It is used without shared memory until it has mapped the arena."""
+    """The Triton gets tensors inline until it has mapped the arena."""
     fakes, regions, transport = two_tritons
     fakes[0].may_map.clear()
     async with asyncio.timeout(10):
@@ -534,7 +521,7 @@ async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
 async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is created for a try every two seconds. What was rejected meanwhile is not tried again."""
+    """An arena is created for a try every two seconds. What was rejected meanwhile is not tried again."""
     fakes, _, transport = two_tritons
     log = captured_log(monkeypatch, regions_module)
     clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
@@ -553,7 +540,6 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
 
 
 async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
-    """The arenas stay as long as the worker."""
     fake, client = fake_triton
     transport = Transport("auto")
     assert transport.is_prepared(NBYTES)
@@ -575,7 +561,7 @@ async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmap
 async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """A Triton that works reads it, though another may read it for ever."""
+    """A working Triton still reads it, though another one may read it for ever."""
     fakes, regions, transport = two_tritons
     slot = await taken(transport)
     await transport.prepare(2 * NBYTES)
@@ -597,7 +583,6 @@ async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
 
 
 async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
-    """After closing, no shared memory is in use."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client)
@@ -625,7 +610,6 @@ async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fa
 
 
 async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arena of a killed worker is worth a line."""
     log = captured_log(monkeypatch, transport_module)
     for found in (["nereid-1-0", "nereid-1-1"], []):
         monkeypatch.setattr("app.triton.shared_memory.sweep", lambda found=found: found)
@@ -704,7 +688,6 @@ async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors then travel inside the request, unless the setting requires shared memory."""
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)

@@ -29,7 +29,6 @@ AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https:/
 
 
 def at(url: str) -> PublishedModel:
-    """Return the entry of the network at this URL."""
     return msgspec.structs.replace(AT_URL, url=url)
 
 

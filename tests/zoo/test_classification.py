@@ -24,7 +24,7 @@ means (float[1, 3, {SQUARE}, {SQUARE}] images) => ({output}) {{
 
 
 def run(recipe: ClassificationRecipe, *colours: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Compose the model, and show it images of one colour each."""
+    """Compose the model and run it on images of one colour each."""
     model = compose_model(network(), recipe)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     images = np.stack([np.full((SQUARE, SQUARE, 3), colour, np.uint8) for colour in colours])

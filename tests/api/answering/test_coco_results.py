@@ -19,7 +19,7 @@ async def test_a_result_has_what_coco_tools_read(client: httpx.AsyncClient) -> N
 
 
 async def test_an_image_without_a_number_is_zero_and_one_without_objects_an_empty_list(client: httpx.AsyncClient) -> None:
-    """So that a program can tell nothing found from a failure."""
+    """A program can tell an empty result from a failure."""
     assert {
         result["image_id"] for result in json(await client.post("/predict/six_columns?format=coco-results", content=SCENE))
     } == {0}
@@ -28,6 +28,6 @@ async def test_an_image_without_a_number_is_zero_and_one_without_objects_an_empt
 
 @pytest.mark.parametrize("image_id", ["-1", "1.5", "x", str(2**53 + 1)])
 async def test_a_number_that_json_cannot_hold_is_rejected(client: httpx.AsyncClient, image_id: str) -> None:
-    """It is a whole number from 0 to 2 ** 53."""
+    """An id is a whole number from 0 to 2 ** 53."""
     problem = json(await client.post("/predict/six_columns", params={"image_id": image_id}, content=SCENE), 400)
     assert problem["code"] == "invalid_parameter"

@@ -19,14 +19,12 @@ PATH = "/predict/six_columns"
 
 
 def pixels_of(picture: bytes, image_format: str) -> NDArray[np.uint8]:
-    """Decode a picture, which must have this format."""
     with Image.open(BytesIO(picture)) as image:
         assert image.format == image_format
         return np.asarray(image)
 
 
 def assert_framed(pixels: NDArray[np.uint8], detections: list[dict[str, Any]]) -> None:
-    """Check that each box has the frame of its class."""
     for detection in detections:
         x1, y1, x2, y2 = (round(detection[name]) for name in ("x1", "y1", "x2", "y2"))
         assert (np.abs(pixels[(y1 + y2) // 2, [x1, x2 - 1]] - np.array(colour_of(detection["class_id"]), int)) < 30).all()
@@ -34,7 +32,7 @@ def assert_framed(pixels: NDArray[np.uint8], detections: list[dict[str, Any]]) -
 
 @pytest.fixture(scope="module")
 async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """What is found, in pixels."""
+    """The expected detections, in pixels."""
     found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
     assert len(found) == 2
     return found
@@ -54,7 +52,7 @@ async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
 async def test_the_picture_has_the_boxes_that_were_found(
     client: httpx.AsyncClient, expected: list[dict[str, Any]], query: str, accept: str, image_format: str
 ) -> None:
-    """In the type asked for, and a cache is told that it depends on that."""
+    """The picture has the requested type, and `Vary` tells caches about it."""
     answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
 
     assert answer.status_code == 200
@@ -69,7 +67,6 @@ async def test_the_picture_has_the_boxes_that_were_found(
 async def test_json_can_have_the_picture_too(
     client: httpx.AsyncClient, expected: list[dict[str, Any]], accept: str, image_format: str
 ) -> None:
-    """In base64, beside what JSON has otherwise."""
     query = {"format": "image_and_json", "boxes": "pixel"}
     answer = await client.post(PATH, params=query, content=SCENE, headers={"Accept": accept})
     found = json(answer)
@@ -87,13 +84,11 @@ async def test_json_can_have_the_picture_too(
     ],
 )
 async def test_a_body_can_name_the_format(client: httpx.AsyncClient, form: dict[str, Any]) -> None:
-    """As it can any parameter."""
     answer = await client.post(PATH, **form)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
 
 
 async def test_json_has_no_picture_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
-    """And nothing is drawn."""
     answer = await client.post(PATH, content=SCENE)
 
     assert "visualization" not in json(answer)
@@ -102,7 +97,6 @@ async def test_json_has_no_picture_unless_it_is_asked_for(client: httpx.AsyncCli
 
 
 async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -> None:
-    """As a problem, although the caller did not accept that either."""
     answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
 
     assert answer.headers["content-type"] == "application/problem+json"
@@ -110,7 +104,6 @@ async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -
 
 
 async def test_an_error_stays_a_problem(client: httpx.AsyncClient) -> None:
-    """Whatever the result would have been."""
     answer = await client.post(PATH, content=SCENE[:100], headers={"Accept": "image/png"})
 
     assert answer.headers["content-type"] == "application/problem+json"
@@ -118,7 +111,6 @@ async def test_an_error_stays_a_problem(client: httpx.AsyncClient) -> None:
 
 
 async def test_an_unknown_format_is_an_error(client: httpx.AsyncClient) -> None:
-    """It is a parameter like any other."""
     answer = json(await client.post(f"{PATH}?format=xml", content=SCENE), 400)
     assert (answer["code"], answer["detail"]) == (
         "invalid_parameter",
@@ -127,7 +119,7 @@ async def test_an_unknown_format_is_an_error(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the memory is used up when the picture is finished."""
+    """Memory may also run out when the picture is finished."""
 
     async def refuse(*_: object) -> None:
         raise GatewayFull("no room", "memory")

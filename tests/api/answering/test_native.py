@@ -19,13 +19,11 @@ TRANSFORM = ImageTransform(0, 25, 100, 50, 200, 100)
 
 
 def detections(boxes: list[list[float]], scores: list[float], class_ids: list[int]) -> Detections:
-    """Make detections from boxes on the canvas."""
     corners = TRANSFORM.to_image(np.array(boxes, np.float32).reshape(-1, 4))
     return Detections(corners, np.array(scores, np.float32), np.array(class_ids, np.int32), 200, 100, LABELLED, "7")
 
 
 def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxFormat = "normalized") -> dict[str, Any]:
-    """Describe one box on the canvas, and parse the JSON."""
     (detection,) = to_detections(detections([box], [score], [id_]), unit)
     parsed: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(detection))
     return parsed
@@ -48,7 +46,6 @@ def test_a_box_has_the_unit_asked_for(unit: BoxFormat, box: dict[str, Any]) -> N
 
 
 def test_a_score_has_four_digits() -> None:
-    """Scores are rounded, and never above one."""
     assert members([0, 25, 1, 26], score=0.123456)["confidence"] == 0.1235
     assert members([0, 25, 1, 26], score=1.0005)["confidence"] == 1.0
 
@@ -79,21 +76,19 @@ def test_a_box_is_rounded(unit: BoxFormat, box: dict[str, Any]) -> None:
     ],
 )
 def test_a_box_ends_at_the_edge_of_the_image(unit: BoxFormat, box: dict[str, Any]) -> None:
-    """A box that reaches into the padding is clipped."""
     detection = members([-5, 0, 105, 100], unit=unit)
 
     assert {key: detection[key] for key in box} == box
 
 
 def test_a_class_without_a_label_has_its_id_as_name() -> None:
-    """A model may have more classes than labels, or none."""
+    """A model may have more classes than labels, or no labels."""
     assert members([0, 25, 1, 26], id_=3)["class_name"] == "3"
     assert members([0, 25, 1, 26], id_=2)["class_name"] == "traffic light"
 
 
 @pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
 def test_detections_keep_their_order(unit: BoxFormat) -> None:
-    """Each becomes one object, none becomes none."""
     found = to_detections(detections([[0, 0, 0, 0], [1, 1, 1, 1]], [0.9, 0.4], [1, 0]), unit)
 
     assert [(one.class_name, one.confidence) for one in found] == [("car", 0.9), ("person", 0.4)]
@@ -111,7 +106,6 @@ def test_the_boxes_themselves_are_not_changed(unit: BoxFormat) -> None:
 
 
 def test_a_response_describes_the_whole_request() -> None:
-    """The image, the model that answered, the time and the id."""
     response = to_response(detections([[10, 35, 40, 65]], [0.5], [2]), "pixel", 12.3456, "r1")
     parsed = msgspec.json.decode(msgspec.json.encode(response))
 
@@ -127,7 +121,6 @@ def test_a_response_describes_the_whole_request() -> None:
 
 
 def test_a_response_without_detections_is_a_success() -> None:
-    """Nothing was found, which is an answer, too."""
     response = to_response(detections([], [], []), "normalized", 1, "r1")
 
     assert (response.detections, response.num_detections, response.status) == ([], 0, "success")

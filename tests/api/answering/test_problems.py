@@ -33,13 +33,10 @@ Log = list[CapturedCall]
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """The lines of the requests."""
     return captured_log(monkeypatch, middleware)
 
 
 def failing(error: Exception) -> RequestContextMiddleware:
-    """An application whose only route fails."""
-
     @get("/")
     async def fail() -> None:
         raise error
@@ -48,7 +45,6 @@ def failing(error: Exception) -> RequestContextMiddleware:
 
 
 async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:
-    """Let a route fail, and return the response and its JSON."""
     async with calling(failing(error)) as client:
         response = await client.get("/")
     assert response.headers["content-type"] == "application/problem+json"
@@ -73,7 +69,7 @@ async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: 
 
 
 async def test_what_repeats_the_request_is_not_logged(log: Log) -> None:
-    """Nor is its cause, which is another program's text about the request."""
+    """The cause quotes the request, so it is not logged either."""
     error = MalformedRequest("unknown member 'secret'", repeats_request=True)
     error.__cause__ = ValueError("secret")
     _, problem = await problem_of(error)
@@ -84,7 +80,7 @@ async def test_what_repeats_the_request_is_not_logged(log: Log) -> None:
 
 
 async def test_the_cause_of_an_error_is_logged_and_not_sent(log: Log) -> None:
-    """Another program's message may contain anything; the log gets its beginning."""
+    """The cause may contain anything; only its beginning is logged."""
     error = InvalidImage("the image data is truncated or corrupt")
     error.__cause__ = OSError("/opt/secret/path" + "x" * 5000)
     response, _ = await problem_of(error)
@@ -116,7 +112,7 @@ async def test_a_body_that_breaks_off_means_that_the_client_is_gone(log: Log, co
 
 
 async def test_an_http_exception_is_a_problem_with_its_headers(log: Log) -> None:
-    """Litestar's own message, which may contain anything, is not sent."""
+    """Litestar's own message may contain anything and is not sent."""
     response, problem = await problem_of(NotAuthorizedException("secret", headers={"WWW-Authenticate": "Basic"}))
 
     assert set(problem) == MEMBERS
@@ -135,7 +131,6 @@ async def test_an_http_exception_is_a_problem_with_its_headers(log: Log) -> None
     ],
 )
 async def test_common_http_exceptions_say_what_to_do(status: int, code: str, detail: str) -> None:
-    """The details are ours, not those of Litestar."""
     _, problem = await problem_of(HTTPException("secret", status_code=status))
 
     assert (problem["status"], problem["code"], problem["detail"]) == (status, code, detail)
@@ -161,7 +156,6 @@ async def test_an_unexpected_exception_tells_the_caller_nothing(monkeypatch: pyt
 async def test_an_unexpected_failure_of_a_detection_tells_nothing(
     gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the real application."""
     _, client = gateway
     monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
     problem = json(await client.post("/detect", content=SCENE), 500)
@@ -171,7 +165,7 @@ async def test_an_unexpected_failure_of_a_detection_tells_nothing(
 
 
 async def test_unknown_routes_and_methods_are_problems_with_all_headers(lonely: httpx.AsyncClient) -> None:
-    """404 and 405 come from the router, before there is a handler."""
+    """The router raises 404 and 405 before there is a handler."""
     for response, status, code in (
         (await lonely.get("/nowhere"), 404, "not_found"),
         (await lonely.get("/detect"), 405, "method_not_allowed"),

@@ -19,7 +19,7 @@ LARGE = bytes(range(256)) * 4096
 
 
 class Client:
-    """Takes messages at its own pace."""
+    """A client that takes messages at its own pace."""
 
     def __init__(self, memory: MemoryBudget, *, pause: float = 10, total: float = 10, seconds: float = 0) -> None:
         self.context = RequestContext("r1", "")
@@ -30,7 +30,6 @@ class Client:
         self._seconds = seconds
 
     async def get(self, response: LargeResponse) -> bytes:
-        """Receive a response, as far as it comes."""
         scope: dict[str, object] = {}
         attach(self.context, scope)  # type: ignore[arg-type]
         await response(scope, receiving(), self._take)  # type: ignore[arg-type]
@@ -44,7 +43,7 @@ class Client:
 
 @pytest.fixture
 def memory() -> Iterator[MemoryBudget]:
-    """A budget of two mebibytes, all of which has to come back."""
+    """A budget of 2 MiB that must be free again afterwards."""
     budget = MemoryBudget(WorkerTable(), "memory", 2 << 20)
     yield budget
     assert budget.own_bytes == 0
@@ -73,7 +72,7 @@ async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
 async def test_a_client_that_does_not_read_is_left(
     memory: MemoryBudget, limits: dict[str, float], left_at: float, pieces: int
 ) -> None:
-    """After a pause that is too long, or when it all takes too long: the memory comes back, and the log says that it has gone."""
+    """A pause or the whole transfer takes too long: memory is released, and the log says that the client has gone."""
     client = Client(memory, **limits, seconds=5)  # for each message, the first of which has no body
 
     await client.get(LargeResponse(LARGE, "image/png", memory))
@@ -83,7 +82,7 @@ async def test_a_client_that_does_not_read_is_left(
 
 
 async def test_a_response_that_has_no_room_is_rejected(memory: MemoryBudget) -> None:
-    """Before anything is sent, so that the client gets an error instead."""
+    """It is rejected before anything is sent, so the client gets an error."""
     client = Client(memory)
     with memory.reserve() as other:
         other.add(2 << 20)

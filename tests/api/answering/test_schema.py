@@ -10,7 +10,7 @@ from app.api.answering.schema import Detection, ModelInfo, Problem
 
 
 def members(value: msgspec.Struct) -> dict[str, Any]:
-    """Encode and parse back, keeping the order."""
+    """Encode a value and parse the JSON, keeping the order of members."""
     parsed: dict[str, Any] = json.loads(msgspec.json.encode(value))
     return parsed
 
@@ -27,7 +27,7 @@ def test_a_detection_has_either_corners_or_a_bbox(box: dict[str, Any], names: li
 
 
 def test_a_problem_has_the_members_of_rfc_9457_and_ours() -> None:
-    """`code` for programs, `request_id` for the log."""
+    """`code` is for programs, `request_id` for the log."""
     problem = Problem("urn:nereid:problem:x", "Title", 400, "detail", "x", "r1")
 
     assert list(members(problem)) == ["type", "title", "status", "detail", "code", "request_id"]

@@ -15,7 +15,7 @@ JSON = "application/json"
 
 
 def form(*parts: tuple[str, bytes, str | None]) -> bytes:
-    """Encode fields, each with its name, its content and its file name."""
+    """Encode a multipart form of (name, content, file name) fields."""
     encoded = [
         f'--b\r\nContent-Disposition: form-data; name="{name}"'.encode()
         + (b"" if filename is None else f'; filename="{filename}"'.encode())
@@ -36,7 +36,7 @@ def encoded(*images: bytes) -> list[str]:
 
 
 def test_a_form_has_images_under_three_names_and_parameters() -> None:
-    """In their order, however they are mixed; a large one arrives in pieces."""
+    """Images and parameters may be mixed in any order; a large image arrives in pieces."""
     large = bytes(range(256)) * 10_000
     data = form(("images", b"a", "a.jpg"), ("boxes", b"pixel", None), ("image", large, None), ("file", b"c", "x" * 300))
     parsed = parse_batch(data, FORM)
@@ -47,7 +47,6 @@ def test_a_form_has_images_under_three_names_and_parameters() -> None:
 
 
 def test_json_has_a_list_of_images_and_parameters() -> None:
-    """The list may stand behind the parameters."""
     data = json.dumps({"confidence": 0.4, "classes": ["cat", 16], "images": encoded(b"a", b"b")}).encode()
     parsed = parse_batch(data, JSON)
 
@@ -58,7 +57,6 @@ def test_json_has_a_list_of_images_and_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["café.jpg".encode(), "café.jpg".encode("latin-1")])
 def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
-    """It is part of the answer."""
     data = form(("images", b"a", "NAME")).replace(b"NAME", name)
 
     assert parse_batch(data, FORM).names == ["café.jpg"]
@@ -68,7 +66,6 @@ def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
     ("images", "kind"), [("YQ==", "a string"), ({"0": "YQ=="}, "an object"), (None, "null"), (True, "true"), (-1, "a number")]
 )
 def test_images_that_are_no_list_are_told_what_they_are(images: object, kind: str) -> None:
-    """As `/detect` does."""
     with pytest.raises(MalformedRequest) as caught:
         parse_batch(document(images), JSON)
 
@@ -76,21 +73,21 @@ def test_images_that_are_no_list_are_told_what_they_are(images: object, kind: st
 
 
 def test_a_byte_order_mark_does_not_count() -> None:
-    """Some programs write it in front of JSON."""
+    """Some programs write a byte order mark before JSON."""
     parsed = parse_batch(b"\xef\xbb\xbf" + document(encoded(b"a"), boxes="pixel"), JSON)
 
     assert (parsed.images, parsed.parameters) == ([b"a"], [("boxes", "pixel")])
 
 
 def test_base64_is_read_as_of_a_single_image() -> None:
-    """Data URLs, in capitals too, and the alphabet of URLs."""
+    """Data URLs in any case and the URL-safe alphabet are accepted."""
     images = ["DATA:image/png;BASE64,YQ==", "YQ", "-_8="]
 
     assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
 
 
 def test_a_form_may_have_text() -> None:
-    """Base64 or an address, in fields without a file name; one that is neither fails alone."""
+    """A field without a file name holds base64 or an address; any other text is an error of that image only."""
     data = form(("images", b"YQ==", None), ("image", b"https://a.org/x", None), ("file", b"***", None), ("file", b"YQ==", "a.txt"))
     decoded, address, wrong, file = parse_batch(data, FORM).images
 
@@ -99,14 +96,13 @@ def test_a_form_may_have_text() -> None:
 
 
 def test_json_may_be_declared_as_a_form() -> None:
-    """As `curl -d` does it, which is told no type."""
+    """`curl -d` declares a form unless it is told a type."""
     assert parse_batch(document(encoded(b"a")), "application/x-www-form-urlencoded").images == [b"a"]
     with pytest.raises(MalformedRequest, match="expected a JSON object such as"):
         parse_batch(b"images=YQ==", "application/x-www-form-urlencoded")
 
 
 def test_an_address_stays_one() -> None:
-    """It is judged in its turn; a data URL is an image."""
     images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
 
     assert parse_batch(document(images), JSON).images == ["https://example.org/a.png", b"a", "HTTP://x"]
@@ -124,7 +120,6 @@ def test_an_address_stays_one() -> None:
     ],
 )
 def test_what_is_no_image_is_an_error_in_its_place(data: bytes, kind: str) -> None:
-    """The others can be read all the same."""
     first, second, third = parse_batch(data, kind).images
 
     assert (first, third) == (b"a", b"c")
@@ -142,7 +137,6 @@ def test_what_is_no_image_is_an_error_in_its_place(data: bytes, kind: str) -> No
     ],
 )
 def test_an_empty_batch_is_rejected(data: bytes, kind: str) -> None:
-    """The error says how to send images."""
     with pytest.raises(MalformedRequest, match="'images'"):
         parse_batch(data, kind)
 
@@ -150,7 +144,6 @@ def test_an_empty_batch_is_rejected(data: bytes, kind: str) -> None:
 @pytest.mark.parametrize("count", [MAX_IMAGES + 1, 10_000])
 @pytest.mark.parametrize("kind", [FORM, JSON])
 def test_too_many_images_are_rejected(kind: str, count: int) -> None:
-    """Nothing is parsed behind the last one that there may be."""
     content = bytes(1000)
     data = form(*[("images", content, None)] * count) if kind == FORM else document(encoded(content) * count)
     tracemalloc.start()
@@ -163,7 +156,6 @@ def test_too_many_images_are_rejected(kind: str, count: int) -> None:
 
 
 def test_as_many_images_as_there_may_be() -> None:
-    """In both kinds of bodies."""
     assert len(parse_batch(form(*[("images", b"a", None)] * MAX_IMAGES), FORM).images) == MAX_IMAGES
     assert len(parse_batch(document(encoded(b"a") * MAX_IMAGES), JSON).images) == MAX_IMAGES
 
@@ -184,7 +176,6 @@ def test_as_many_images_as_there_may_be() -> None:
     ],
 )
 def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
-    """With an error, whatever is wrong."""
     with pytest.raises(MalformedRequest):
         parse_batch(data, kind)
 
@@ -209,7 +200,6 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
     ],
 )
 def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None:
-    """As that of a single image does."""
     with pytest.raises(MalformedRequest) as caught:
         parse_batch(data, kind)
     assert text in caught.value.detail
@@ -224,6 +214,5 @@ def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None
     ],
 )
 def test_an_invalid_parameter_is_named(data: bytes, kind: str, text: str) -> None:
-    """As for a single image."""
     with pytest.raises(InvalidParameter, match=text):
         parse_batch(data, kind)

@@ -29,12 +29,11 @@ async def alone(client: httpx.AsyncClient) -> list[dict[str, Any]]:
 
 
 def renumbered(results: list[dict[str, Any]], image_ids: list[int]) -> list[dict[str, Any]]:
-    """Return results with other numbers of their images."""
     return [{**result, "image_id": image_ids[result["image_id"]]} for result in results]
 
 
 async def test_all_images_are_in_one_list(client: httpx.AsyncClient, alone: list[dict[str, Any]]) -> None:
-    """In their order, with the index of each, from a form and from JSON."""
+    """The list has the order of the images, each with its index, for a form and for JSON."""
     from_form = await client.post(PATH, files=form(*SCENES))
     from_json = await client.post("/detect/batch", json=as_json(*SCENES, model="six_columns", format="coco-results"))
 
@@ -44,7 +43,7 @@ async def test_all_images_are_in_one_list(client: httpx.AsyncClient, alone: list
 
 @pytest.mark.parametrize("ids", [[139, 285, 632, 0, 2**53], [4, 3, 2, 1, 0]])
 async def test_the_caller_numbers_the_images(client: httpx.AsyncClient, alone: list[dict[str, Any]], ids: list[int]) -> None:
-    """In the query, a form field or a JSON member."""
+    """The ids may be in the query, a form field or a JSON member."""
     text = ", ".join(map(str, ids))
     expected = renumbered(alone, ids)
 
@@ -76,7 +75,6 @@ async def test_an_image_without_objects_has_no_results(client: httpx.AsyncClient
     ],
 )
 async def test_numbers_that_fit_no_images_are_rejected(client: httpx.AsyncClient, ids: str, detail: str) -> None:
-    """In whatever format the answer is to be."""
     for query in ({}, {"format": "coco-results"}):
         problem = json(await client.post("/detect/batch", params={"image_ids": ids, **query}, files=form(*SCENES)), 400)
 
@@ -89,7 +87,7 @@ async def test_numbers_that_fit_no_images_are_rejected(client: httpx.AsyncClient
 async def test_no_image_is_left_out_in_silence(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, files: Files, index: int
 ) -> None:
-    """Where one fails, so does the request: with the problem of the first one, which the other formats would tell."""
+    """If one image fails, the request fails with the problem of the first image that failed, as the other formats report it."""
     calls = captured_log(monkeypatch, middleware)
     response = await client.post(PATH, files=files)
     failures = json(await client.post("/detect/batch?model=six_columns", files=files))["failures"]
@@ -106,14 +104,13 @@ async def test_no_image_is_left_out_in_silence(
 
 
 async def test_what_may_be_tried_again_is_told_so(client: httpx.AsyncClient) -> None:
-    """By the status of the image."""
     problem = json(await client.post(f"{PATH}&timeout_ms=1", files=form(*SCENES)), 504)
 
     assert problem["code"] == "deadline_passed"
 
 
 async def test_an_unexpected_failure_tells_nothing(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged with its cause where the image failed."""
+    """The cause is logged and not sent."""
     calls = captured_log(monkeypatch, problems)
     monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
     problem = json(await client.post(PATH, files=form(SCENES[0])), 500)
@@ -123,7 +120,6 @@ async def test_an_unexpected_failure_tells_nothing(client: httpx.AsyncClient, mo
 
 
 async def test_format_counts_more_than_accept(client: httpx.AsyncClient, alone: list[dict[str, Any]]) -> None:
-    """Lines cannot have a list of all images; `json` is the document."""
     results = await client.post(PATH, files=form(*SCENES), headers=LINES)
     document = await client.post("/detect/batch?model=six_columns&format=json", files=form(*SCENES), headers=LINES)
 

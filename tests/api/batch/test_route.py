@@ -26,24 +26,21 @@ Files = list[tuple[str, tuple[str, bytes]]]
 
 
 def form(*images: bytes, field: str = "images") -> Files:
-    """Make the files of a form."""
     return [(field, (f"{number}.bin", image)) for number, image in enumerate(images)]
 
 
 def as_json(*images: bytes, **members: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Make a JSON object."""
     return {"images": [base64.b64encode(image).decode() for image in images], **members}
 
 
 def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the JSON of each line."""
     assert response.headers["content-type"] == "application/x-ndjson"
     return [msgspec.json.decode(line) for line in response.content.splitlines()]
 
 
 @pytest.fixture(scope="module")
 async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
-    """The detections of each scene alone."""
+    """The detections of each scene, requested one by one."""
     answers = [await client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES]
     return [json(answer)["detections"] for answer in answers]
 
@@ -53,7 +50,6 @@ async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
 async def test_each_image_is_answered_as_if_it_were_alone(
     client: httpx.AsyncClient, alone: list[list[dict[str, Any]]], path: str, field: str
 ) -> None:
-    """In the order of the request, with all members that are promised."""
     answer = json(await client.post(f"{path}?model=six_columns", files=form(*SCENES, field=field), data={"boxes": "pixel"}))
 
     assert [result["detections"] for result in answer["results"]] == alone
@@ -70,7 +66,6 @@ async def test_each_image_is_answered_as_if_it_were_alone(
 
 
 async def test_json_contains_the_images_in_base64(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
-    """With parameters beside them; there are no file names."""
     document = as_json(*SCENES, model="six_columns", boxes="pixel")
     answer = json(await client.post("/detect/batch", json=document))
 
@@ -78,7 +73,6 @@ async def test_json_contains_the_images_in_base64(client: httpx.AsyncClient, alo
 
 
 async def test_a_compressed_batch_is_read(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
-    """As a compressed image is."""
     data = gzip.compress(msgspec.json.encode(as_json(*SCENES, model="six_columns", boxes="pixel")))
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     answer = json(await client.post("/detect/batch", content=data, headers=headers))
@@ -87,7 +81,6 @@ async def test_a_compressed_batch_is_read(client: httpx.AsyncClient, alone: list
 
 
 async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx.AsyncClient) -> None:
-    """Whatever is wrong with it, the others are answered."""
     broken = [TRUNCATED, NOTHING, b"", bombs()["PNG RGBA header"]]
     images = [SCENE, *broken, SCENE]
     answer = json(await client.post("/detect/batch?model=six_columns", files=form(*images)))
@@ -102,7 +95,6 @@ async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx
 
 
 async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> None:
-    """So does what is not a string."""
     document = as_json(SCENE, model="six_columns")
     document["images"] += ["***", 7, ""]
     answer = json(await client.post("/detect/batch", json=document))
@@ -112,7 +104,6 @@ async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> N
 
 
 async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -> None:
-    """As the address of a single image does."""
     document = as_json(SCENE, model="six_columns")
     document["images"].append("https://example.org/a.png")
     answer = json(await client.post("/detect/batch", json=document))
@@ -122,7 +113,7 @@ async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -
 
 
 async def test_64_bombs_fail_alone(client: httpx.AsyncClient) -> None:
-    """Their headers are enough to know."""
+    """Their headers are enough; nothing is decoded."""
     bomb = bombs()["PNG 1-bit"]
     answer = json(await client.post("/detect/batch", files=form(*[bomb] * 64)))
 
@@ -132,7 +123,6 @@ async def test_64_bombs_fail_alone(client: httpx.AsyncClient) -> None:
 
 
 async def test_63_good_images_and_a_broken_one(client: httpx.AsyncClient) -> None:
-    """As many as there may be."""
     images = [SCENE] * 64
     images[40] = TRUNCATED
     answer = json(await client.post("/detect/batch?model=six_columns", files=form(*images)))
@@ -143,7 +133,7 @@ async def test_63_good_images_and_a_broken_one(client: httpx.AsyncClient) -> Non
 
 
 async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
-    """Each with its place in the request; the last one sums up."""
+    """Each line has the index of its image; the last line is the summary."""
     query = "/detect/batch?model=six_columns&boxes=pixel"
     response = await client.post(query, files=form(*SCENES, NOTHING), headers=LINES)
     *images, summary = lines_of(response)
@@ -173,7 +163,7 @@ async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: l
 async def test_what_all_images_have_in_common_fails_for_all(
     client: httpx.AsyncClient, query: str, status: int, code: str, headers: dict[str, str]
 ) -> None:
-    """With a problem as for one image, also where lines were asked for."""
+    """The answer is a single problem as for one image, also where lines were requested."""
     response = await client.post(f"/detect/batch?{query}", files=form(SCENE, SCENE), headers=headers)
 
     assert json(response, status)["code"] == code
@@ -181,7 +171,7 @@ async def test_what_all_images_have_in_common_fails_for_all(
 
 
 async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None:
-    """As `curl -d` does it, which is told no type."""
+    """`curl -d` declares a form unless it is told a type."""
     data = msgspec.json.encode({"images": [SCENE]})
     response = await client.post("/detect/batch", content=data, headers={"Content-Type": "application/x-www-form-urlencoded"})
 
@@ -201,7 +191,6 @@ async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None
     ],
 )
 async def test_accept_chooses_between_a_document_and_lines(client: httpx.AsyncClient, accept: str, kind: str) -> None:
-    """By quality; 406 if it allows neither."""
     response = await client.post("/detect/batch?model=six_columns", files=form(SCENE), headers={"Accept": accept})
 
     assert response.headers["content-type"] == kind
@@ -212,14 +201,13 @@ async def test_accept_chooses_between_a_document_and_lines(client: httpx.AsyncCl
 
 
 async def test_a_raw_image_is_no_batch(client: httpx.AsyncClient) -> None:
-    """The error says what is supported."""
     response = await client.post("/detect/batch", content=SCENE, headers={"Content-Type": "image/bmp"})
 
     assert "multipart/form-data" in json(response, 415)["detail"]
 
 
 async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
-    """In which each image has the limit that it has alone."""
+    """Within the batch's limit, each image has the limit of a single image."""
     own = msgspec.structs.replace(settings, max_file_size_mb=0.01, max_batch_size_mb=0.5)
     image, small = SCENE[:9000], models.scene("PNG")
     async with started(create_app(own)) as client:
@@ -235,7 +223,7 @@ async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
 
 
 async def test_a_deadline_holds_for_all_images(gateway: tuple[FakeTriton, httpx.AsyncClient]) -> None:
-    """Those that are not done in time fail, also those that have not had their turn."""
+    """Images that are not done at the deadline fail, including those that have not been started."""
     fake, client = gateway
     fake.may_answer.clear()
     answer = json(await client.post("/detect/batch?timeout_ms=200", files=form(*[SCENE] * 64)))
@@ -246,7 +234,6 @@ async def test_a_deadline_holds_for_all_images(gateway: tuple[FakeTriton, httpx.
 
 
 async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line and one request, but each image by its status."""
     calls = captured_log(monkeypatch, middleware)
     for headers in ({}, LINES):
         await client.post("/detect/batch?model=six_columns", files=form(SCENE, NOTHING, SCENE), headers=headers)
@@ -265,7 +252,6 @@ async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypat
 async def test_batches_and_single_requests_get_their_own_answers(
     client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]
 ) -> None:
-    """Side by side, whatever goes to Triton together."""
     single = [client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES * 2]
     batches = [client.post("/detect/batch?model=six_columns&boxes=pixel", files=form(*SCENES)) for _ in range(6)]
     answers = await asyncio.gather(*single, *batches)

@@ -31,7 +31,7 @@ _MEANT = {502, 503, 504}
 
 
 class Box(NamedTuple):
-    """An object; corners in pixels of the upright image."""
+    """A detected object; corners in pixels of the upright image."""
 
     name: str
     score: float
@@ -39,15 +39,13 @@ class Box(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A request to be made."""
-
     path: str
     arguments: dict[str, Any]
     """For httpx."""
 
 
 class Conformance(ABC):
-    """Tests of a dialect, at its own paths and below its name."""
+    """Tests for every dialect, at its own paths and below its name."""
 
     name: str
     score_error = 1e-4
@@ -60,23 +58,23 @@ class Conformance(ABC):
 
     @abstractmethod
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Ask for the objects in an image."""
+        """Build the dialect's request for the objects in an image."""
 
     @abstractmethod
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401 - any JSON
-        """Read an answer about an image of that many pixels."""
+        """Parse an answer about an image of this size in pixels."""
 
     @abstractmethod
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401 - any JSON
-        """Return whether this is an error as the dialect writes it."""
+        """Return whether the answer is the dialect's error for this status."""
 
     @abstractmethod
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add an API key as clients of the dialect send it."""
+        """Add an API key as the dialect's clients send it."""
 
     @pytest.mark.parametrize("seed", range(12))
     async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
-        """Within what they are rounded to: for rotated, tiny, huge and grey images."""
+        """Boxes agree within rounding for rotated, tiny, huge and grey images."""
         random = Random(seed)  # noqa: S311 - no secret
         image, width, height = random_scene(random)
         confidence = random.choice([0.0, 0.25, 0.5, 0.85, 0.95, 1.0])
@@ -93,7 +91,6 @@ class Conformance(ABC):
 
     @pytest.mark.parametrize("what", ["nothing", "text", "truncated", "bomb"])
     async def test_a_bad_image_gets_an_error_of_the_dialect(self, server: httpx.AsyncClient, what: str) -> None:
-        """With the status of the gateway's own."""
         bomb = next(iter(bombs().values()))
         truncated = sample_image("chelsea.jpg")[:5000]
         image = {"nothing": b"", "text": b"this is not an image", "truncated": truncated, "bomb": bomb}[what]
@@ -107,7 +104,6 @@ class Conformance(ABC):
             assert response.status_code == self.statuses.get(own, own)
 
     async def test_an_unknown_model_or_a_bad_parameter_is_no_failure_of_the_server(self, server: httpx.AsyncClient) -> None:
-        """Whatever the query says."""
         sent = self.request(SCENE)
         for query in ("model=nothing-like-it", "version=99", "timeout_ms=0", "confidence=x", "image=1", "%ff=%fe", "model=%00"):
             response = await server.post(f"{sent.path}?{query}", **sent.arguments)
@@ -117,7 +113,7 @@ class Conformance(ABC):
 
     @pytest.mark.parametrize("seed", range(4))
     async def test_hostile_requests_get_errors_of_the_dialect(self, server: httpx.AsyncClient, seed: int) -> None:
-        """Bodies that were damaged, or that have nothing to do with the dialect: below its name, where they are for no other."""
+        """Bodies are damaged or foreign to the dialect, and are sent below its name, where no other route gets them."""
         random = Random(seed)  # noqa: S311 - no secret
         for path in self.paths:
             for body, content_type in _hostile_bodies(self.request(SCENE), server, random):
@@ -128,7 +124,7 @@ class Conformance(ABC):
                     assert self.is_error(response.json(), response.status_code), (path, response.text)
 
     async def test_the_same_keys_are_valid(self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-        """Sent as clients of the dialect do; without one, or with a wrong one, the answer is 401."""
+        """Keys are sent as clients of the dialect do; without a key, or with a wrong one, the answer is 401."""
         assert triton.poll() is None
         file = write_keys(tmp_path, ("camera", SECRET, "detect"))
         own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=file)
@@ -147,7 +143,6 @@ class Conformance(ABC):
                 assert status == 200 or self.is_error(response.json(), status)
 
     async def test_a_body_above_the_limit_is_rejected(self, settings: Settings, triton: EmbeddedTriton) -> None:
-        """By the dialect's error."""
         assert triton.poll() is None
         small = msgspec.structs.replace(settings, model="six_columns", max_file_size_mb=0.01, max_batch_size_mb=0.01)
         async with started(create_app(small)) as server:
@@ -159,7 +154,6 @@ class Conformance(ABC):
 
 
 def with_header(sent: Sent, name: str, value: str) -> Sent:
-    """Add a header to a request."""
     headers = {**sent.arguments.get("headers", {}), name: value}
     return sent._replace(arguments={**sent.arguments, "headers": headers})
 

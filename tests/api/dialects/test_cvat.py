@@ -19,38 +19,31 @@ HEADERS = {
 
 
 def invocation(image: bytes, model: str, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    """Make a request for annotations as CVAT does."""
     headers = {**HEADERS, "x-nuclio-function-name": model, "x-nuclio-path": "/"}
     return {"json": {**others, "image": b64encode(image).decode()}, "headers": headers}
 
 
 class TestConformance(Conformance):
-    """As `/api/function_invocations`."""
-
     name = "cvat"
     paths = ("/api/function_invocations",)
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send JSON."""
         return Sent(self.paths[0], invocation(image, "six_columns", threshold=confidence))
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401, ARG002
-        """Read pixels."""
         assert all((one["type"], one["attributes"]) == ("rectangle", []) for one in answer)
         return [Box(one["label"], float(one["confidence"]), tuple(one["points"])) for one in answer]
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002
-        """Recognise what Nuclio's dashboard says."""
         return list(answer) == ["error"] and bool(answer["error"])
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add what comes of `CVAT_NUCLIO_HOST=ID:SECRET@host`."""
+        """Add the credentials that CVAT sends for `CVAT_NUCLIO_HOST=ID:SECRET@host`."""
         name, _, secret = key.partition(".")
         return sent._replace(arguments={**sent.arguments, "auth": (name, secret)})
 
 
 async def test_functions_have_what_cvat_reads(server: httpx.AsyncClient) -> None:
-    """Of detectors only; one that is asked for alone is the same."""
     listed = json(await server.get("/api/functions", headers=HEADERS))
 
     assert "efficientnet_lite0" not in listed
@@ -70,7 +63,7 @@ async def test_functions_have_what_cvat_reads(server: httpx.AsyncClient) -> None
 
 
 async def test_an_unknown_function_is_404(server: httpx.AsyncClient) -> None:
-    """Which CVAT passes on to its user."""
+    """CVAT shows this error to its user."""
     for response in (
         await server.get("/api/functions/nothing-like-it", headers=HEADERS),
         await server.get("/api/functions/efficientnet_lite0", headers=HEADERS),
@@ -81,7 +74,7 @@ async def test_an_unknown_function_is_404(server: httpx.AsyncClient) -> None:
 
 
 async def test_the_threshold_is_that_of_cvats_own_functions_unless_it_is_set(server: httpx.AsyncClient) -> None:
-    """CVAT leaves it out where its user does."""
+    """CVAT sends no threshold unless its user sets one."""
     for others in ({}, {"threshold": None}):
         answer = json(await server.post("/api/function_invocations", **invocation(SCENE, "six_columns", **others)))
         own = json(await server.post("/detect?confidence=0.5", content=SCENE))
@@ -90,7 +83,6 @@ async def test_the_threshold_is_that_of_cvats_own_functions_unless_it_is_set(ser
 
 
 async def test_a_bad_invocation_is_400(server: httpx.AsyncClient) -> None:
-    """Whatever is wrong with it."""
     for image, others in ((b"", {}), (SCENE, {"threshold": 1.5}), (SCENE, {"threshold": "high"}), (SCENE, {"threshold": [1]})):
         response = await server.post("/api/function_invocations", **invocation(image, "six_columns", **others))
 

@@ -15,19 +15,15 @@ from tests.support import SCENE, json, started
 
 
 class TestConformance(Conformance):
-    """As `/v1/vision/detection`."""
-
     name = "deepstack"
     pixel_error = 0.5
     statuses: ClassVar[dict[int, int]] = {415: 400, 422: 400}
     paths = ("/v1/vision/detection", "/v1/vision/custom/six_columns")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send a form, as all clients do."""
         return Sent("/v1/vision/detection", {"files": {"image": ("a.jpg", image)}, "data": {"min_confidence": str(confidence)}})
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401, ARG002
-        """Read whole pixels."""
         assert answer["success"] is True
         assert answer["count"] == len(answer["predictions"])
         return [
@@ -36,11 +32,9 @@ class TestConformance(Conformance):
         ]
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401
-        """Recognise what DeepStack's clients show."""
         return answer["success"] is False and bool(answer["error"]) and (answer["duration"], answer["code"]) == (0, status)
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add a form field."""
         return sent._replace(arguments={**sent.arguments, "data": {**sent.arguments["data"], "api_key": key}})
 
 
@@ -57,7 +51,7 @@ FORM: dict[str, Any] = {"files": {"image": SCENE}}
 
 
 async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.AsyncClient) -> None:
-    """DeepStack's members, and those that CodeProject.AI adds; and it is never chunked, which Blue Iris could not read."""
+    """It has DeepStack's members and those that CodeProject.AI adds, and is never chunked: Blue Iris could not read that."""
     response = await client.post("/v1/vision/detection", **FORM)
     answer = json(response)
 
@@ -67,7 +61,7 @@ async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.As
 
 
 async def test_at_most_as_many_objects_as_the_setting_says(client: httpx.AsyncClient) -> None:
-    """The best ones: Frigate's detector has room for 20."""
+    """Frigate's detector has room for 20 objects."""
     limited = json(await client.post("/v1/vision/detection", **FORM))
     own = json(await client.post("/detect", content=SCENE))
 
@@ -76,7 +70,7 @@ async def test_at_most_as_many_objects_as_the_setting_says(client: httpx.AsyncCl
 
 
 async def test_the_route_can_leave_out_classes(client: httpx.AsyncClient) -> None:
-    """In the query, which is the only thing that Frigate lets its users set."""
+    """Classes are left out in the query, the only part of the request that Frigate lets its users set."""
     answer = json(await client.post("/v1/vision/detection?classes=blue", **FORM))
 
     assert [one["label"] for one in answer["predictions"]] == ["blue"]
@@ -93,7 +87,6 @@ async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:
 
 
 async def test_scores_fall(server: httpx.AsyncClient) -> None:
-    """Whatever the clients do with the first ones."""
     answer = json(await server.post("/v1/vision/detection", files={"image": SCENE}, data={"min_confidence": "0"}))
     scores = [one["confidence"] for one in answer["predictions"]]
 
@@ -102,7 +95,6 @@ async def test_scores_fall(server: httpx.AsyncClient) -> None:
 
 
 async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
-    """Any detector; one that Triton does not have is 404."""
     answer = json(await client.post("/v1/vision/custom/yolo_head", **FORM))
     unknown = await client.post("/v1/vision/custom/nothing-like-it", **FORM)
 
@@ -113,7 +105,6 @@ async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_detectors_are_listed(client: httpx.AsyncClient, method: str) -> None:
-    """And no classifiers."""
     answer = json(await client.request(method, "/v1/vision/custom/list"))
 
     assert "six_columns" in answer["models"]
@@ -122,7 +113,7 @@ async def test_detectors_are_listed(client: httpx.AsyncClient, method: str) -> N
 
 
 async def test_there_is_never_an_update(client: httpx.AsyncClient) -> None:
-    """Clients ask before they show the service as working."""
+    """Clients ask for updates before they show the service as working."""
     answer = json(await client.get("/v1/status/updateavailable"))
 
     assert answer["success"] is True

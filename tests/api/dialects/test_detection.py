@@ -23,7 +23,6 @@ BOTH = pytest.mark.parametrize("path", [PATH, f"/deepstack{PATH}", "/v1/vision/c
 
 @BOTH
 async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[FakeTriton, Application], path: str) -> None:
-    """In the words of the dialect, and with `Retry-After`."""
     fake, app = filling
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), "/predict/tiny"))
@@ -38,7 +37,6 @@ async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[Fak
 
 @BOTH
 async def test_a_body_that_is_declared_too_large_is_not_read(shared_app: Application, path: str) -> None:
-    """Nor one of a type that cannot be an image."""
     large = await post_unread(shared_app, path, {"Content-Type": "image/bmp", "Content-Length": "1048577"})
     other = await post_unread(shared_app, path, {"Content-Type": "video/mp4", "Content-Length": "100"})
 
@@ -48,7 +46,6 @@ async def test_a_body_that_is_declared_too_large_is_not_read(shared_app: Applica
 async def test_the_log_has_what_it_has_of_other_requests(
     gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The route is that below the dialect's name."""
     log = captured_log(monkeypatch, middleware)
     await gateway[1].post("/v1/vision/custom/tiny", files={"image": b"this is no image"})
     line = log[-1].kwargs
@@ -58,7 +55,6 @@ async def test_the_log_has_what_it_has_of_other_requests(
 
 
 async def test_without_a_dialect_its_paths_do_not_exist() -> None:
-    """At neither place."""
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url, dialects="none"))) as client:
         for path in (PATH, f"/deepstack{PATH}"):
@@ -103,7 +99,7 @@ BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
 async def test_a_key_may_be_in_a_header_the_query_or_the_body(
     guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str, status: int
 ) -> None:
-    """The first of them counts. 400 is for the image, which nobody looks at before the key is known to be valid."""
+    """The first key found counts. 400 is for the image, which is only read once the key is known to be valid."""
     fields = {"api_key": in_body} if in_body else {}
     response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
 
@@ -113,7 +109,6 @@ async def test_a_key_may_be_in_a_header_the_query_or_the_body(
 
 
 async def test_a_list_needs_a_key(guarded: httpx.AsyncClient) -> None:
-    """It tells which models there are."""
     refused = await guarded.get("/v1/vision/custom/list")
     allowed = await guarded.get(f"/v1/vision/custom/list?api_key=camera.{SECRET}")
 
@@ -121,7 +116,7 @@ async def test_a_list_needs_a_key(guarded: httpx.AsyncClient) -> None:
 
 
 async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> None:
-    """In which clients of this service send it; the form has nothing else."""
+    """Clients of this service send the key in a form that has no other field."""
     path, others = "/v1/vision/custom/list", {"unused": (None, "")}
     for credential, status in ((f"camera.{SECRET}", 200), ("camera.wrong", 401)):
         for form in ({"data": {"api_key": credential}}, {"data": {"api_key": credential}, "files": others}):
@@ -136,7 +131,7 @@ async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> Non
 
 
 async def test_without_a_known_key_a_body_has_the_limit_of_one_image(guarded: httpx.AsyncClient) -> None:
-    """However many images the dialect allows: nobody knows yet whose body it is."""
+    """The limit is that of one image however many the dialect allows, because nobody knows yet whose body it is."""
     length = {"Content-Type": "application/json", "Content-Length": str(100 << 20)}
     anonymous = await guarded.post("/infer/object_detection", content=b"", headers=length)
     known = await guarded.post("/infer/object_detection", content=b"", headers=length | {"X-API-Key": f"camera.{SECRET}"})

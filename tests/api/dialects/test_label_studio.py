@@ -35,12 +35,10 @@ ENCODED = b64encode(SCENE).decode()
 
 
 def config(threshold: float = 0.25, others: str = "") -> str:
-    """Make a labeling configuration."""
     return CONFIG.format(threshold=threshold, others=f" {others}" if others else "")
 
 
 def request(*images: Any, label_config: str = "", key: str = "image") -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    """Make a request for predictions as Label Studio does."""
     tasks = [
         {"id": number, "data": {key: image}, "meta": {}, "project": 12, "annotations": [], "predictions": []}
         for number, image in enumerate(images)
@@ -51,17 +49,13 @@ def request(*images: Any, label_config: str = "", key: str = "image") -> dict[st
 
 
 class TestConformance(Conformance):
-    """As `/predict`."""
-
     name = "label-studio"
     paths = ("/predict", "/setup")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send one task, whose image is in it."""
         return Sent("/predict", request(b64encode(image).decode(), label_config=config(confidence)))
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
-        """Read percent."""
         (prediction,) = answer["results"]
         assert prediction["model_version"] == "six_columns:1"
         for region in prediction["result"]:
@@ -71,11 +65,10 @@ class TestConformance(Conformance):
         return [_to_box(region, width, height) for region in prediction["result"]]
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002
-        """Recognise what has no results."""
         return list(answer) == ["error"] and bool(answer["error"])
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add user and password, as they are set with the backend's address."""
+        """Label Studio sends the user and password that are set with the backend."""
         name, _, secret = key.partition(".")
         return sent._replace(arguments={**sent.arguments, "auth": (name, secret)})
 
@@ -88,13 +81,11 @@ def _to_box(region: dict[str, Any], width: int, height: int) -> Box:
 
 
 async def results(server: httpx.AsyncClient, *images: Any, **others: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the predictions for some images."""
     found: list[dict[str, Any]] = json(await server.post("/predict", **request(*images, **others)))["results"]
     return found
 
 
 def labels(prediction: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return which control found what."""
     return [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
 
 
@@ -111,7 +102,7 @@ async def test_health_and_set_up(server: httpx.AsyncClient) -> None:
 
 
 async def test_the_model_may_be_that_of_the_project(server: httpx.AsyncClient) -> None:
-    """In `model_path`, as in the example for YOLO; one that does not exist, or is no detector, is an error."""
+    """`model_path` names it, as in the example for YOLO; a model that does not exist or is no detector is an error."""
     chosen = config(others='model_path="yolo_head.pt"')
     (prediction,) = await results(server, ENCODED, label_config=chosen)
     version = json(await server.post("/setup", json={"schema": chosen}, headers=HEADERS))
@@ -126,14 +117,14 @@ async def test_the_model_may_be_that_of_the_project(server: httpx.AsyncClient) -
 
 
 async def test_each_event_of_a_project_is_accepted(server: httpx.AsyncClient) -> None:
-    """And ignored: Label Studio adds the address as a webhook of its own accord."""
+    """Events are ignored: Label Studio adds the backend's address as a webhook by itself."""
     event = {"action": "ANNOTATION_CREATED", "annotation": {"id": 1}, "project": {"id": 12}, "task": {"id": 1}}
 
     assert (await server.post("/webhook", json=event)).status_code == 201
 
 
 async def test_labels_are_those_of_the_project(server: httpx.AsyncClient) -> None:
-    """By `predicted_values`, or else by name in any case; a label may have another name in results; others are left out."""
+    """`predicted_values` map them, else names in any case; results may have another name for a label; other labels are left out."""
     one = '<Image name="i" value="$image"/><RectangleLabels name="{}" toName="i">{}</RectangleLabels>'
     for inside, expected in (
         ('<Label value="Car" predicted_values="truck, red ,bus"/><Label value="BLUE"/>', [("r", "Car"), ("r", "BLUE")]),
@@ -150,7 +141,7 @@ async def test_labels_are_those_of_the_project(server: httpx.AsyncClient) -> Non
 
 
 async def test_several_controls_have_labels_and_thresholds_of_their_own(server: httpx.AsyncClient) -> None:
-    """As far as they are for the first image; controls of other kinds, and those to be skipped, get nothing."""
+    """Only controls of the first image count; controls of other kinds, and those to be skipped, get nothing."""
     whole = """<?xml version="1.0" encoding="UTF-8"?><!-- all of them --><View>
       <Choices name="c" toName="i"><Choice value="red"/></Choices>
       <RectangleLabels name="no" toName="i" model_skip="true"><Label value="red"/></RectangleLabels>
@@ -166,7 +157,7 @@ async def test_several_controls_have_labels_and_thresholds_of_their_own(server: 
 
 
 async def test_each_task_has_a_result(server: httpx.AsyncClient) -> None:
-    """In order. One that failed has no `result`: Label Studio logs it, and goes on."""
+    """Results have the order of the tasks. A failed task has no `result`: Label Studio logs it and goes on."""
     data_url = f"data:image/bmp;base64,{ENCODED}"
     found = await results(server, ENCODED, "", data_url, 7, "/data/upload/1/a.jpg", "s3://bucket/a.jpg", f" {ENCODED}")
 
@@ -207,7 +198,6 @@ async def test_of_too_many_tasks_the_first_gets_a_result(server: httpx.AsyncClie
     ],
 )
 async def test_a_bad_configuration_is_400(server: httpx.AsyncClient, label_config: str) -> None:
-    """With an error that says what would be right."""
     body = {**request(ENCODED)["json"], "label_config": label_config}
     answer = await server.post("/predict", content=dumps(body), headers={**HEADERS, "Content-Type": "application/json"})
 
@@ -217,7 +207,6 @@ async def test_a_bad_configuration_is_400(server: httpx.AsyncClient, label_confi
 
 @pytest.mark.parametrize("tasks", [[], [7], [{}], [{"data": 1}], [{"data": {}}], [None], {}, "x", [[]], [{"data": {"image": []}}]])
 async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> None:
-    """A task that is alone is the whole request."""
     answer = await server.post("/predict", json={**request()["json"], "tasks": tasks}, headers=HEADERS)
 
     assert answer.status_code == 400
@@ -280,7 +269,6 @@ async def test_images_are_fetched_from_label_studio(remote: tuple[Host, Host, ht
 
 
 async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
-    """If it is alone."""
     answer = await remote[2].post("/predict", **request("/data/upload/1/missing.jpg"))
 
     assert answer.status_code == 424
@@ -288,7 +276,7 @@ async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remot
 
 
 async def test_only_tasks_may_use_label_studio(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
-    """Its address in any other request is one that is not allowed."""
+    """No other request may fetch from Label Studio's address."""
     studio, _, client = remote
     url = studio.url("/data/upload/1/a.bmp", NAME)
     for path, body in (("/detect", {"image": url}), ("/detect/batch", {"images": [url]})):
@@ -299,7 +287,7 @@ async def test_only_tasks_may_use_label_studio(remote: tuple[Host, Host, httpx.A
 
 
 def test_a_class_without_a_label_is_named_by_its_id() -> None:
-    """A project may have that for a label."""
+    """A project may use the class id as a label."""
     found = detections([[10, 35, 40, 65]], [0.5], [7])
     controls = labeling_config.read(config().replace('value="red"', 'value="7"'))
     (prediction,) = msgspec.json.decode(_describe([found], controls))["results"]

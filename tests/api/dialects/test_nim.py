@@ -17,13 +17,10 @@ from tests.support import SCENE, json, sample_image, started
 
 
 def to_input(image: bytes) -> dict[str, str]:
-    """Put an image into a data URL."""
     return {"type": "image_url", "url": f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"}
 
 
 class TestConformance(Conformance):
-    """With one image."""
-
     name = "nim"
     pixel_error = 3000 * 5e-7
     paths = ("/v1/infer",)
@@ -33,7 +30,6 @@ class TestConformance(Conformance):
         return Sent("/v1/infer", {"json": {"input": [to_input(image)], "threshold": confidence}})
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
-        """Read fractions, grouped by label."""
         (image,) = answer["data"]
         assert image["index"] == 0
         found = [
@@ -48,11 +44,9 @@ class TestConformance(Conformance):
         return sorted(found, key=lambda box: -box.score)
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002
-        """Recognise what NVIDIA's service sends."""
         return list(answer) == ["error"] and bool(answer["error"])
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add a header."""
         return with_header(sent, "Authorization", f"Bearer {key}")
 
 
@@ -61,7 +55,6 @@ async def infer(client: httpx.AsyncClient, *images: dict[str, str], **members: A
 
 
 async def test_several_images_are_answered_in_their_order(server: httpx.AsyncClient) -> None:
-    """With their index; an image without objects has no labels."""
     photo = sample_image("chelsea.jpg")
     answer = json(await infer(server, to_input(SCENE), to_input(photo), to_input(SCENE)))
 
@@ -71,7 +64,7 @@ async def test_several_images_are_answered_in_their_order(server: httpx.AsyncCli
 
 
 async def test_a_request_fails_with_one_of_its_images(server: httpx.AsyncClient) -> None:
-    """With the status that this image would have alone; the answer has no place for it."""
+    """The status is that of the failed image alone, because the answer has no place for an error of one image."""
     response = await infer(server, to_input(SCENE), to_input(b"this is not an image"))
 
     assert response.status_code == 415
@@ -80,7 +73,6 @@ async def test_a_request_fails_with_one_of_its_images(server: httpx.AsyncClient)
 
 @pytest.mark.parametrize("count", [0, 64, 65])
 async def test_the_number_of_images_is_limited(server: httpx.AsyncClient, count: int) -> None:
-    """As in `/detect/batch`."""
     response = await infer(server, *[to_input(SCENE)] * count)
 
     assert response.status_code == (200 if count == 64 else 400), response.text
@@ -89,7 +81,6 @@ async def test_the_number_of_images_is_limited(server: httpx.AsyncClient, count:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("url", ["https://example.org/a.jpg", "http://127.0.0.1/a.jpg", "file:///etc/passwd"])
 async def test_addresses_are_guarded(server: httpx.AsyncClient, url: str, count: int) -> None:
-    """As any other: this gateway fetches from no host."""
     response = await infer(server, *[{"type": "image_url", "url": url}] * count)
 
     assert response.status_code == 400
@@ -97,7 +88,6 @@ async def test_addresses_are_guarded(server: httpx.AsyncClient, url: str, count:
 
 
 async def test_images_are_fetched_from_an_allowed_host(remote: tuple[Host, httpx.AsyncClient]) -> None:
-    """One, or several beside others."""
     host, client = remote
     fetched = {"type": "image_url", "url": host.url("/scene.bmp")}
     (expected,) = json(await infer(client, to_input(SCENE)))["data"]
@@ -108,7 +98,6 @@ async def test_images_are_fetched_from_an_allowed_host(remote: tuple[Host, httpx
 
 
 async def test_the_model_can_be_named(server: httpx.AsyncClient) -> None:
-    """In the body or in the query."""
     named = await infer(server, to_input(SCENE), model="nvidia/nothing-like-it")
     asked = await server.post("/v1/infer?model=yolo_head", json={"input": [to_input(SCENE)]})
 
@@ -138,7 +127,6 @@ HOSTILE = [
 @pytest.mark.parametrize("body", HOSTILE, ids=lambda body: body[:40])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 async def test_what_is_not_as_it_should_be_is_told(server: httpx.AsyncClient, body: str, mark: bytes) -> None:
-    """By the dialect's error."""
     response = await server.post("/v1/infer", content=mark + body.encode(), headers={"Content-Type": "application/json"})
 
     assert 400 <= response.status_code < 500
@@ -147,7 +135,7 @@ async def test_what_is_not_as_it_should_be_is_told(server: httpx.AsyncClient, bo
 
 
 async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
-    """Even if it looks like JSON: it would be parsed while others wait."""
+    """A body of another type would be parsed while others wait, even if it looks like JSON."""
     for content_type in ("application/octet-stream", "image/jpeg", "multipart/form-data; boundary=b"):
         response = await server.post("/v1/infer", content=b'{"input": []}', headers={"Content-Type": content_type})
 
@@ -156,7 +144,7 @@ async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
 
 
 async def test_an_image_has_the_limit_that_it_has_alone(settings: Settings, triton: EmbeddedTriton) -> None:
-    """However large a batch may be."""
+    """The limit of a batch does not apply to a single image."""
     assert triton.poll() is None
     small = msgspec.structs.replace(settings, model="six_columns", max_file_size_mb=len(SCENE) / 2**20 - 0.001)
     async with started(create_app(small)) as client:
@@ -186,7 +174,6 @@ async def test_the_first_model_of_the_metadata_is_the_default_one(server: httpx.
 
 
 async def test_probes_are_answered_without_a_key(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Unlike what tells of models."""
     assert triton.poll() is None
     file = tmp_path / "keys.toml"
     file.write_text("")
@@ -200,7 +187,6 @@ async def test_probes_are_answered_without_a_key(settings: Settings, triton: Emb
 
 
 async def test_without_triton_the_service_is_alive_but_not_ready(lonely: httpx.AsyncClient) -> None:
-    """As `/livez` and `/readyz` say."""
     ready = await lonely.get("/v1/health/ready")
 
     assert (ready.status_code, ready.headers["retry-after"]) == (503, "5")

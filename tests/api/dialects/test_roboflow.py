@@ -33,7 +33,6 @@ class _RoboflowConformance(Conformance):
     paths = (V1, V0, "/model/add")
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
-        """Read centres and sizes in pixels."""
         assert answer["image"] == {"width": width, "height": height}
         assert set(answer) == {"inference_id", "time", "image", "predictions"}
         return [
@@ -51,39 +50,34 @@ class _RoboflowConformance(Conformance):
         ]
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401
-        """Recognise what `inference-sdk` shows."""
         return set(answer) == {"status", "message"} and answer["status"] == status and bool(answer["message"])
 
 
 class TestV1(_RoboflowConformance):
-    """As an inference server of one's own."""
+    """Roboflow's self-hosted inference server."""
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send JSON."""
         content = {"model_id": "six_columns/1", "image": {"type": "base64", "value": b64encode(image).decode()}}
         return Sent(V1, {"json": {**content, "confidence": confidence, "disable_active_learning": False, "source": None}})
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add a member."""
         return sent._replace(arguments={**sent.arguments, "json": {**sent.arguments["json"], "api_key": key}})
 
 
 class TestV0(_RoboflowConformance):
-    """As Roboflow's hosted API."""
+    """Roboflow's hosted API."""
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send base64, declared to be a form, and percentages."""
+        """The hosted API takes base64 declared as a form, and percentages."""
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         return Sent(V0, {"content": b64encode(image), "headers": headers, "params": {"confidence": confidence * 100}})
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add a parameter to the query."""
         return sent._replace(arguments={**sent.arguments, "params": {**sent.arguments["params"], "api_key": key}})
 
 
 @pytest.mark.parametrize("seed", range(24))
 async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.AsyncClient, seed: int) -> None:
-    """Each is passed on; without one, Roboflow's default."""
     random = Random(seed)  # noqa: S311 - no secret
     image, _, _ = random_scene(random)
     model = random.choice(["six_columns", "yolo_head", "yolox_head", "half_four_tensors"])
@@ -135,7 +129,7 @@ async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient,
 
 
 async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.AsyncClient) -> None:
-    """It says which: a client could not read an answer with a gap."""
+    """The error names the image: a client could not read an answer with a gap."""
     answer = json(await server.post(V1, json={"image": [IMAGE, {"type": "base64", "value": "R0lGODlh"}]}), status=422)
 
     assert answer["message"].startswith("1 of 2 images failed; at index 1: ")
@@ -164,7 +158,6 @@ async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.A
     ],
 )
 async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
-    """Names are those of the dialect."""
     answer = json(await server.post(V1, json={"image": IMAGE, **changes}), status=400)
 
     assert message in answer["message"]
@@ -180,7 +173,6 @@ async def test_a_model_that_does_not_exist(server: httpx.AsyncClient, model_id: 
 
 
 async def test_a_body_may_be_declared_as_curl_does(server: httpx.AsyncClient) -> None:
-    """JSON that `curl -d` sends; anything else is not supported."""
     content = msgspec.json.encode({"image": IMAGE})
     form = await server.post(V1, content=content, headers={"Content-Type": "application/x-www-form-urlencoded"})
     text = await server.post(V1, content=content, headers={"Content-Type": "image/png"})
@@ -209,7 +201,6 @@ async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> None:
-    """Of each image, as JPEG in base64."""
     content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": True}
     answer = json(await server.post(V1, json=content))
 
@@ -220,7 +211,6 @@ async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> Non
 
 
 async def test_v0_formats(server: httpx.AsyncClient) -> None:
-    """JSON, a picture, or both."""
     both = json(await server.post(f"{V0}?format=image_and_json&labels=true&stroke=3", files={"file": ("a.jpg", SCENE)}))
     picture = await server.post(f"{V0}?format=image", files={"file": ("a.jpg", SCENE)})
 
@@ -240,14 +230,13 @@ async def test_v0_formats(server: httpx.AsyncClient) -> None:
     ],
 )
 async def test_v0_bodies(server: httpx.AsyncClient, content: bytes, content_type: str) -> None:
-    """Base64, which `inference-sdk` declares to be JSON, and files as they are."""
+    """`inference-sdk` declares base64 to be JSON; files are sent as they are."""
     answer = json(await server.post(V0, content=content, headers={"Content-Type": content_type}))
 
     assert len(answer["predictions"]) == 2
 
 
 async def test_v0_takes_the_address_of_an_image(server: httpx.AsyncClient) -> None:
-    """Which is fetched only if the gateway is set up for that."""
     answer = json(await server.post(V0, params={"image": "https://example.org/a.jpg"}), status=400)
 
     assert "NEREID_URL_HOSTS" in answer["message"]
@@ -255,7 +244,6 @@ async def test_v0_takes_the_address_of_an_image(server: httpx.AsyncClient) -> No
 
 @pytest.mark.parametrize("confidence", ["101", "-1", "x", "nan"])
 async def test_v0_thresholds_are_fractions_or_percentages(server: httpx.AsyncClient, confidence: str) -> None:
-    """Nothing else."""
     for name in ("confidence", "overlap"):
         answer = json(await server.post(f"{V0}?{name}={confidence}", files={"file": ("a.jpg", SCENE)}), status=400)
 
@@ -275,12 +263,10 @@ async def test_the_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) ->
 
 @pytest.mark.parametrize(("version", "status"), [("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)])
 async def test_versions_that_no_model_has(server: httpx.AsyncClient, version: str, status: int) -> None:
-    """Are errors, whatever their length."""
     assert (await server.post(f"/six_columns/{version}", content=SCENE)).status_code == status
 
 
 async def test_keys_travel_as_the_client_is_set_up(settings: Settings, triton: EmbeddedTriton, tmp_path: Any) -> None:  # noqa: ANN401
-    """The list of models needs one, too."""
     assert triton.poll() is None
     file = write_keys(tmp_path, ("camera", "secret", "detect"))
     async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=file))) as server:
@@ -305,7 +291,6 @@ VALUES: list[Any] = [
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: int) -> None:
-    """Never by a failure of the server."""
     random = Random(seed)  # noqa: S311 - no secret
     names = ["image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
              "visualize_predictions", "model", "version", "url", "unknown", "id"]  # fmt: skip

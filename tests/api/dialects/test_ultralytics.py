@@ -12,30 +12,24 @@ from tests.support import SCENE, json
 
 
 class TestConformance(Conformance):
-    """As a dedicated endpoint."""
-
     name = "ultralytics"
     pixel_error = 1e-5
     statuses: ClassVar[dict[int, int]] = {415: 400, 422: 400}
     paths = ("/predict", "/api/models/six_columns/predict")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
-        """Send a form."""
         data = {"conf": str(confidence), "iou": "0.7", "imgsz": "640"}
         return Sent("/predict", {"files": {"file": ("image.jpg", image)}, "data": data})
 
     def boxes(self, answer: Any, width: int, height: int) -> list[Box]:  # noqa: ANN401
-        """Read pixels."""
         (image,) = answer["images"]
         assert image["shape"] == [height, width]
         return [Box(one["name"], one["confidence"], tuple(one["box"].values())) for one in image["results"]]
 
     def is_error(self, answer: Any, status: int) -> bool:  # noqa: ANN401, ARG002
-        """Recognise what all of the platform's routes send."""
         return list(answer) == ["error"] and isinstance(answer["error"], str)
 
     def with_key(self, sent: Sent, key: str) -> Sent:
-        """Add a header."""
         return with_header(sent, "Authorization", f"Bearer {key}")
 
 
@@ -48,7 +42,6 @@ async def predict(client: httpx.AsyncClient, path: str = "/predict", **data: str
 
 
 async def test_an_answer_has_what_is_documented(server: httpx.AsyncClient) -> None:
-    """Members and their types."""
     answer = await predict(server)
     (image,) = answer["images"]
 
@@ -64,7 +57,6 @@ async def test_an_answer_has_what_is_documented(server: httpx.AsyncClient) -> No
 
 @pytest.mark.parametrize("yes", ["true", "True", "1"])
 async def test_boxes_can_be_fractions_with_as_many_decimals_as_wanted(server: httpx.AsyncClient, yes: str) -> None:
-    """Of width and height."""
     pixels = (await predict(server))["images"][0]
     fractions = (await predict(server, normalize=yes, decimals="2"))["images"][0]
     height, width = pixels["shape"]
@@ -75,7 +67,6 @@ async def test_boxes_can_be_fractions_with_as_many_decimals_as_wanted(server: ht
 
 
 async def test_the_image_can_be_the_text_of_a_source(server: httpx.AsyncClient) -> None:
-    """In base64, in either kind of form."""
     source = base64.b64encode(SCENE).decode()
     expected = (await predict(server))["images"][0]["results"]
     sent: list[dict[str, Any]] = [{"data": {"source": source}}, {"files": {"source": (None, source)}}]
@@ -93,7 +84,6 @@ async def test_the_address_of_a_source_is_guarded(server: httpx.AsyncClient, arg
 
 
 async def test_the_source_is_fetched_from_an_allowed_host(remote: tuple[Host, httpx.AsyncClient]) -> None:
-    """In either kind of form."""
     host, client = remote
     expected = (await predict(client))["images"][0]["results"]
     sent: list[dict[str, Any]] = [
@@ -105,7 +95,6 @@ async def test_the_source_is_fetched_from_an_allowed_host(remote: tuple[Host, ht
 
 
 async def test_a_model_in_the_path(server: httpx.AsyncClient) -> None:
-    """Any detector; one that does not exist is 404."""
     answer = await predict(server, "/api/models/yolo_head/predict")
     unknown = await server.post("/api/models/nothing-like-it/predict", **FILE)
 
@@ -114,7 +103,7 @@ async def test_a_model_in_the_path(server: httpx.AsyncClient) -> None:
 
 
 async def test_an_overlap_that_the_model_does_not_leave_is_no_error(server: httpx.AsyncClient) -> None:
-    """Clients always send one; to `/detect` it would be."""
+    """Ultralytics' clients always send an overlap; `/detect` would reject it."""
     answer = await predict(server, "/api/models/half_four_tensors/predict", iou="0.95")
     own = await server.post("/detect?iou=0.95&model=half_four_tensors", content=SCENE)
 
@@ -125,7 +114,6 @@ async def test_an_overlap_that_the_model_does_not_leave_is_no_error(server: http
 @pytest.mark.parametrize("name", ["conf", "iou", "imgsz", "decimals", "normalize"])
 @pytest.mark.parametrize("value", ["-1", "x", "1e999", "nan", "2000", "\ud7ff", ""])
 async def test_a_bad_parameter_is_named(server: httpx.AsyncClient, name: str, value: str) -> None:
-    """Even if it would have no effect."""
     response = await server.post("/predict", **FILE, data={name: value})
 
     assert response.status_code == 400

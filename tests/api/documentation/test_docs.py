@@ -7,7 +7,6 @@ import pytest
 
 
 async def test_the_page_needs_no_other_server(reader: httpx.AsyncClient) -> None:
-    """Every file that the page names is served here."""
     page = (await reader.get("/docs")).text
     links = re.findall(r'(?:src|href)="([^"]+)"', page)
 
@@ -34,5 +33,4 @@ async def test_files_are_shown_and_not_downloaded(reader: httpx.AsyncClient, nam
 
 @pytest.mark.parametrize("name", ["redoc.js", "__init__.py", "..%2Fsecret"])
 async def test_only_the_files_of_the_page_are_served(reader: httpx.AsyncClient, name: str) -> None:
-    """Nothing else of the folder they lie in."""
     assert (await reader.get(f"/docs-assets/{name}")).status_code == 404

@@ -19,7 +19,6 @@ async def document(reader: httpx.AsyncClient) -> Any:  # noqa: ANN401
 
 
 async def test_the_document_describes_detection(document: Any) -> None:  # noqa: ANN401
-    """Raw and multipart bodies, every parameter and every error."""
     operation = document["paths"]["/detect"]["post"]
 
     assert document["openapi"].startswith("3.1")
@@ -39,7 +38,6 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
 
 
 async def test_every_type_of_a_result_is_described(document: Any) -> None:  # noqa: ANN401
-    """JSON, which is one of several things, and pictures."""
     for path, kinds in {"/detect": ["object", "array"], "/predict/{model}": ["object", "array", "object"]}.items():
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert list(content) == ["application/json", "image/jpeg", "image/png"]
@@ -87,7 +85,6 @@ async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN
 
 
 async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any) -> None:  # noqa: ANN401
-    """It is described once."""
     parameters = document["paths"]["/predict/{model}"]["post"]["parameters"]
 
     assert [parameter["in"] for parameter in parameters if parameter["name"] == "model"] == ["path"]
@@ -128,7 +125,6 @@ async def test_every_route_is_described_once(document: Any) -> None:  # noqa: AN
 
 
 async def test_the_page_is_described_beside_the_service(document: Any) -> None:  # noqa: ANN401
-    """Which of them `/` is depends on `Accept`."""
     content = document["paths"]["/"]["get"]["responses"]["200"]["content"]
 
     assert list(content) == ["application/json", "text/html"]
@@ -136,7 +132,6 @@ async def test_the_page_is_described_beside_the_service(document: Any) -> None: 
 
 
 async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # noqa: ANN401
-    """Every route that asks Triton may answer with 503."""
     for path in ("/models", "/health", "/ready", "/readyz"):
         assert "503" in document["paths"][path]["get"]["responses"]
     for path in ("/", "/live", "/livez"):

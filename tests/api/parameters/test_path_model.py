@@ -18,7 +18,7 @@ Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 @pytest.fixture
 async def silent(gateway: Gateway) -> AsyncIterator[Gateway]:
-    """A Triton that tells nothing of its models any more."""
+    """A Triton that no longer describes its models."""
     fake, client = gateway
     fake.may_tell.clear()
     yield fake, client
@@ -26,7 +26,6 @@ async def silent(gateway: Gateway) -> AsyncIterator[Gateway]:
 
 
 async def test_the_deadline_of_the_query_holds(silent: Gateway) -> None:
-    """As it does where the model is a parameter."""
     fake, client = silent
     problem = json(await client.post("/predict/other?timeout_ms=100", content=SCENE), 504)
 
@@ -35,7 +34,7 @@ async def test_the_deadline_of_the_query_holds(silent: Gateway) -> None:
 
 
 async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> None:
-    """The newest one may not even exist any more."""
+    """The newest version may no longer exist."""
     fake, client = gateway
     before = fake.config_reads
     await client.post("/predict/other?version=1", content=SCENE)
@@ -46,7 +45,6 @@ async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> N
 
 @pytest.mark.parametrize("query", ["timeout_ms=soon", "version=0", "model=tiny"])
 async def test_what_is_wrong_for_every_task_is_known_at_once(silent: Gateway, query: str) -> None:
-    """Triton is not asked."""
     fake, client = silent
     before = fake.config_reads
 
@@ -55,7 +53,6 @@ async def test_what_is_wrong_for_every_task_is_known_at_once(silent: Gateway, qu
 
 
 async def test_what_is_wrong_for_one_task_is_known_then(gateway: Gateway) -> None:
-    """No inference is made."""
     fake, client = gateway
 
     assert "top_k" in json(await client.post("/predict/other?top_k=1", content=SCENE), 400)["detail"]

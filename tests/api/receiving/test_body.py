@@ -67,7 +67,7 @@ def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None
 )
 @pytest.mark.parametrize("kind", ["application/json", URLENCODED, TYPE, "image/jpeg"])
 def test_parsing_takes_no_more_memory_than_is_counted(kind: str, text: str) -> None:
-    """Whatever the text around the image, which is in memory several times."""
+    """The text around the image is in memory several times."""
     bodies = {"application/json": document(text).replace(b"/", b"\\/"), URLENCODED: b"image=" + quote_plus(text).encode()}
     data = bodies.get(kind, form(part("image", NOISE)) if kind == TYPE else NOISE)
     tracemalloc.start()
@@ -80,7 +80,7 @@ def test_parsing_takes_no_more_memory_than_is_counted(kind: str, text: str) -> N
 
 @pytest.mark.parametrize("members", [{}, {"boxes": "coco"}])
 def test_a_byte_order_mark_does_not_count(members: dict[str, object]) -> None:
-    """Some programs write it in front of JSON."""
+    """Some programs write a byte order mark before JSON."""
     data = b"\xef\xbb\xbf" + document(**members)
 
     assert parse_body(data, "application/json") == ParsedBody(IMAGE, [("boxes", "coco")] if members else [])
@@ -88,13 +88,11 @@ def test_a_byte_order_mark_does_not_count(members: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("header", [TYPE, "Multipart/Form-Data ; boundary=b"])
 def test_a_form_is_parsed_by_its_content_type(header: str) -> None:
-    """Types are compared without regard to case and parameters."""
     assert parse_body(form(part("image", IMAGE), part("boxes", b"coco")), header) == ParsedBody(IMAGE, [("boxes", "coco")])
 
 
 @pytest.mark.parametrize("header", ["application/json", "Application/JSON; charset=utf-8"])
 def test_json_is_parsed_by_its_content_type(header: str) -> None:
-    """The same upload comes out of it."""
     assert parse_body(document(boxes="coco"), header) == ParsedBody(IMAGE, [("boxes", "coco")])
 
 
@@ -108,7 +106,7 @@ def test_json_is_parsed_by_its_content_type(header: str) -> None:
     ],
 )
 def test_an_empty_image_is_malformed(data: bytes, header: str) -> None:
-    """A form that was submitted without choosing a file, for example."""
+    """A form submitted without a chosen file has an empty image."""
     with pytest.raises(MalformedRequest, match=r"^the image is empty$"):
         parse_body(data, header)
 
@@ -121,7 +119,6 @@ def test_a_multipart_image_is_found(field: str, filename: str | None) -> None:
 
 
 def test_multipart_parameters_are_found_beside_the_image() -> None:
-    """Other fields are parameters, before and after the image, in their order."""
     data = form(
         part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"), part("classes", "naïve,2".encode()), part("x", b"")
     )
@@ -130,7 +127,7 @@ def test_multipart_parameters_are_found_beside_the_image() -> None:
 
 
 def test_a_field_given_twice_is_two_parameters() -> None:
-    """The parser returns both values; it does not decide which one counts."""
+    """The parser does not decide which value counts."""
     data = form(part("boxes", b"coco"), part("image", IMAGE), part("boxes", b"pixel"))
 
     assert parse_multipart(data, TYPE).parameters == [("boxes", "coco"), ("boxes", "pixel")]
@@ -155,12 +152,12 @@ def test_a_multipart_image_may_be_text(field: str) -> None:
 
 
 def test_an_empty_multipart_image_is_returned() -> None:
-    """`parse_body` rejects it, for all kinds of forms."""
+    """`parse_body` rejects empty images, for all kinds of forms."""
     assert parse_multipart(form(part("image", b"", filename="")), TYPE) == ParsedBody(b"", [])
 
 
 def test_the_boundary_may_be_quoted() -> None:
-    """A boundary of other characters than letters is given in quotes."""
+    """A boundary with characters other than letters and digits is quoted."""
     data = form(part("image", IMAGE)).replace(b"--b", b"--a b=c")
 
     assert parse_multipart(data, 'multipart/form-data; charset=utf-8; Boundary="a b=c"').image == IMAGE
@@ -186,7 +183,6 @@ def test_a_form_contains_exactly_one_image(parts: tuple[bytes, ...], found: str)
 
 @pytest.mark.parametrize("name", ["Image", "image[]", "img", "images", "näme", "n" * 70])
 def test_a_file_in_a_field_of_another_name_is_named(name: str) -> None:
-    """Whatever is in it; text without a file name is a parameter."""
     for content in (IMAGE, b"text"):
         with pytest.raises(MalformedRequest) as caught:
             parse_multipart(form(part(name, content, filename="a.jpg")), TYPE)
@@ -196,14 +192,13 @@ def test_a_file_in_a_field_of_another_name_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("filename", [b"caf\xe9.jpg", "café.jpg".encode(), "写真.jpg".encode("shift_jis"), b"\xff\0"])
 def test_a_file_name_may_have_any_encoding(filename: bytes) -> None:
-    """It is not used."""
+    """The file name is not used."""
     data = form(part("image", IMAGE, filename="NAME"), part("näme", b"1")).replace(b"NAME", filename)
 
     assert parse_multipart(data, TYPE) == ParsedBody(IMAGE, [("näme", "1")])
 
 
 def test_a_field_name_may_be_latin_1() -> None:
-    """If it is not UTF-8."""
     data = form(part("image", IMAGE), part("NAME", b"1")).replace(b"NAME", b"n\xe4me")
 
     assert parse_multipart(data, TYPE).parameters == [("näme", "1")]
@@ -219,13 +214,11 @@ def test_a_field_name_may_be_latin_1() -> None:
     ],
 )
 def test_a_wrong_boundary_is_malformed(content_type: str, message: str) -> None:
-    """A form without its boundary, or with another one, cannot be parsed."""
     with pytest.raises(MalformedRequest, match=f"^{message}; let the HTTP client write"):
         parse_multipart(form(part("image", IMAGE)), content_type)
 
 
 def test_a_truncated_form_is_malformed() -> None:
-    """Cut anywhere before its last boundary is complete, a form is rejected."""
     data = form(part("confidence", b"0.4"), part("image", IMAGE, filename="a.jpg"))
 
     for length in range(len(data) - 2):
@@ -253,7 +246,6 @@ def test_a_truncated_form_is_malformed() -> None:
     ],
 )
 def test_a_part_with_a_bad_header_is_malformed(header: bytes, message: str) -> None:
-    """A part must say what it is, in few and short lines."""
     with pytest.raises(MalformedRequest, match=f"^{message}$"):
         parse_multipart(b"--b\r\n" + header + b"\r\n\r\n" + IMAGE + b"\r\n--b--\r\n", TYPE)
 
@@ -270,13 +262,11 @@ def test_a_part_with_a_bad_header_is_malformed(header: bytes, message: str) -> N
     ],
 )
 def test_a_defect_of_a_form_is_described(data: bytes, message: str) -> None:
-    """Each in a sentence of its own."""
     with pytest.raises(MalformedRequest, match=f"^{message}"):
         parse_multipart(data, TYPE)
 
 
 def test_a_boundary_with_a_line_break_is_described() -> None:
-    """No header has one, except in a test."""
     with pytest.raises(
         MalformedRequest, match=r"^the boundary in the Content-Type header has characters that no boundary may have$"
     ):
@@ -285,7 +275,6 @@ def test_a_boundary_with_a_line_break_is_described() -> None:
 
 @pytest.mark.parametrize("header", ["form-data", 'form-data; name=""', 'form-data; filename="a.jpg"'])
 def test_a_part_without_a_name_is_malformed(header: str) -> None:
-    """Nobody can know whether it is the image."""
     nameless = f"--b\r\nContent-Disposition: {header}\r\n\r\nx\r\n".encode()
     for data in (form(nameless, part("image", IMAGE)), form(nameless)):
         with pytest.raises(MalformedRequest, match=r'^a part has no name; expected Content-Disposition: form-data; name="image"$'):
@@ -294,18 +283,15 @@ def test_a_part_without_a_name_is_malformed(header: str) -> None:
 
 @pytest.mark.parametrize("count", [17, 1500])
 def test_too_many_parts_are_malformed(count: int) -> None:
-    """More than there are parameters, and some."""
     with pytest.raises(MalformedRequest, match=r"^the form has too many parts; the maximum is 16$"):
         parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * (count - 1)), TYPE)
 
 
 def test_sixteen_parts_are_read() -> None:
-    """The limit is above the number of parameters."""
     assert len(parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * 15), TYPE).parameters) == 15
 
 
 def test_a_parameter_that_is_not_text_is_rejected_by_name() -> None:
-    """It must be UTF-8."""
     with pytest.raises(InvalidParameter, match=r"^'classes' is not UTF-8 text; if it is the image, its field must be 'image'"):
         parse_multipart(form(part("classes", b"caf\xe9"), part("image", IMAGE)), TYPE)
 
@@ -317,18 +303,17 @@ def test_a_long_field_name_is_quoted_in_part() -> None:
 
 
 def test_an_epilogue_is_ignored() -> None:
-    """Anything may follow the last boundary."""
     assert parse_multipart(form(part("image", IMAGE)) + b"anything", TYPE).image == IMAGE
 
 
 def test_an_image_may_be_declared_as_a_form() -> None:
-    """As curl does it."""
+    """`curl --data-binary` declares a form unless it is told a type."""
     assert parse_body(IMAGE, URLENCODED) == ParsedBody(IMAGE, [])
 
 
 @pytest.mark.parametrize("field", ["image", "file"])
 def test_a_form_of_names_and_values_is_read(field: str) -> None:
-    """The image is base64 in it, as in JSON; other fields are parameters."""
+    """The image is base64, as in JSON; other fields are parameters."""
     data = f"boxes=coco&{field}={quote_plus(base64.b64encode(IMAGE))}&classes=traffic+light%2C2".encode()
 
     assert parse_body(data, URLENCODED) == ParsedBody(IMAGE, [("boxes", "coco"), ("classes", "traffic light,2")])
@@ -344,13 +329,12 @@ def test_a_form_of_names_and_values_is_read(field: str) -> None:
     ],
 )
 def test_a_form_of_names_and_values_without_an_image_is_malformed(data: bytes, message: str) -> None:
-    """As any other form."""
     with pytest.raises(MalformedRequest, match=message):
         parse_body(data, URLENCODED)
 
 
 def test_json_may_be_declared_as_a_form() -> None:
-    """As `curl -d` does it, which is told no type."""
+    """`curl -d` declares a form unless it is told a type."""
     assert parse_body(document(boxes="coco"), URLENCODED) == ParsedBody(IMAGE, [("boxes", "coco")])
     with pytest.raises(MalformedRequest, match="expected a JSON object such as"):
         parse_body(b'{"image": "QUJD"', URLENCODED)
@@ -367,7 +351,7 @@ def test_json_may_be_declared_as_a_form() -> None:
     ],
 )
 def test_an_error_that_repeats_a_name_is_marked(data: bytes, content_type: str) -> None:
-    """Callers may write anything into it, which must not be logged."""
+    """The name is the caller's text, which must not be logged."""
     with pytest.raises(GatewayError) as caught:
         parse_body(data, content_type)
     assert caught.value.repeats_request
@@ -399,7 +383,6 @@ PIECES += [b"; filename=", b'"', b"%0D", b"Content-Length: ", b"5", b" ", b"\0",
     st.one_of(st.just(TYPE), st.text(st.characters(max_codepoint=255))),
 )
 def test_any_multipart_body_is_parsed_or_a_gateway_error(pieces: list[bytes], content_type: str) -> None:
-    """No bytes and no header lead to any other exception."""
     try:
         parsed = parse_multipart(b"".join(pieces), content_type)
     except GatewayError:
@@ -410,7 +393,6 @@ def test_any_multipart_body_is_parsed_or_a_gateway_error(pieces: list[bytes], co
 
 
 def test_a_json_image_is_decoded() -> None:
-    """`image` is base64."""
     assert parse_json(document()) == ParsedBody(IMAGE, [])
 
 
@@ -422,7 +404,6 @@ def test_a_json_image_may_be_a_data_url(prefix: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 300, 1 << 20])
 def test_a_json_image_may_be_in_the_alphabet_of_urls(size: int) -> None:
-    """With its padding or without."""
     image = bytes([251, 255, 191]) * size
     encoded = base64.urlsafe_b64encode(image).decode()
 
@@ -499,7 +480,6 @@ def test_any_other_json_is_malformed(data: bytes) -> None:
     ],
 )
 def test_a_member_of_another_type_is_named(value: str, message: str) -> None:
-    """With its type, and those that it may have."""
     with pytest.raises(MalformedRequest, match=f"^{re.escape(message)}$"):
         parse_json(f'{{"image": "QUJD", "confidence": {value}}}'.encode())
 
@@ -513,13 +493,12 @@ def test_a_very_long_list_is_rejected(members: int) -> None:
 
 @pytest.mark.parametrize("name", ["file", "Image", "img", "IMAGE_BASE64", "imageData", "picture"])
 def test_a_member_that_seems_to_be_the_image_is_named(name: str) -> None:
-    """As the services of others call it."""
+    """Other services use these names for the image."""
     with pytest.raises(MalformedRequest, match=rf"^unknown member '{name}'; expected the image in \"image\", in base64$"):
         parse_json(json.dumps({name: "QUJD"}).encode())
 
 
 def test_several_images_belong_into_a_batch() -> None:
-    """Under the name that they have there, or as a list."""
     with pytest.raises(MalformedRequest, match=r"^unknown member 'images'; .*; POST /detect/batch takes several$"):
         parse_json(json.dumps({"images": ["QUJD"]}).encode())
     with pytest.raises(MalformedRequest, match=r'^the JSON object has no string "image": it is a list; POST /detect/batch takes'):
@@ -539,7 +518,6 @@ def test_parsing_stops_at_the_first_unknown_member(data: bytes) -> None:
     ids=["list", "text", "many"],
 )
 def test_long_members_beside_the_image_are_rejected(member: bytes) -> None:
-    """They are not even built; an image of any length is."""
     image = base64.b64encode(bytes(100_000))
     for data in (b'{"image": "AA==", ' + member + b"}", b"{" + member + b', "image": "' + image + b'"}'):
         with pytest.raises(MalformedRequest, match=r"^the JSON object has more than 64 KiB beside its image$"):
@@ -575,14 +553,13 @@ def test_a_json_image_given_twice_is_rejected(data: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["boxes", "bo\\u0078es"])
 def test_a_json_member_given_twice_is_two_parameters(name: str) -> None:
-    """As in a form; also if a name is spelt with escapes."""
     data = f'{{"boxes": "coco", "image": "QUJD", "{name}": "pixel"}}'.encode()
 
     assert parse_json(data).parameters == [("boxes", "coco"), ("boxes", "pixel")]
 
 
 def test_a_json_image_may_be_spelt_with_escapes() -> None:
-    """As PHP does it with every slash."""
+    """PHP escapes every slash in JSON."""
     image = bytes([255] * 300)
 
     assert parse_json(document().replace(document()[11:-2], base64.b64encode(image).replace(b"/", b"\\/"))).image == image
@@ -596,7 +573,6 @@ def test_a_json_image_may_be_broken_into_lines() -> None:
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "http", "file"])
 def test_a_json_image_may_be_an_address(scheme: str) -> None:
-    """It is the parameter `url`, which is judged later."""
     url = f"{scheme}://example.org/a.png"
 
     assert parse_json(document(url)) == ParsedBody(b"", [("url", url)])
@@ -605,18 +581,15 @@ def test_a_json_image_may_be_an_address(scheme: str) -> None:
 
 @pytest.mark.parametrize("data", [b'{"boxes": "coco", "url": "https://a.org/"}', b'{"boxes": "coco", "image": "https://a.org/"}'])
 def test_json_with_an_address_needs_no_image(data: bytes) -> None:
-    """Whichever member has it."""
     assert parse_body(data, "application/json") == ParsedBody(b"", [("boxes", "coco"), ("url", "https://a.org/")])
 
 
 def test_long_members_beside_an_address_are_rejected() -> None:
-    """As beside an image."""
     with pytest.raises(MalformedRequest, match="KiB beside its image"):
         parse_json(b'{"url": "https://a.org/' + b"x" * (1 << 16) + b'"}')
 
 
 def test_a_form_with_an_address_needs_no_image() -> None:
-    """But an empty image, or several, are not one."""
     url = part("url", b"https://a.org/")
 
     assert parse_body(form(url), TYPE) == ParsedBody(b"", [("url", "https://a.org/")])
@@ -644,14 +617,13 @@ def test_json_without_an_image_is_malformed(data: bytes, found: str) -> None:
 
 @pytest.mark.parametrize("image", ["QUJDR", "QU==JD", "äöü", "\0", "data:image/png;base64,QUJDR"])
 def test_text_that_is_not_base64_is_malformed(image: str) -> None:
-    """Every character counts; nothing but white space is skipped."""
     with pytest.raises(MalformedRequest, match=r'^"image" is not base64$'):
         parse_json(document(image))
 
 
 @pytest.mark.parametrize("image", ["", "data:image/png;base64,", "data:nothing"])
 def test_an_empty_json_image_is_returned(image: str) -> None:
-    """`parse_body` rejects it, for all kinds of forms."""
+    """`parse_body` rejects empty images, for all kinds of forms."""
     assert parse_json(document(image)).image == b""
 
 
@@ -666,7 +638,6 @@ JSON: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.binary(), st.dictionaries(st.sampled_from(["image", "classes", "x"]), JSON).map(lambda o: json.dumps(o).encode()))
 )
 def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
-    """Whatever the bytes."""
     try:
         parsed = parse_json(data)
     except GatewayError:
@@ -677,13 +648,13 @@ def test_any_json_body_is_parsed_or_a_gateway_error(data: bytes) -> None:
 
 @pytest.mark.parametrize("parse", [parse_json, lambda data: parse_batch(data, "application/json")])
 def test_json_that_is_mostly_escaped_is_rejected(parse: Callable[[bytes], object]) -> None:
-    """The decoder would keep all other threads waiting."""
+    """Decoding many escapes would block all other threads."""
     with pytest.raises(MalformedRequest, match="too many escaped characters"):
         parse(b'{"image": "' + rb"A\n" * 500_000 + b'"}')
 
 
 def test_line_breaks_in_base64_are_no_reason() -> None:
-    """Nor escaped slashes, which some programs write."""
+    """Some programs write line breaks or escaped slashes into base64."""
     encoded = (b"A" * 70 + rb"\/" * 2 + b"A" * 2 + rb"\n") * 20_000
 
     assert len(parse_json(b'{"image": "' + encoded + b'"}').image) == 20_000 * 74 * 3 // 4

@@ -24,12 +24,10 @@ LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
 
 
 async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
-    """Read a body that arrives in these messages."""
     return await read_from(receiving(*messages), limits, upload_bytes)
 
 
 async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
-    """Read a body from a client."""
     admitted = open_admission(upload_bytes=upload_bytes)
     with admitted as admission, admission.start_upload() as upload, ClientWatch(receive, limits) as client:
         return await client.read_body(upload)
@@ -40,19 +38,17 @@ def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 async def test_a_body_is_read_to_its_end() -> None:
-    """All chunks are joined, however many there are."""
     assert await read(chunk(b"abc")) == b"abc"
     assert await read(chunk(b"abc", more=True), chunk(b"", more=True), chunk(b"def", more=True), chunk(b"")) == b"abcdef"
 
 
 async def test_an_empty_body_is_malformed() -> None:
-    """Whatever its type: there is no image in it."""
     with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
         await read(chunk(b""))
 
 
 async def test_a_client_that_disconnects_early_is_gone() -> None:
-    """Before the first byte and after some; its error is not one of the gateway."""
+    """It may leave before the first byte or after some; the error does not count as one of the gateway."""
     for messages in ((), (chunk(b"abc", more=True),)):
         with pytest.raises(ClientGone):
             await read(*messages)
@@ -118,7 +114,6 @@ def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = Fal
 @pytest.mark.parametrize("pieces", [0, 3])
 @in_virtual_time
 async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
-    """At its beginning or later."""
     with pytest.raises(BodyTimeout, match=r"^a body has to arrive within 30 s, without pauses of more than 10 s$"):
         await read_from(sending(1, pieces), LIMITS)
 
@@ -127,7 +122,7 @@ async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
 
 @in_virtual_time
 async def test_a_body_that_never_ends_is_a_timeout() -> None:
-    """However regularly its bytes arrive."""
+    """The total time is limited, however regularly bytes arrive."""
     with pytest.raises(BodyTimeout):
         await read_from(sending(9), LIMITS)
 
@@ -145,13 +140,13 @@ async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
 
 @in_virtual_time
 async def test_a_slow_body_is_received() -> None:
-    """The pauses together may be longer than one of them may be."""
+    """The pauses together may exceed the limit of a single pause."""
     assert await read_from(sending(9, 3, is_whole=True), LIMITS) == b"x" * 3
     assert now() == 27
 
 
 class Client:
-    """Sends a body, and disconnects when told."""
+    """A client that sends a body and disconnects on request."""
 
     def __init__(self, body: bytes = b"") -> None:
         self.leaves = asyncio.Event()
@@ -159,7 +154,6 @@ class Client:
         self._body: bytes | None = body
 
     async def receive(self) -> Any:  # noqa: ANN401
-        """Return the body first, then that the client has left."""
         if self._body:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -168,12 +162,10 @@ class Client:
         return {"type": "http.disconnect"}
 
     async def post(self, app: Application) -> Reply:
-        """POST its body to an application."""
         return await call(app, self.receive, "/detect", {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})
 
 
 def after_body(client: Client) -> ClientWatch:
-    """Watch a client whose body has been received."""
     watch = ClientWatch(client.receive, LIMITS)
     watch.is_body_complete = True
     return watch
@@ -181,7 +173,7 @@ def after_body(client: Client) -> ClientWatch:
 
 @in_virtual_time
 async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
-    """With its result or its exception, whether it is short or long; nothing goes on watching the client."""
+    """The block returns its result or raises its exception, whether it is short or long; the watch ends with it."""
     tasks = asyncio.all_tasks()
 
     async def fail(seconds: float) -> None:
@@ -203,7 +195,7 @@ async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
 
 @in_virtual_time
 async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
-    """Its task goes on with an exception, and is not cancelled itself."""
+    """The task gets an exception and is not cancelled itself."""
     client = Client()
     client.leaves.set()
     ended: list[str] = []
@@ -237,7 +229,7 @@ async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
 
 @in_virtual_time
 async def test_a_cancellation_for_another_reason_goes_on() -> None:
-    """The server stops, for example."""
+    """A server that stops cancels its tasks, for example."""
     client = Client()
 
     async def request() -> None:
@@ -301,7 +293,7 @@ async def test_a_client_that_leaves_during_its_inference_leaves_the_slot_to_trit
 
 
 async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
-    """No reference cycle keeps its request until the garbage collector runs."""
+    """No reference cycle keeps the request until the garbage collector runs."""
     fake = FakeTriton()
     async with serving(fake):
         app = create_app(settings_for(fake.url))

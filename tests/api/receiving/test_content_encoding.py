@@ -18,18 +18,17 @@ MIB = 1 << 20
 
 
 def bare(data: bytes) -> bytes:
-    """Compress without a container."""
+    """Compress to raw deflate, without a container."""
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return compressor.compress(data) + compressor.flush()
 
 
-def uncounted(_: int) -> None:
-    """Have any memory."""
+def uncounted(_: int) -> None: ...
 
 
 @contextmanager
 def traced() -> Iterator[Callable[[], int]]:
-    """Trace memory; yield what tells the most bytes that were in use."""
+    """Trace memory; yield a function that returns the peak in bytes."""
     tracemalloc.start()
     try:
         yield lambda: peak
@@ -56,7 +55,7 @@ def traced() -> Iterator[Callable[[], int]]:
     ],
 )
 def test_a_body_is_decoded(encoding: str, encode: object, plain: bytes) -> None:
-    """As it was, also if the container is not the one that was declared; every byte is counted."""
+    """The body is restored even if the container is not the declared one; every byte is counted."""
     counted: list[int] = []
 
     assert callable(encode)
@@ -66,7 +65,6 @@ def test_a_body_is_decoded(encoding: str, encode: object, plain: bytes) -> None:
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip", "x" * 1000])
 def test_other_codings_are_rejected(encoding: str) -> None:
-    """The error says which are supported, and repeats little."""
     with pytest.raises(UnsupportedMediaType, match=r"send the body as it is, or with gzip or deflate$") as caught:
         check(encoding)
 
@@ -75,13 +73,12 @@ def test_other_codings_are_rejected(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip", "deflate", "identity", ""])
 def test_codings_that_can_be_decoded_are_accepted(encoding: str) -> None:
-    """In any case."""
     check(encoding)
 
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
 def test_a_bomb_stops_at_the_limit(encode: object) -> None:
-    """Little more than the limit is ever in memory."""
+    """Memory never holds much more than the limit."""
     assert callable(encode)
     data = encode(bytes(100 * MIB))
     with traced() as peak, pytest.raises(BodyTooLarge, match="the limit is 2 MiB"):
@@ -92,7 +89,7 @@ def test_a_bomb_stops_at_the_limit(encode: object) -> None:
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
 def test_a_body_that_expands_much_stops_soon(encode: object) -> None:
-    """A small body does not become one of the largest; it is told to come as it is."""
+    """A small body does not become one of the largest; the error asks for the body without compression."""
     assert callable(encode)
     data = encode(bytes(50 * MIB))
     counted: list[int] = []
@@ -104,7 +101,7 @@ def test_a_body_that_expands_much_stops_soon(encode: object) -> None:
 
 @pytest.mark.parametrize(("times", "is_accepted"), [(20, True), (30, False)])
 def test_a_body_may_expand_25_times(times: int, is_accepted: bool) -> None:  # noqa: FBT001
-    """Noise does not shrink; zeros do, a thousand times."""
+    """Noise does not shrink; zeros shrink a thousandfold."""
     noise = os.urandom(MIB // 10)
     plain = noise + bytes((times - 1) * len(noise))
     compressed = gzip.compress(plain)
@@ -116,7 +113,7 @@ def test_a_body_may_expand_25_times(times: int, is_accepted: bool) -> None:  # n
 
 
 def test_the_result_is_in_memory_once() -> None:
-    """Besides it, there is a piece of it, and room for more of them."""
+    """Beside the result, only one piece of it and its spare capacity are in memory."""
     plain = os.urandom(10 * MIB).hex().encode()
     data = gzip.compress(plain, 1)
     with traced() as peak:
@@ -128,7 +125,7 @@ def test_the_result_is_in_memory_once() -> None:
 
 @pytest.mark.parametrize("size", [0, 300, 65_518, 200_000])
 def test_members_follow_one_another(size: int) -> None:
-    """As when compressed files are joined, wherever the pieces meet in which the body is read."""
+    """Compressed files may be concatenated, at any position relative to the pieces in which the body is read."""
     first, second = os.urandom(size), os.urandom(size // 2)
     data = gzip.compress(first, 0) + gzip.compress(second) + gzip.compress(b"end")
 
@@ -138,7 +135,7 @@ def test_members_follow_one_another(size: int) -> None:
 
 
 def test_members_are_counted() -> None:
-    """A body of nothing but empty ones would take long."""
+    """A body of empty members only would take long to decode."""
     empty = gzip.compress(b"")
     assert decode(empty * 4096, "gzip", MIB, uncounted) == b""
 
@@ -147,8 +144,6 @@ def test_members_are_counted() -> None:
 
 
 def test_memory_may_run_out() -> None:
-    """The caller's own error stops it."""
-
     def refuse(_: int) -> None:
         raise GatewayFull("no memory")
 
@@ -158,7 +153,6 @@ def test_memory_may_run_out() -> None:
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
 def test_a_truncated_body_is_malformed(encode: object) -> None:
-    """Wherever it ends."""
     assert callable(encode)
     data = encode(os.urandom(300))
     for length in range(1, len(data)):
@@ -176,14 +170,13 @@ def test_what_follows_the_end_is_malformed(size: int, rest: bytes) -> None:
 
 @pytest.mark.parametrize("rest", [b"x", b"\x1f", bytes(200_000), zlib.compress(b"more")], ids=["byte", "start", "zeros", "zlib"])
 def test_what_follows_the_last_member_is_malformed(rest: bytes) -> None:
-    """Zeros, too, with which tapes are filled."""
+    """Trailing zeros, with which tapes are padded, are malformed as well."""
     with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
         decode(gzip.compress(b"a") + rest, "gzip", MIB, uncounted)
 
 
 @given(st.sampled_from([b"", b"\x1f\x8b\x08\0", b"\x78\x9c"]), st.binary())
 def test_any_body_is_decoded_or_a_gateway_error(start: bytes, rest: bytes) -> None:
-    """Whatever the bytes."""
     try:
         decoded = decode(start + rest, "gzip", MIB, uncounted)
     except GatewayError:

@@ -57,5 +57,5 @@ def test_images_forms_and_unknown_bytes_are_supported(content_type: str, expecte
     ],
 )
 def test_an_object_that_curl_has_declared_as_a_form_is_json(header: str, data: bytes, expected: str) -> None:
-    """What it sends with `-d` is one, unless it is told the type."""
+    """`curl -d` declares an object as a form unless it is told the type."""
     assert body_type(header, data) == expected

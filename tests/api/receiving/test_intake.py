@@ -102,7 +102,7 @@ async def remote(
 
 @pytest.fixture
 def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
-    """The admissions that are made from now on."""
+    """The admissions that are made during the test."""
     made: list[Admission] = []
     create = Admission.__init__
 
@@ -116,7 +116,6 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
 
 @pytest.mark.parametrize("way", ["query", "json image", "json url", "form"])
 async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> None:
-    """Wherever its address is; parameters apply as to any image."""
     host, client, _ = remote
     url = host.url("/scene.bmp")
     send = {
@@ -176,7 +175,6 @@ async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admiss
 
 
 async def test_a_fetched_image_is_drawn_on(remote: Remote) -> None:
-    """As one that was sent."""
     host, client, _ = remote
     answer = await client.post(
         "/detect", params={"url": host.url("/scene.bmp"), "format": "image"}, headers={"Accept": "image/png"}
@@ -188,7 +186,6 @@ async def test_a_fetched_image_is_drawn_on(remote: Remote) -> None:
 
 @pytest.mark.parametrize("name", ["url", "image"])
 async def test_a_form_of_names_and_values_may_have_an_address(remote: Remote, name: str) -> None:
-    """With all that is escaped in it."""
     host, client, _ = remote
     host.answers["/scene.bmp?a=1&b=%2F"] = response(SCENE)
     answer = await client.post("/detect", data={name: host.url("/scene.bmp?a=1&b=%2F"), "classes": "red"})
@@ -198,7 +195,6 @@ async def test_a_form_of_names_and_values_may_have_an_address(remote: Remote, na
 
 @pytest.mark.parametrize("path", ["/predict/six_columns", "/v1/detect", "/v1/predict/six_columns"])
 async def test_every_path_takes_addresses(remote: Remote, path: str) -> None:
-    """As it takes images."""
     host, client, _ = remote
 
     assert len(json(await client.post(path, json={"image": host.url("/scene.bmp")}))["detections"]) == 2
@@ -206,7 +202,7 @@ async def test_every_path_takes_addresses(remote: Remote, path: str) -> None:
 
 @pytest.mark.parametrize("url", ["", " "])
 async def test_an_empty_address_is_none(remote: Remote, url: str) -> None:
-    """A form sends it for a field that was not filled in; if there is no image either, the answer says so."""
+    """A form sends an empty address for a field that was not filled in; without an image, the error says so."""
     _, client, _ = remote
     with_image: list[dict[str, Any]] = [
         {"params": {"url": url}, "content": SCENE},
@@ -221,7 +217,6 @@ async def test_an_empty_address_is_none(remote: Remote, url: str) -> None:
 
 
 async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
-    """Nothing is fetched."""
     host, client, _ = remote
     url = host.url("/scene.bmp")
 
@@ -256,7 +251,6 @@ async def test_an_image_and_an_address_are_too_much(remote: Remote) -> None:
     ],
 )
 async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Remote, url: str, status: int, code: str) -> None:
-    """Never one of the gateway; the text repeats nothing of the address."""
     host, client, _ = remote
     host.answers |= {
         "/redirect": redirect("https://169.254.169.254/latest"),
@@ -281,14 +275,13 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
 
 
 async def test_an_empty_body_needs_an_address(remote: Remote) -> None:
-    """In the query; the rest of the query does not help."""
     _, client, _ = remote
 
     assert json(await client.post("/detect", params={"confidence": "0.5"}), 400)["detail"] == "the body is empty"
 
 
 async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
-    """The caller's own, from the end of the request's body; it is not an error of the gateway."""
+    """The deadline is the caller's, from the end of the request's body; missing it is no error of the gateway."""
     host, client, _ = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
     problem = json(await client.post("/detect", params={"url": host.url("/slow"), "timeout_ms": "200"}), 424)
@@ -299,7 +292,6 @@ async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> No
 
 
 async def test_a_caller_who_leaves_ends_the_fetch(remote: Remote) -> None:
-    """The connection to the host is closed."""
     host, _, app = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
     leaving = receiving({"type": "http.request", "body": b"", "more_body": False})
@@ -311,7 +303,6 @@ async def test_a_caller_who_leaves_ends_the_fetch(remote: Remote) -> None:
 
 
 async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
-    """Without memory for them, the gateway is full."""
     host, client, _ = remote
     (admission,) = admissions
     seen: list[int] = []
@@ -335,7 +326,7 @@ async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, adm
 
 
 async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may contain secrets; what fails is no exception."""
+    """Path and query may contain secrets."""
     host, client, _ = remote
     lines = captured_log(monkeypatch, middleware)
     errors = captured_log(monkeypatch, problems)
@@ -366,7 +357,6 @@ async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, m
 
 
 async def test_a_fetch_is_a_stage_in_the_metrics(remote: Remote) -> None:
-    """Of the requests that have one."""
     host, client, _ = remote
     name = 'api_stage_duration_seconds_count{stage="fetch"}'
     before = (await scrape(client)).get(name, 0)

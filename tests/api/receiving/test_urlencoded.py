@@ -18,19 +18,17 @@ NAMES = ("image", "file")
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_an_image_is_no_form(image_format: str) -> None:
-    """Whatever its format."""
     assert not is_form(encode(NOISE, image_format))
 
 
 @pytest.mark.parametrize("data", [b"a=b", b"image=QUJD&boxes=coco", b"hello\r\n", b""])
 def test_text_is_a_form(data: bytes) -> None:
-    """Though maybe not a valid one."""
     assert is_form(data)
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 def test_an_image_that_curl_has_spoilt_is_told(image_format: str) -> None:
-    """`curl --data @image.jpg` leaves out zeros and line breaks."""
+    """`curl --data @image.jpg` drops zero bytes and line breaks."""
     data = encode(NOISE, image_format).translate(None, b"\0\r\n")
 
     with pytest.raises(MalformedRequest, match=r"as `curl --data` does it; use curl --data-binary @image\.jpg"):
@@ -38,7 +36,7 @@ def test_an_image_that_curl_has_spoilt_is_told(image_format: str) -> None:
 
 
 def test_fields_are_split() -> None:
-    """Escapes of base64 are undone; a plus sign in it is one."""
+    """Escapes are decoded, but a plus sign in base64 stays one."""
     data = b"a=1+2%26&image=ab%2Bc%2fd%3D%3d+&b=&file=data%3Aimage/png%3Bbase64%2C%0D%0AQUJD&c"
 
     assert split(data, NAMES, 16) == Fields(["ab+c/d==+", "data:image/png;base64,\r\nQUJD"], [("a", "1 2&"), ("b", ""), ("c", "")])
@@ -53,7 +51,6 @@ def test_fields_are_split() -> None:
     ],
 )
 def test_what_is_too_much_is_malformed(data: bytes, message: str) -> None:
-    """Few fields, and little beside the image."""
     with pytest.raises(MalformedRequest, match=message):
         split(data, NAMES, 16)
 
@@ -80,7 +77,6 @@ def test_escapes_are_undone_slice_by_slice(before: int) -> None:
 
 @pytest.mark.parametrize("data", [b"image=" + b"%41" * (1 << 20), b"a=" + b"%41" * (1 << 20), b"a=b&" * (1 << 20)])
 def test_escapes_cost_little_memory(data: bytes) -> None:
-    """A few copies of the body at most."""
     tracemalloc.start()
     with suppress(MalformedRequest):
         split(data, NAMES, 16)
@@ -92,7 +88,6 @@ def test_escapes_cost_little_memory(data: bytes) -> None:
 
 @given(st.text(st.characters(max_codepoint=127)))
 def test_any_text_is_split_or_a_gateway_error(text: str) -> None:
-    """Whatever it is."""
     try:
         fields = split(text.encode(), NAMES, 16)
     except GatewayError:

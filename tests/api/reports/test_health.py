@@ -30,12 +30,11 @@ REFUSAL = grpc.StatusCode.UNAVAILABLE, "failed to connect"
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
-    """The lines of the requests."""
     return captured_log(monkeypatch, middleware)
 
 
 async def test_liveness_does_not_depend_on_triton(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
-    """A worker that answers is alive; killing it would not help."""
+    """Restarting a worker would not bring Triton back."""
     fake, client = gateway
     fake.query_refusal = REFUSAL
 
@@ -44,7 +43,6 @@ async def test_liveness_does_not_depend_on_triton(gateway: Gateway, lonely: http
 
 
 async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
-    """Triton is asked each time."""
     fake, client = gateway
     assert json(await client.get("/readyz")) == {"status": "ready"}
     fake.is_model_ready = False
@@ -57,7 +55,7 @@ async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
 
 
 async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
-    """With the status of /readyz, and on what it depends: a Triton may answer although its model is not ready."""
+    """The status is that of /readyz; the answer lists the reasons, because Triton may answer although its model is not ready."""
     fake, client = gateway
     report = json(await client.get("/ready"))
     fake.is_model_ready = False
@@ -81,7 +79,6 @@ async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: G
 
 
 async def test_nothing_is_ready_without_triton(lonely: httpx.AsyncClient) -> None:
-    """It says when to ask again."""
     response = await lonely.get("/readyz")
 
     assert json(response, 503) == {"status": "not_ready"}
@@ -161,7 +158,6 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
 
 
 async def test_the_limits_are_those_in_force() -> None:
-    """As the settings say, with what was derived from them."""
     fake = FakeTriton()
     given = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
     async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
@@ -188,7 +184,6 @@ nv_cpu_utilization 0.9
 
 
 async def test_gpus_are_those_of_triton() -> None:
-    """What it does not tell of one of them is unknown."""
     fake = FakeTriton()
     with answering(METRICS_OF_TRITON.encode()) as url:
         async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
@@ -204,7 +199,6 @@ async def test_gpus_are_those_of_triton() -> None:
     ("text", "status"), [(METRICS_OF_TRITON.encode(), 500), (b"no metrics {", 200), (b"\xff", 200), (b"", 200)]
 )
 async def test_metrics_that_cannot_be_read_tell_of_no_gpu(text: bytes, status: int) -> None:
-    """The report is complete all the same."""
     fake = FakeTriton()
     with answering(text, status) as url:
         async with serving(fake), started(create_app(settings_for(fake.url, triton_metrics_url=url))) as client:
@@ -213,7 +207,6 @@ async def test_metrics_that_cannot_be_read_tell_of_no_gpu(text: bytes, status: i
 
 @pytest.mark.parametrize(("kind", "gpu"), [("KIND_GPU", True), ("KIND_CPU", False)])
 async def test_the_device_is_that_of_the_default_model(kind: str, gpu: bool) -> None:  # noqa: FBT001
-    """Its config says where it runs."""
     fake = FakeTriton()
     fake.config = {**CONFIG, "instance_group": [{"kind": kind}]}
     async with gateway_to(fake) as (client, _):
@@ -221,7 +214,6 @@ async def test_the_device_is_that_of_the_default_model(kind: str, gpu: bool) -> 
 
 
 async def test_a_model_that_is_not_ready_is_unhealthy(gateway: Gateway) -> None:
-    """Triton answers, but no detection is possible."""
     fake, client = gateway
     fake.is_model_ready = False
     response = await client.get("/health")
@@ -233,7 +225,6 @@ async def test_a_model_that_is_not_ready_is_unhealthy(gateway: Gateway) -> None:
 
 
 async def test_a_model_without_an_adapter_is_unhealthy(log: list[CapturedCall]) -> None:
-    """It is loaded, but cannot be used; the log says why."""
     fake = FakeTriton()
     fake.config = {**CONFIG, "output": []}
     async with gateway_to(fake) as (client, _):
@@ -244,7 +235,6 @@ async def test_a_model_without_an_adapter_is_unhealthy(log: list[CapturedCall]) 
 
 
 async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncClient, log: list[CapturedCall]) -> None:
-    """Its version is unknown; the report is complete all the same."""
     response = await lonely.get("/health")
     report = json(response, 503)
 

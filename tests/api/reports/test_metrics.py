@@ -38,7 +38,7 @@ def requests(endpoint: str, status: int) -> str:
 
 
 async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
-    """Return what has changed since, but for what the scrapes themselves change."""
+    """Return what has changed since `before`, without the effects of scraping."""
     after = await scrape(client)
     changed = {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
     return {name: value for name, value in changed.items() if "/metrics" not in name}
@@ -79,7 +79,6 @@ async def test_requests_count_with_route_and_status(
 
 
 async def test_a_detection_counts_in_every_stage(gateway: Gateway) -> None:
-    """And its tensor by the way that it took to Triton."""
     _, client = gateway
     before = await scrape(client)
     assert (await client.post("/detect", content=SCENE)).status_code == 200
@@ -92,7 +91,6 @@ async def test_a_detection_counts_in_every_stage(gateway: Gateway) -> None:
 
 
 async def test_errors_count_by_code(gateway: Gateway) -> None:
-    """As in the body of the response."""
     fake, client = gateway
     before = await scrape(client)
     fake.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"
@@ -106,7 +104,6 @@ async def test_errors_count_by_code(gateway: Gateway) -> None:
 
 
 async def test_an_unexpected_exception_counts_as_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is."""
     _, client = gateway
 
     def fail(*_: object) -> None:
@@ -121,7 +118,6 @@ async def test_an_unexpected_exception_counts_as_500(gateway: Gateway, monkeypat
 
 
 async def test_a_missed_deadline_counts_in_its_stage(gateway: Gateway) -> None:
-    """Here the model is late."""
     fake, client = gateway
     before = await scrape(client)
     fake.may_answer.clear()
@@ -138,7 +134,6 @@ async def test_a_missed_deadline_counts_in_its_stage(gateway: Gateway) -> None:
 
 
 async def test_a_retry_counts_by_its_reason(gateway: Gateway) -> None:
-    """As one inference, which was tried again."""
     fake, client = gateway
     before = await scrape(client)
     fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Socket closed")]
@@ -150,7 +145,7 @@ async def test_a_retry_counts_by_its_reason(gateway: Gateway) -> None:
 
 
 async def test_a_client_that_leaves_counts_as_499(shared_app: Application, reader: httpx.AsyncClient) -> None:
-    """Nobody sees that status, but it is no success."""
+    """Nobody receives this status, but the request is no success."""
     before = await scrape(reader)
     headers = {"content-type": "image/png", "content-length": "1000"}
     await call(shared_app, receiving({"type": "http.request", "body": b"x", "more_body": True}), "/detect", headers)
@@ -175,7 +170,6 @@ async def full() -> AsyncIterator[Gateway]:
 
 
 async def test_rejections_count_by_their_reason(full: Gateway) -> None:
-    """Under the route that the request would have reached."""
     _, client = full
     for path in ("/detect", "/v1/detect", "/predict/tiny", "/v1/predict/tiny"):
         before = await scrape(client)
@@ -188,7 +182,6 @@ async def test_rejections_count_by_their_reason(full: Gateway) -> None:
 
 
 async def test_what_is_in_use_is_shown(full: Gateway) -> None:
-    """After a second at the latest."""
     _, client = full
     found: Samples = {}
 
@@ -210,7 +203,6 @@ async def test_what_is_in_use_is_shown(full: Gateway) -> None:
 
 
 async def test_an_open_circuit_is_shown(gateway: Gateway) -> None:
-    """By model, until it is closed."""
     fake, client = gateway
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     for _ in range(6):
@@ -225,7 +217,6 @@ async def test_an_open_circuit_is_shown(gateway: Gateway) -> None:
 
 
 async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncClient) -> None:
-    """It is shown as down."""
     found = await scrape(lonely)
 
     assert [up for name, up in found.items() if name.startswith("triton_up{")] == [0]
@@ -234,7 +225,6 @@ async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncCl
 
 
 async def test_openmetrics_is_written_if_the_scraper_asks_for_it(reader: httpx.AsyncClient) -> None:
-    """And can be read by its own, stricter parser."""
     answer = await reader.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
 
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -242,7 +232,7 @@ async def test_openmetrics_is_written_if_the_scraper_asks_for_it(reader: httpx.A
 
 
 async def test_the_usual_format_has_its_content_type(reader: httpx.AsyncClient) -> None:
-    """Which newer versions of Prometheus insist on."""
+    """Newer versions of Prometheus insist on the content type."""
     answer = await reader.get("/metrics")
 
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -250,7 +240,7 @@ async def test_the_usual_format_has_its_content_type(reader: httpx.AsyncClient) 
 
 
 async def test_metrics_need_the_key_that_the_report_of_health_needs(tmp_path: Path) -> None:
-    """They tell as much."""
+    """Metrics reveal as much as the health report."""
     credential, table = keys.create("prometheus")
     file = tmp_path / "keys.toml"
     file.write_text(table.replace("detect", "health"), encoding="utf-8")

@@ -34,7 +34,6 @@ async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway
 
 
 async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
-    """Size, format, classes, source and licence; a caller needs no other source."""
     fake, client = gateway
     hints = {"labels": "red,blue", "source": "here", "licence": "MIT"}
     fake.config = {
@@ -91,7 +90,6 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
 
 
 async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
-    """The error contains the command that pulls the model."""
     _, client = gateway
 
     listed = by_name(json(await client.get("/models")))["yolo11n"]
@@ -119,7 +117,6 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
 
 
 async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:
-    """Only Triton knows its models, so the answer is an error."""
     fake, client = gateway
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     for one in (lonely, client):

@@ -40,7 +40,6 @@ def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton:
 
 
 async def test_a_body_is_read_to_its_end_before_it_is_answered() -> None:
-    """All parts are received; the answer is a detection response without detections."""
     received: list[bytes] = []
     parts = [{"type": "http.request", "body": body, "more_body": body != b"c"} for body in (b"a", b"b", b"c")]
     receive = receiving(*parts)

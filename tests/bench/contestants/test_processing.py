@@ -10,7 +10,6 @@ from bench.contestants.processing import Letterboxed, describe, letterbox, norma
 
 
 def encode(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
-    """Encode an image of one colour without loss."""
     file = BytesIO()
     Image.new("RGB", (width, height), colour).save(file, "PNG")
     return file.getvalue()
@@ -56,7 +55,6 @@ def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
 
 
 def test_an_answer_may_be_empty() -> None:
-    """A count of zero gives no detections."""
     image = Letterboxed(np.zeros((640, 640, 3), np.uint8), 1.0, 0, 0, 640, 640)
     zeros = np.zeros((1, 300), np.float32)
     answer = describe(image, ["cat"], [np.array([[0]]), np.zeros((1, 300, 4), np.float32), zeros, zeros])

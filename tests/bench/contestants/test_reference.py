@@ -65,5 +65,4 @@ def test_its_answers_describe_the_image_and_the_time(fixtures: Triton, tmp_path:
 
 
 def test_requests_share_one_client() -> None:
-    """It is created when the worker starts and closed when it ends."""
     assert clients_of("reference", requests=3) == ["created", "used", "used", "used", "closed"]

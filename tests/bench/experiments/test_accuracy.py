@@ -15,7 +15,7 @@ ANSWER = {"detections": [{"class_id": 15, "confidence": 0.9, "x1": 1.0, "y1": 1.
 
 
 class Pipeline(BaseHTTPRequestHandler):
-    """Finds the same box in every image."""
+    """A stub pipeline that finds the same box in every image."""
 
     def do_POST(self) -> None:
         assert self.path == "/predict/yolo11n?confidence=0.25&boxes=pixel&max_detections=300"
@@ -26,13 +26,10 @@ class Pipeline(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+    def log_message(self, *_arguments: object) -> None: ...
 
 
 class FakeReference:
-    """Finds that box, and another one."""
-
     def __init__(self, name: str, network: Path) -> None:
         assert (name, network) == ("yolo11n", Path("network.onnx"))
 
@@ -41,7 +38,6 @@ class FakeReference:
 
 
 def test_the_agreement_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every sample image is sent to the model that was asked for."""
     monkeypatch.setattr(accuracy, "ReferenceDetector", FakeReference)
     with serving(Pipeline) as url:
         code = main(["accuracy", "--url", url, "--network", "network.onnx"])

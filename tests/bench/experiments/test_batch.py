@@ -13,7 +13,6 @@ from bench.load.target import parse_target
 
 
 def test_a_batch_is_a_form_that_the_gateway_reads() -> None:
-    """The request's header has the boundary of the form."""
     images = [b"\xff\xd8one", b"two\r\n--", b"three"]
     head, _, body = encode_request(parse_target("http://127.0.0.1/detect/batch"), encode_form(images)).partition(b"\r\n\r\n")
     (kind,) = [line.partition(b": ")[2].decode() for line in head.split(b"\r\n") if line.startswith(b"Content-Type")]
@@ -24,7 +23,7 @@ def test_a_batch_is_a_form_that_the_gateway_reads() -> None:
 
 
 def test_a_batch_is_compared_with_the_longer_of_decoding_and_model() -> None:
-    """48 ms are those of the simulated GPU."""
+    """48 ms is the time of the simulated GPU."""
     assert Round(140, 10, 180, 100, 250).latency_ratio == pytest.approx(1.2)
     assert Round(20, 12, 90, 100, 250).latency_ratio == pytest.approx(1.5)
     assert Round(20, 12, 90, 100, 250).throughput_ratio == pytest.approx(2.5)
@@ -32,7 +31,6 @@ def test_a_batch_is_compared_with_the_longer_of_decoding_and_model() -> None:
 
 @pytest.mark.system
 def test_rounds_and_medians_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """From a real gateway and a real Triton."""
     folder: Path = SAMPLE_FOLDER
     assert main(["batch", "--rounds", "1", "--seconds", "0.5", "--workers", "1", "--images", str(folder)]) == 0
     head, columns, line, latency, throughput = capsys.readouterr().out.splitlines()

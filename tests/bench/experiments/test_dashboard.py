@@ -33,7 +33,6 @@ def test_it_draws_what_a_prometheus_has(tmp_path: Path) -> None:
 def test_what_is_missing_is_one_line(
     content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The dashboard, or the Prometheus."""
     file = tmp_path / "dashboard.json"
     if content is not None:
         file.write_bytes(content)
@@ -45,7 +44,6 @@ def test_what_is_missing_is_one_line(
 
 @pytest.mark.system
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the file."""
     require_program("prometheus", "prometheus")
     with running_prometheus({"nereid": "127.0.0.1:1", "triton": "127.0.0.1:2"}, tmp_path, scrape_seconds=0.2) as prometheus:
         assert main(["dashboard", "--prometheus", prometheus.url, "-o", str(tmp_path)]) == 1

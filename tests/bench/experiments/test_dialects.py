@@ -26,7 +26,6 @@ def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
 
 
 def test_frigate_sends_a_small_square() -> None:
-    """As a JPEG in a form."""
     request = to_request(sample_image("chelsea.jpg"))
     with Image.open(BytesIO(parse_multipart(request.body, request.headers["content-type"]).image)) as image:
         assert (image.format, image.size) == ("JPEG", (320, 320))

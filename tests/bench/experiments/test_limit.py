@@ -9,7 +9,6 @@ from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 
 
 def test_http_alone_and_with_triton_are_measured(fixtures: Triton, tmp_path: Path) -> None:
-    """Both answer, and cost CPU time."""
     load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
 
     for triton in (None, fixtures.settings):

@@ -36,7 +36,6 @@ def test_options_become_those_of_locust() -> None:
 
 
 def test_tasks_are_put_side_by_side() -> None:
-    """Throughput, two percentiles and failures of each."""
     _, _, detect, classify = summary(ENTRIES).splitlines()
 
     assert detect.split() == ["/detect", "10.1", "15.0", "40.0", "0", "of", "101"]
@@ -44,7 +43,6 @@ def test_tasks_are_put_side_by_side() -> None:
 
 
 def test_without_requests_there_is_no_percentile() -> None:
-    """A task that was never asked has nothing to show."""
     assert percentile({}, 0.5) is None
     assert summary([Entry("/detect", 0, 0, {}, 100.0, None)]).splitlines()[-1].split() == ["/detect", "-", "-", "-", "0", "of", "0"]
 

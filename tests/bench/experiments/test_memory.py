@@ -14,7 +14,6 @@ from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 def test_memory_is_printed_after_every_step(
     fixtures: Triton, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A contestant that cannot take part is left out with the reason."""
     monkeypatch.setattr(memory, "REQUESTS", 30)
     monkeypatch.setattr(memory, "STEP", 10)
     load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=1)

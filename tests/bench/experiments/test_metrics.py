@@ -9,7 +9,6 @@ from bench.__main__ import main
 
 @pytest.mark.system
 def test_request_and_scrape_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with the median of its rounds and their range."""
     assert main(["metrics", "--rounds", "2"]) == 0
 
     lines = capsys.readouterr().out.splitlines()

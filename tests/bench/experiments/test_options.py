@@ -9,7 +9,6 @@ from bench.experiments.options import add_before, add_images, count, describe, p
 
 
 def test_numbers_out_of_range_are_rejected() -> None:
-    """Nothing can be measured with them."""
     assert count("3") == 3
     assert positive("0.5") == 0.5
     for text in ("0", "-1"):
@@ -32,7 +31,6 @@ def test_the_option_for_images_names_a_folder() -> None:
 
 
 def test_a_record_lists_the_options_that_have_a_value() -> None:
-    """Values that are not options of the measurement are left out."""
     parser = ArgumentParser()
     add_images(parser)
     add_before(parser)

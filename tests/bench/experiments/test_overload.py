@@ -60,6 +60,5 @@ def test_a_server_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
 
 
 def test_a_folder_that_is_not_a_checkout_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is rejected before anything is started."""
     assert main(["overload", "--before", str(tmp_path)]) == 1
     assert "is not a checkout" in capsys.readouterr().err

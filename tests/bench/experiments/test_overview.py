@@ -9,7 +9,6 @@ from bench.experiments import overview
 
 
 def test_without_a_name_the_overview_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For half a minute."""
     seen: list[Any] = []
 
     def run(options: Any) -> int:  # noqa: ANN401
@@ -24,7 +23,6 @@ def test_without_a_name_the_overview_is_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.system
 def test_it_shows_a_table_and_where_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a gateway of its own, beside what the machine can do."""
     assert main(["overview", "--seconds", "2", "--clients", "4", "--workers", "1"]) == 0
 
     lines = capsys.readouterr().out.splitlines()

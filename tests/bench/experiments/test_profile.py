@@ -45,7 +45,7 @@ def folder(tmp_path: Path, fixtures: Triton, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def install(folder: Path, code: int) -> None:
-    """Write a py-spy that exits with this code."""
+    """Write a fake py-spy that exits with this code."""
     program = folder / "py-spy"
     program.write_text(PY_SPY.replace("CODE", str(code)), encoding="utf-8")
     program.chmod(0o755)
@@ -69,7 +69,6 @@ def test_a_worker_of_the_server_is_recorded(folder: Path, capsys: pytest.Capture
 
 
 def test_a_failed_recording_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says what py-spy most likely needs."""
     install(folder, 3)
 
     assert main(["profile", "1", str(folder / "out.svg"), "--clients", "1", "--workers", "1"]) == 1
@@ -80,7 +79,6 @@ def test_a_failed_recording_is_one_line(folder: Path, capsys: pytest.CaptureFixt
 def test_without_py_spy_nothing_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says how to install it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(profile, "fixture_triton", None)
 

@@ -9,7 +9,6 @@ from tests.bench.support import make_outcome
 
 
 def test_a_file_gets_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only a terminal does; the outcome is that of the measurement."""
     expected = make_outcome([1.0])
 
     def measure(progress: Progress) -> Outcome:

@@ -51,7 +51,6 @@ def test_a_scaling_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys
 def test_what_was_complete_is_kept_after_a_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is printed and saved, and no process is left."""
     file = tmp_path / "out.json"
     loads: list[int] = []
 

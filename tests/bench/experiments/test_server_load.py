@@ -52,8 +52,7 @@ class Everything(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+    def log_message(self, *_arguments: object) -> None: ...
 
 
 class Server(ThreadingHTTPServer):
@@ -62,7 +61,6 @@ class Server(ThreadingHTTPServer):
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The server's URL; warm-ups are short."""
     monkeypatch.setattr(server_load, "WARM_UP_SECONDS", 0.05)
     monkeypatch.setattr(Everything, "counted", 0)
     server = Server(("127.0.0.1", 0), Everything)
@@ -75,7 +73,6 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def command(mode: list[str], url: str, file: Path) -> list[str]:
-    """Build the command line that loads the server and saves the results."""
     return [*mode, "--url", url, "--triton", url, "--image", str(SAMPLE_FOLDER / "chelsea.jpg"), "--json", str(file)]
 
 
@@ -134,7 +131,7 @@ def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR09
 
 
 def test_the_model_that_answers_is_not_the_one_asked_for(url: str, tmp_path: Path) -> None:
-    """The answers are believed, not the options."""
+    """The model named in the answers counts, not the option."""
     file = tmp_path / "out.json"
 
     assert main(command(["quick", "--requests", "4", "--model", "other"], url, file)) == 0

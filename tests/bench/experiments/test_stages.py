@@ -23,7 +23,6 @@ print(json.dumps({"images": 7, "seconds": 0.1, "milliseconds": {sys.argv[1] + " 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with one image."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "image").write_bytes(sample_image("coffee.jpg"))
@@ -51,7 +50,6 @@ def test_a_candidate_runs(fixtures: Triton, files: Path, name: str, monkeypatch:
 
 
 def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) -> None:
-    """Each inference gives its slot back."""
     (spent,) = spend("nereid_shm", files, 1.0, steps=["header", "decode", "letterbox", "client"], triton=fixtures.settings)
 
     assert spent.images > 32
@@ -76,7 +74,6 @@ def test_a_counterpart_runs_from_its_checkout(tmp_path: Path, files: Path) -> No
 
 
 def test_a_checkout_without_the_program_is_one_line(tmp_path: Path, files: Path) -> None:
-    """The message is the last line that Python has printed."""
     with pytest.raises(ContestantError, match="No module named"):
         spend("nereid@before", files, 0.05, checkout=tmp_path)
 
@@ -106,7 +103,6 @@ def test_a_candidate_is_described_by_its_medians_and_compared_with_its_counterpa
 
 
 def test_image_files_are_those_that_servers_are_sent() -> None:
-    """They are gone afterwards."""
     with image_files(SAMPLE_FOLDER) as folder:
         assert len(list(folder.iterdir())) == 3
 

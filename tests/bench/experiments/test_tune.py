@@ -67,7 +67,6 @@ def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Settings, number: int) -> None:
-    """It is interrupted while another config is loaded."""
     control = ModelControl(reloadable, MODEL)
     before = control.read()
     with _tuning(variables(reloadable)) as process:
@@ -108,7 +107,6 @@ def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
 def test_a_model_that_is_not_there_is_one_line(
     settings: dict[str, str], reason: str, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is measured."""
     monkeypatch.setattr(signal, "signal", lambda _number, _handler: None)
     for name, value in {"NEREID_MODEL_REPOSITORY": str(repository), **settings}.items():
         monkeypatch.setenv(name, value)
@@ -118,7 +116,6 @@ def test_a_model_that_is_not_there_is_one_line(
 
 
 def test_a_config_that_triton_does_not_use_is_not_written(reloadable: Settings, repository: Path) -> None:
-    """It is another one's: the message comes before anything is measured."""
     file = repository / MODEL / "config.pbtxt"
     file.write_text(file.read_text().replace("count: 1", "count: 4"))
     settings = msgspec.structs.replace(reloadable, model_repository=str(repository))

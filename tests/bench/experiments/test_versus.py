@@ -14,12 +14,10 @@ from bench.report.records import load_record
 
 
 def plan(kind: str, model: str = "null", only: tuple[str, ...] = (), before: Path | None = None) -> Plan:
-    """Return the first contest of a kind."""
     return next(make_plans([kind], model, 32, only, before))
 
 
 def test_every_kind_of_contest_can_be_planned() -> None:
-    """Each has contestants; `in_process` compares with one client and with six."""
     plans = list(make_plans(CONTESTS, "yolo11n", 32, ()))
 
     assert [one.kind for one in plans] == ["load", "one", "photo", "batching", "in_process", "in_process", "memory"]
@@ -34,7 +32,6 @@ def test_the_server_with_its_own_network_takes_part_only_with_the_real_model() -
 
 
 def test_with_another_checkout_every_contestant_of_nereid_has_a_counterpart() -> None:
-    """The counterpart uses the same model; other servers have none."""
     only = ("reference", "nereid_shm", "nereid_file")
     expected = ["reference", "nereid_shm", "nereid_shm@before", "nereid_file", "nereid_file@before"]
 

@@ -29,7 +29,6 @@ def test_calls_are_counted_by_the_sizes_of_a_bucket() -> None:
 
 @pytest.mark.parametrize("body", [b"no metrics at all {", b"\xff"], ids=["text", "bytes"])
 def test_metrics_that_cannot_be_read_are_one_line(body: bytes) -> None:
-    """The message names the gateway."""
     with answering(body) as url, pytest.raises(ContestantError, match=re.escape(url)) as caught:
         read_batch_sizes(url, "null")
 
@@ -37,6 +36,5 @@ def test_metrics_that_cannot_be_read_are_one_line(body: bytes) -> None:
 
 
 def test_a_gateway_that_does_not_answer_is_one_line() -> None:
-    """The message names its address, on which no server listens."""
     with pytest.raises(ContestantError, match=re.escape("http://127.0.0.1:1 ")):
         read_batch_sizes("http://127.0.0.1:1", "null")

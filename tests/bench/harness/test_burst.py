@@ -41,13 +41,12 @@ Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a moment instead of seconds."""
+    """Shorten the waits of the measurement."""
     for name in ("RECOVERY_SECONDS", "WATCH_SECONDS", "PROBE_SECONDS"):
         monkeypatch.setattr(burst, name, 0.3)
 
 
 def test_the_peak_is_that_of_the_best_number_of_clients(fixtures: Triton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run on record is the one with it."""
     monkeypatch.setattr(burst, "PEAK_CLIENTS", (1, 4))
     lineup = Lineup(fixtures, 1, tmp_path)
     run = measure_peak(lineup, lineup.contestant(DEFAULT, "null"), unlabelled_samples(SAMPLE_FOLDER), 0.5)
@@ -75,7 +74,7 @@ def test_a_burst_tells_of_the_time_before_and_after_it(fixtures: Triton, tmp_pat
 
 
 def test_a_server_that_does_not_survive_has_not_recovered(fixtures: Triton, tmp_path: Path) -> None:
-    """That is a result, not a failure of the measurement."""
+    """This is a result, not a failure of the measurement."""
     lineup = Lineup(fixtures, 1, tmp_path)
     contestant = lineup.contestant(DEFAULT, "null")
     contestant = msgspec.structs.replace(contestant, command=[sys.executable, "-c", FRAGILE, str(contestant.port)])

@@ -49,7 +49,6 @@ def test_the_model_of_a_server_that_does_not_name_it_is_the_one_it_was_told_to_u
 
 
 def test_one_contestant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) -> None:
-    """It is started, warmed up, measured and stopped."""
     measured = measure_alone(Lineup(fixtures, 1, tmp_path), "nereid_inline", "null", LOAD)
 
     assert measured.outcome.failed == 0
@@ -57,7 +56,6 @@ def test_one_contestant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) 
 
 
 def test_a_server_that_ends_during_a_contest_is_one_line(fixtures: Triton, tmp_path: Path) -> None:
-    """The message names its address."""
     lineup = Lineup(fixtures, 1, tmp_path)
     contestant = lineup.contestant("nereid_inline", "null")
     with lineup.start(contestant) as server:

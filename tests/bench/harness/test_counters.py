@@ -25,7 +25,6 @@ def test_only_what_happened_in_the_meantime_counts() -> None:
 
 
 def test_counters_of_several_tritons_are_added_up() -> None:
-    """Batch sizes that only one of them had are kept."""
     one = ZERO._replace(inferences=3, executions=2, batches={"1": 1, "2": 1})
     other = ZERO._replace(inferences=5, executions=1, queue_ns=7, batches={"5": 1})
 
@@ -33,12 +32,10 @@ def test_counters_of_several_tritons_are_added_up() -> None:
 
 
 def test_a_model_that_did_nothing_divides_nothing_by_zero() -> None:
-    """Its times are zero."""
     assert ZERO.since(ZERO) == TritonUse(inferences=0, executions=0, queue_ms=0.0, compute_ms=0.0, batches={})
 
 
 def test_what_triton_leaves_out_is_zero() -> None:
-    """Versions of a model are added up."""
     version = b'{"name":"m","inference_count":"3","inference_stats":{"queue":{"count":3,"ns":6}}}'
     with answering(b'{"model_stats":[' + version + b"," + version + b"]}") as url:
         assert read_counters(url, "m") == ZERO._replace(inferences=6, waits=6, queue_ns=12)
@@ -50,7 +47,6 @@ def test_what_triton_leaves_out_is_zero() -> None:
     ids=["refused", "broken", "list", "empty"],
 )
 def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
-    """The message names Triton's address and, if Triton rejected, its reason."""
     with answering(body, status) as url, pytest.raises(CountersError, match=re.escape(url)) as caught:
         read_counters(url, "m")
 
@@ -59,6 +55,5 @@ def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
 
 
 def test_a_triton_that_does_not_answer_is_one_line() -> None:
-    """The message names the address, on which no server listens."""
     with pytest.raises(CountersError, match=re.escape("http://127.0.0.1:1: ")):
         read_counters("http://127.0.0.1:1", "m")

@@ -17,7 +17,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def test_it_is_made_once(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, its programs cannot take part; one that was made from other requirements is made again."""
+    """Without it, its programs cannot take part; one made from other requirements is made again."""
     made: list[Path] = []
 
     def make(folder: Path, requirements: Path, _python: str) -> None:
@@ -41,8 +41,6 @@ def test_it_is_made_once(environment: Environment, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_environment_that_failed_is_not_taken_for_complete(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made again the next time."""
-
     def fail(folder: Path, _requirements: Path, _python: str) -> None:
         folder.mkdir()
         raise OSError("no space")
@@ -55,5 +53,4 @@ def test_an_environment_that_failed_is_not_taken_for_complete(environment: Envir
 
 
 def test_environments_do_not_share_a_folder() -> None:
-    """Neither replaces the other."""
     assert REFERENCE.folder != LOCUST.folder

@@ -18,14 +18,13 @@ from bench.report.contests import Comparison
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Triton:
-    """A Triton that does not run, with the fixture models."""
+    """A Triton with the fixture models that is not started."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
     return Triton(Settings(model_repository=str(repository), triton_grpc_port=12345), psutil.Process())
 
 
 def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Path) -> None:
-    """Interpreter, settings and model are the same; the note names the checkout."""
     lineup = Lineup(triton, 3, tmp_path, settings={"NEREID_DECODE_THREADS": "4"}, before=tmp_path)
     contestant, counterpart = lineup.contestant("nereid_shm", "null"), lineup.contestant("nereid_shm@before", "null")
 
@@ -40,7 +39,6 @@ def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Pa
 
 
 def test_a_counterpart_may_be_the_one_file(triton: Triton, tmp_path: Path) -> None:
-    """It is a program of its own, with the same settings."""
     file = tmp_path / "nereid"
     file.touch()
     lineup = Lineup(triton, 2, tmp_path, before=file)
@@ -64,12 +62,11 @@ def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton
 
 
 def test_nereid_can_run_as_it_is_without_settings(triton: Triton, tmp_path: Path) -> None:
-    """The transport is not chosen for it."""
     assert "NEREID_TRANSPORT" not in Lineup(triton, 1, tmp_path).contestant(DEFAULT, "null").environment
 
 
 def test_only_contestants_of_nereid_have_counterparts() -> None:
-    """A counterpart follows the contestant that is compared with it."""
+    """A counterpart is listed after the contestant that it is compared with."""
     assert add_counterparts(["reference", "nereid_inline", "nereid_file"]) == [
         "reference",
         "nereid_inline",

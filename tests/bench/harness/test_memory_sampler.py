@@ -25,7 +25,6 @@ def test_memory_is_read_until_the_block_ends() -> None:
 
 
 def test_a_process_that_ends_has_a_shorter_series() -> None:
-    """The others are read on."""
     child = subprocess.Popen([sys.executable, "-c", WAIT], stdin=subprocess.PIPE)
     with MemorySampler([psutil.Process(child.pid), psutil.Process()]) as sampler:
         ended, alive = sampler.series

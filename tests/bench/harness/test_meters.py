@@ -29,12 +29,10 @@ CHILD = "import signal; held = bytearray(50 << 20); print(flush=True); signal.pa
 
 @pytest.fixture
 def parent() -> psutil.Process:
-    """This process."""
     return psutil.Process()
 
 
 def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Process) -> None:
-    """Memory of workers is that of its largest members."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -53,7 +51,6 @@ def test_a_family_is_a_process_and_everything_it_has_started(parent: psutil.Proc
 
 
 def test_cpu_time_is_read_to_less_than_a_tick() -> None:
-    """Of any process; one that does not exist is an error."""
     before, spent = precise_cpu_seconds(os.getpid()), process_time()
     sum(range(20_000))
     after = precise_cpu_seconds(os.getpid())
@@ -64,7 +61,6 @@ def test_cpu_time_is_read_to_less_than_a_tick() -> None:
 
 
 def test_the_listener_of_a_port_is_found(parent: psutil.Process) -> None:
-    """A port without a listener has no process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/detect"
         assert parent.pid in [process.pid for process in listeners(url)]
@@ -88,7 +84,6 @@ def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, mo
 
 
 def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many images each of them has processed is told, too."""
     images = {"http://one": 5, "http://other": 0}
 
     def read_counters(triton: str, _model: str) -> Counters:
@@ -108,7 +103,6 @@ def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_counters_that_cannot_be_read_are_explained() -> None:
-    """The rest is measured all the same."""
     measured = Meters(dict, ["http://127.0.0.1:1"], "m").read(make_outcome([1.0]))
 
     assert measured.triton is None

@@ -11,7 +11,6 @@ from bench.harness.triton import Triton
 
 
 def test_a_model_is_loaded_with_another_config_for_a_while(reloadable: Settings) -> None:
-    """Then the one before is in use again."""
     control = ModelControl(reloadable, "wait_20")
     before = control.read()
     changed = copy.deepcopy(before)
@@ -25,7 +24,6 @@ def test_a_model_is_loaded_with_another_config_for_a_while(reloadable: Settings)
 
 
 def test_what_triton_cannot_load_leaves_the_model_as_it_is(reloadable: Settings) -> None:
-    """The message has Triton's reason, in one line."""
     control = ModelControl(reloadable, "wait_20")
     before = control.read()
     with pytest.raises(ContestantError, match=r"^Triton does not load wait_20: load failed .*nonsense"), control.restored():
@@ -35,7 +33,6 @@ def test_what_triton_cannot_load_leaves_the_model_as_it_is(reloadable: Settings)
 
 
 def test_a_triton_that_may_not_be_told_is_one_line(fixtures: Triton) -> None:
-    """So is a model that is not there."""
     with pytest.raises(ContestantError, match=r"Triton does not load null: .*not allowed"):
         ModelControl(fixtures.settings, "null").load({})
     with pytest.raises(ContestantError, match=r"Triton does not read nothing: .*unknown model"):

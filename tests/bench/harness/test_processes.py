@@ -24,7 +24,6 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def test_a_server_runs_until_the_block_ends(tmp_path: Path) -> None:
-    """It runs in its checkout, and its port is free afterwards."""
     (port,) = find_free(1)
     command = [sys.executable, "-c", SERVER, str(port), "200"]
     with running(command, {}, port, "/", tmp_path / "log", tmp_path) as server:
@@ -67,14 +66,12 @@ def test_the_settings_of_this_process_are_not_inherited(monkeypatch: pytest.Monk
 
 
 def test_a_checkout_is_recognised(tmp_path: Path) -> None:
-    """Any other folder is rejected with one line."""
     assert require_checkout(ROOT) == ROOT
     with pytest.raises(ContestantError, match="is not a checkout of this project"):
         require_checkout(tmp_path)
 
 
 def test_the_one_file_is_recognised_where_it_will_do(tmp_path: Path) -> None:
-    """A program is; any other file is rejected."""
     (file := tmp_path / "nereid").touch(0o755)
     (tmp_path / "text").touch(0o644)
 

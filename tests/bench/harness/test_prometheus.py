@@ -15,7 +15,6 @@ TARGETS = {"nereid": "127.0.0.1:1", "triton": "127.0.0.1:2"}
 
 
 def test_a_configuration_is_adapted() -> None:
-    """What is not about addresses and times stays as it is shipped."""
     shipped = msgspec.yaml.decode(CONFIG.read_bytes())
     adapted = msgspec.yaml.decode(adapt(CONFIG.read_bytes(), TARGETS, 0.5, Path("/rules")))
 
@@ -44,7 +43,6 @@ def test_it_answers_queries(tmp_path: Path) -> None:
 
 
 def test_without_prometheus_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one line."""
     monkeypatch.setenv("PATH", "")
 
     with (
@@ -56,13 +54,11 @@ def test_without_prometheus_the_message_says_how_to_get_it(tmp_path: Path, monke
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nowhere", "http://[", "ftp://127.0.0.1"])
 def test_an_address_without_a_prometheus_is_an_error(url: str) -> None:
-    """Whatever is wrong with it."""
     with pytest.raises(ContestantError, match="cannot be asked"):
         Prometheus(url).names()
 
 
 async def test_another_server_is_no_prometheus() -> None:
-    """The message tells its status."""
     async with serving(always(answer(b"<html>", "404 Not Found"))) as other:
         with pytest.raises(ContestantError, match="is no Prometheus: it answers with status 404"):
             await asyncio.to_thread(Prometheus(other.url).names)

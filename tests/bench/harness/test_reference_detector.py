@@ -9,7 +9,6 @@ LEFT, RIGHT = (0.0, 0.0, 10.0, 10.0), (5.0, 0.0, 15.0, 10.0)
 
 
 def test_iou_is_the_shared_part_of_the_union() -> None:
-    """Boxes that only touch share nothing."""
     assert iou(LEFT, LEFT) == 1
     assert iou(LEFT, RIGHT) == pytest.approx(1 / 3)
     assert iou(LEFT, (10.0, 0.0, 20.0, 10.0)) == 0
@@ -33,7 +32,6 @@ def test_a_box_matches_one_other_at_most() -> None:
 
 
 def test_f1_counts_missing_and_surplus_boxes() -> None:
-    """It is 1 if every box has a match."""
     tally = MatchCounts()
     tally.add([Box(1, 0.9, LEFT)], [Box(1, 0.9, LEFT)])
     assert tally.f1 == 1
@@ -44,7 +42,6 @@ def test_f1_counts_missing_and_surplus_boxes() -> None:
 
 
 def test_boxes_are_read_from_an_answer() -> None:
-    """Corners are in pixels."""
     detection = {"class_id": 3, "confidence": 0.5, "x1": 1.0, "y1": 2.0, "x2": 3.0, "y2": 4.0}
 
     assert boxes({"detections": [detection]}) == [Box(3, 0.5, (1.0, 2.0, 3.0, 4.0))]

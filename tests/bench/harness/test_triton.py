@@ -24,7 +24,6 @@ def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
 
 
 def test_a_gateway_is_told_of_several() -> None:
-    """Their addresses and the key that they share."""
     tritons = [
         Triton(Settings(triton_grpc_port=port, triton_control_key_file="control.key"), psutil.Process()) for port in (1001, 1002)
     ]
@@ -33,7 +32,6 @@ def test_a_gateway_is_told_of_several() -> None:
 
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is started."""
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     with pytest.raises(ContestantError, match="yolo11n has not been pulled"), fixture_triton(with_yolo=True):
         pass

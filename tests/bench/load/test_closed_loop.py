@@ -24,7 +24,6 @@ async def test_every_client_keeps_its_connection_and_every_answer_is_counted() -
 
 
 async def test_a_run_ends_when_its_time_is_over() -> None:
-    """Without a number of requests, the seconds decide, and progress is reported."""
     reported: list[tuple[float, int]] = []
     async with serving(always(answer(CAT))) as server:
         outcome = await drive_closed_loop(
@@ -37,7 +36,6 @@ async def test_a_run_ends_when_its_time_is_over() -> None:
 
 
 async def test_samples_are_sent_in_turn_to_the_path_and_query_of_the_url() -> None:
-    """Bodies arrive byte for byte, each sample as often as the others."""
     received: list[bytes] = []
 
     async def reply(_number: int, request: bytes) -> bytes:

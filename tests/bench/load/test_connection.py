@@ -12,7 +12,6 @@ from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
 
 def test_a_request_names_host_type_and_length() -> None:
-    """It is complete, so that any HTTP/1.1 server accepts it."""
     request = encode_request(parse_target("http://localhost:81/detect?x=1"), b"\xff\xd8..")
 
     assert request == (
@@ -54,7 +53,6 @@ async def test_a_server_may_close_the_connection_after_its_answer() -> None:
 
 
 async def test_answers_may_arrive_in_pieces() -> None:
-    """Heads and bodies may be split anywhere."""
     response = answer(CAT, "200 OK", "server-timing: total;dur=1")
 
     async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

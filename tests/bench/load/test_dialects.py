@@ -41,7 +41,6 @@ def test_both_requests_carry_the_image_in_the_same_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DIALECTS if name in PAIRS])
 async def test_the_gateway_understands_them(server: httpx.AsyncClient, name: str) -> None:
-    """Both find the ten objects."""
     own, other = PAIRS[name](IMAGE, MODEL)
     answer = await server.post(own.path, content=own.body, headers=own.headers)
     response = await server.post(other.path, content=other.body, headers=other.headers)

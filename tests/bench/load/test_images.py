@@ -51,10 +51,8 @@ def test_coco_sized_images_are_not_larger_than_those_of_coco() -> None:
 
 
 def test_unlabelled_images_expect_nothing() -> None:
-    """Models that find nothing answer them correctly."""
     assert all(sample.expected == frozenset() for sample in unlabelled_samples(SAMPLE_FOLDER))
 
 
 def test_the_large_image_has_twelve_megapixels() -> None:
-    """It is as large as a photo of a camera."""
     assert large_sample().name == "coffee 4000x3000"

@@ -77,7 +77,6 @@ async def test_requests_that_were_due_but_could_not_be_sent_are_errors() -> None
 
 
 async def test_the_rate_must_be_above_zero() -> None:
-    """A rate of nothing is an error of the caller."""
     async with serving(always(answer(CAT))) as server:
         with pytest.raises(ValueError, match="rate"):
             await drive_open_loop(server.url, [SAMPLE], rate=0, seconds=1)

@@ -7,7 +7,6 @@ from tests.bench.support import make_outcome
 
 
 def test_percentiles_are_those_of_the_latencies() -> None:
-    """They are exact to three digits."""
     outcome = make_outcome(range(1, 101))
 
     assert outcome.percentile(50) == pytest.approx(50, rel=1e-3)
@@ -17,7 +16,6 @@ def test_percentiles_are_those_of_the_latencies() -> None:
 
 
 def test_the_share_within_a_time_is_that_of_all_requests() -> None:
-    """Those that failed have had no answer in time."""
     outcome = make_outcome([20.0, 50.0, 99.0, 101.0], s200=4, s429=4)
 
     assert outcome.share_within(100) == 3 / 8
@@ -25,14 +23,12 @@ def test_the_share_within_a_time_is_that_of_all_requests() -> None:
 
 
 def test_an_outcome_without_answers_has_numbers() -> None:
-    """Nothing divides by zero."""
     outcome = make_outcome([], error=3)
 
     assert (outcome.rate, outcome.mean, outcome.percentile(99), outcome.failed, outcome.share_within(9)) == (0, 0, 0, 1, 0)
 
 
 def test_histograms_add_up() -> None:
-    """Latencies beyond the range count as its ends."""
     total = merge_histograms([encode_latencies([0.0, 0.001]), encode_latencies([3600.0])])
 
     assert total.total_count == 3

@@ -94,7 +94,6 @@ async def test_a_request_that_was_given_up_has_no_latency() -> None:
 
 
 async def test_a_server_that_vanishes_costs_each_arrival_an_error() -> None:
-    """Connections that cannot be opened do not end the run."""
     async with serving(always(answer(CAT))) as server:
 
         async def vanish(_number: int, _request: bytes) -> None:
@@ -128,7 +127,7 @@ async def test_a_polite_client_waits_as_long_as_it_was_told(more: list[str]) -> 
 
 
 async def test_a_polite_client_that_was_answered_does_not_wait() -> None:
-    """Retry-After of an earlier answer is forgotten, and the one of a correct answer ignored."""
+    """`Retry-After` of an earlier answer is forgotten, and that of a correct answer is ignored."""
     responses = [answer(b"{}", FULL, "Retry-After: 0"), answer(CAT, "200 OK", "Retry-After: 60"), answer(CAT)]
 
     async def reply(number: int, _request: bytes) -> bytes:
@@ -142,8 +141,6 @@ async def test_a_polite_client_that_was_answered_does_not_wait() -> None:
 
 
 async def test_a_polite_client_comes_back() -> None:
-    """It sends its next request when the seconds are over."""
-
     async def reply(number: int, _request: bytes) -> bytes:
         return answer(CAT) if number else answer(b"{}", FULL, "Retry-After: 1")
 

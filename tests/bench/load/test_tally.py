@@ -23,7 +23,6 @@ async def test_wrong_answers_are_not_correct(body: bytes) -> None:
 
 @pytest.mark.parametrize(("label", "status"), [("cat", "200"), ("dog", "wrong")])
 async def test_predictions_of_deepstack_are_read(label: str, status: str) -> None:
-    """They have labels."""
     body = b'{"success":true,"predictions":[{"label":"%b","confidence":0.9}]}' % label.encode()
     async with serving(always(answer(body))) as server:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
@@ -40,7 +39,6 @@ async def test_every_sixteenth_of_the_later_answers_is_checked() -> None:
 
 
 async def test_statuses_are_counted_separately() -> None:
-    """Refusals are counted by their status and add up to the requests."""
     responses = [answer(CAT), answer(b"{}", "503 Service Unavailable"), answer(b"{}", "413 Content Too Large")]
 
     async def reply(number: int, _request: bytes) -> bytes:
@@ -54,7 +52,7 @@ async def test_statuses_are_counted_separately() -> None:
 
 
 async def test_overhead_is_spent_neither_on_decoding_nor_in_triton() -> None:
-    """Both are subtracted from what the client waited, request by request."""
+    """Both are subtracted from the client's latency, request by request."""
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=0.2, infer;dur=0.1, post;dur=0.3, total;dur=0.6")
     async with serving(always(response)) as server:
         outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
@@ -84,7 +82,6 @@ def test_the_model_is_the_one_that_the_answers_name(model: bytes, name: str) -> 
 
 
 def test_a_refusal_does_not_tell_the_model() -> None:
-    """Only answers with detections do."""
     tally = Tally([frozenset({"cat"})], patience=1)
     tally.start()
     tally.answered(0, 0.0, "503", CAT, b"")
@@ -93,7 +90,6 @@ def test_a_refusal_does_not_tell_the_model() -> None:
 
 
 def test_other_parameters_of_server_timing_are_ignored() -> None:
-    """A duration may be followed by a description, and may be missing."""
     tally = Tally([frozenset()], patience=1)
     tally.start()
     tally.answered(0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache')
@@ -130,7 +126,6 @@ def test_goodput_leaves_out_answers_after_the_last_request() -> None:
 
 
 def test_dropped_requests_are_requests() -> None:
-    """They are part of the load, and not correct."""
     tally = Tally([frozenset()], patience=1)
     tally.start()
     tally.dropped()
@@ -141,7 +136,6 @@ def test_dropped_requests_are_requests() -> None:
 
 
 def test_the_delay_of_a_schedule_is_that_of_all_but_one_in_a_hundred() -> None:
-    """Without a schedule there is none."""
     tally = Tally([frozenset()], patience=1)
     assert tally.outcome(0.0).delay_p99 == 0
     for milliseconds in range(100):

@@ -19,7 +19,6 @@ from tests.bench.support import SAMPLE
     ],
 )
 async def test_another_host_is_rejected(url: str) -> None:
-    """It is refused before a connection is opened."""
     with pytest.raises(ValueError, match=r"only be sent to this machine|does not start with"):
         await drive_closed_loop(url, [SAMPLE], clients=1, seconds=1)
 

@@ -22,7 +22,6 @@ FIXTURES = sorted(path.parent.name for path in (ROOT / "bench" / "models").glob(
 
 
 def blank(spec: ModelSpec) -> NDArray[np.generic]:
-    """Make an input for one image."""
     if spec.input_format is not InputFormat.FILE:
         return np.zeros(spec.image_shape, spec.dtype)
     content = b"not looked at"

@@ -18,7 +18,6 @@ def test_the_fp32_variant_of_the_real_model_takes_floats(tmp_path: Path, setting
 
 
 def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
-    """Each has its config and the implementation that all share."""
     write_models(tmp_path)
 
     assert not (tmp_path / "yolo11n").exists()
@@ -28,7 +27,6 @@ def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
 
 
 def test_a_model_is_linked_but_for_the_files_that_change(tmp_path: Path) -> None:
-    """What it is made from stays as it is."""
     source = REPOSITORY / "yolo11n"
     config = source / "configs" / "embedded.pbtxt"
     write_model(source, tmp_path, {config: "changed"})

@@ -19,7 +19,6 @@ def test_a_logarithmic_axis_covers_all_values() -> None:
 
 
 def test_a_linear_axis_begins_at_zero() -> None:
-    """It ends at a round number."""
     axis = linear_axis(730, "requests/s")
 
     assert (axis.low, axis.high) == (0, 800)
@@ -58,7 +57,7 @@ def test_areas_reach_down_to_the_axis() -> None:
 
 
 def test_bars_of_very_different_length_show_shares() -> None:
-    """On one scale the shorter one would not be seen."""
+    """On one scale, the shorter bar would be invisible."""
     drawn = draw_bars([Bar("a", {"x": 1.0}, "1"), Bar("b", {"x": 1000.0}, "1000")], {"x": "red"})
 
     assert "each bar shows shares of its own total" in drawn

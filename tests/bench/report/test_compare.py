@@ -33,7 +33,6 @@ def test_changes_are_judged() -> None:
 
 
 def test_a_run_without_answers_can_be_compared() -> None:
-    """Figures that only one of them has are shown without a verdict."""
     dead = make_run(outcome=make_outcome([], error=10), triton=None, triton_note="gone", cpu_ms={})
 
     assert compare(make_runs_record(dead), make_runs_record(dead))
@@ -42,7 +41,6 @@ def test_a_run_without_answers_can_be_compared() -> None:
 
 
 def test_contests_are_compared_by_contestant() -> None:
-    """Each contestant counts as one run."""
     record = make_record({}, contests=[make_contest()])
     text = compare(record, record)
 

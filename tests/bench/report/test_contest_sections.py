@@ -21,7 +21,6 @@ def test_the_page_draws_contests() -> None:
 
 
 def test_the_page_shows_the_comparisons_of_a_contest() -> None:
-    """Each ratio has its range."""
     comparison = Comparison("reference", [("nereid", "reference")])
     text = page([("versus", make_record({}, contests=[make_contest(comparisons=[comparison])]))])
 

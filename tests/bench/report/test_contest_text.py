@@ -19,7 +19,7 @@ def test_a_contest_has_a_line_for_each_contestant_and_each_comparison() -> None:
 
 
 def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
-    """The numbers would otherwise be taken at face value."""
+    """Otherwise the numbers would be taken at face value."""
     measured = make_measurement(100.0)
     measured.outcome.driver_cpu = 0.9
     measured.outcome.statuses = {"200": 10, "wrong": 190}
@@ -32,13 +32,11 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
 
 
 def test_a_contest_without_contestants_can_be_described() -> None:
-    """All may have been left out."""
     contest = Contest(title="x", clients=1, workers=1, seconds=1, entries=[], left_out={"a": "why"})
 
     assert "a is left out: why" in contest_text(contest)
 
 
 def test_a_spread_is_a_median_with_its_range() -> None:
-    """Without values it is a dash."""
     assert spread([1.0, 2.0, 4.0]) == "2.00 x (1.00..4.00)"
     assert spread([]) == "-"

@@ -19,7 +19,7 @@ def test_a_contestant_is_represented_by_its_median_round() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    """Noise that hits a whole round does not change them."""
+    """Noise that affects a whole round does not change them."""
     entries = [
         ContestantResult(name=name, model="null", note="", rounds=[make_measurement(rate) for rate in rates])
         for name, rates in (("reference", [100.0, 50.0]), ("nereid_shm", [400.0, 200.0]))
@@ -29,7 +29,6 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_a_round_without_the_figure_has_no_ratio() -> None:
-    """Nothing is divided by zero."""
     entries = [
         ContestantResult(name="base", model="null", note="", rounds=[make_measurement(0.0), make_measurement(10.0)]),
         ContestantResult(name="one", model="null", note="", rounds=[make_measurement(5.0), make_measurement(5.0)]),

@@ -19,7 +19,6 @@ _DASHBOARD = {"uid": "d", "title": "D", "templating": {"list": [{"name": "model"
 
 
 def test_a_dashboard_is_read(tmp_path: Path) -> None:
-    """What a panel does not say has Grafana's default."""
     file = tmp_path / "d.json"
     bare = {name: _PANEL[name] for name in ("id", "type", "title", "gridPos")}
     file.write_bytes(msgspec.json.encode(_DASHBOARD | {"panels": [_PANEL, bare]}))
@@ -30,7 +29,6 @@ def test_a_dashboard_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_dashboard_is_an_error(tmp_path: Path) -> None:
-    """Also if it is valid JSON."""
     file = tmp_path / "d.json"
     file.write_text('{"title": "D"}', encoding="utf-8")
 
@@ -40,12 +38,11 @@ def test_what_is_no_dashboard_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("expression", ["rate(x[$__rate_interval])", "rate(x[${__rate_interval}])"])
 def test_variables_are_filled_in(expression: str) -> None:
-    """In both of Grafana's notations; one without a value is an error."""
+    """Grafana has two notations; a variable without a value is an error."""
     assert fill_in(expression, everything("1m")) == "rate(x[1m])"
     with pytest.raises(KeyError):
         fill_in("$nothing", everything("1m"))
 
 
 def test_series_are_named_after_their_labels() -> None:
-    """A label that a series has not is empty."""
     assert Target("A", "x", "{{model}}: {{ reason }}").name({"model": "yolo11n"}) == "yolo11n: "

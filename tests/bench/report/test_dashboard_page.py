@@ -6,13 +6,11 @@ from tests.bench.report.elements import Elements
 
 
 def panel(number: int, kind: str = "timeseries", unit: str = "short", stacking: str = "none") -> Panel:
-    """Make a panel."""
     config = FieldConfig(Defaults(unit, Style(Stacking(stacking))))
     return Panel(number, kind, f"Panel <{number}>", Place(x=8, y=3, w=8, h=4), field_config=config)
 
 
 def draw(made: Panel, *curves: Curve) -> str:
-    """Draw a dashboard of one panel."""
     page = dashboard_page(Dashboard("d", "Nereid", Templating([]), [made]), {made.id: curves}, 60)
     elements = Elements(page)
     assert not elements.open
@@ -21,7 +19,6 @@ def draw(made: Panel, *curves: Curve) -> str:
 
 
 def test_a_panel_is_drawn_at_its_place() -> None:
-    """With its title, and its curves in the unit of the picture."""
     page = draw(panel(1, unit="percentunit"), Curve("failed", [(0.0, 0.25), (60.0, 0.75)]))
 
     assert "grid-column:9/span 8;grid-row:4/span 4" in page
@@ -31,7 +28,6 @@ def test_a_panel_is_drawn_at_its_place() -> None:
 
 
 def test_stacked_curves_are_areas() -> None:
-    """The axis reaches to their sum."""
     curves = [Curve(name, [(0.0, 30.0), (60.0, 30.0)]) for name in ("a", "b", "c")]
 
     assert draw(panel(1, stacking="normal"), *curves).count("<polygon") == 3
@@ -48,7 +44,6 @@ def test_a_single_figure_is_the_last_one() -> None:
 
 
 def test_what_has_no_data_says_so() -> None:
-    """A row is the title of what follows; it has none."""
     assert "no data" in draw(panel(1))
     assert "no data" in draw(panel(1), Curve("a", []))
     assert "no data" not in draw(panel(1, "row"))

@@ -6,7 +6,6 @@ from bench.report.machine import describe_machine, package_versions
 
 
 def test_the_machine_is_described() -> None:
-    """Processor, cores and memory are known."""
     machine = describe_machine()
 
     assert machine.system.startswith("Linux")
@@ -16,7 +15,6 @@ def test_the_machine_is_described() -> None:
 
 
 def test_versions_are_those_of_installed_packages() -> None:
-    """A package that is not installed has none."""
     versions = package_versions()
 
     assert versions["python"] == platform.python_version()

@@ -18,7 +18,6 @@ def test_servers_are_drawn_beside_each_other() -> None:
 
 
 def test_servers_of_several_files_are_told_apart() -> None:
-    """The name of the file is part of theirs."""
     record = make_runs_record(*make_overload_runs("nereid"))
     text = page([("before", record), ("after", record)])
 
@@ -27,7 +26,6 @@ def test_servers_of_several_files_are_told_apart() -> None:
 
 
 def test_other_runs_of_the_same_record_have_their_own_sections() -> None:
-    """A record may contain both."""
     text = page([("x", make_runs_record(make_run(), *make_overload_runs("nereid")))])
 
     assert "<h2>Numbers</h2>" in text
@@ -35,7 +33,6 @@ def test_other_runs_of_the_same_record_have_their_own_sections() -> None:
 
 
 def test_a_server_that_answered_nothing_can_be_drawn() -> None:
-    """It has a goodput of zero, and no p99."""
     peak, burst = make_overload_runs("nereid")
     burst.outcome = make_outcome([], error=10)
     text = page([("x", make_runs_record(burst))])

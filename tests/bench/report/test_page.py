@@ -36,7 +36,6 @@ def test_the_page_names_the_model_that_answered() -> None:
 
 
 def test_names_cannot_break_the_page() -> None:
-    """A label of the command line is text."""
     text = page([("a&b", make_runs_record(make_run(contestant="<script>alert(1)</script>"), make_run(contestant="b")))])
 
     assert "<script" not in text

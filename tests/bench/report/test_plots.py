@@ -5,7 +5,6 @@ from bench.report.plots import batch_plots, cpu_plot, latency_plot, stage_bar, s
 
 
 def test_stages_stand_in_the_order_of_a_request() -> None:
-    """Stages of other servers follow; what belongs to no stage comes last."""
     bar = stage_bar("a", {"total": 10.0, "infer": 4.0, "db": 1.0, "decode": 2.0}, "10 ms")
 
     assert list(bar.parts.items()) == [("decode", 2.0), ("infer", 4.0), ("db", 1.0), ("rest", 3.0)]
@@ -20,7 +19,6 @@ def test_only_the_first_latency_curves_are_drawn() -> None:
 
 
 def test_batch_sizes_of_a_name_without_executions_are_left_out() -> None:
-    """A chart without executions would be empty."""
     drawn = batch_plots({"a": {"1": 0}, "b": {"1": 1, "3": 1}})
 
     assert "a: mean" not in drawn
@@ -28,7 +26,6 @@ def test_batch_sizes_of_a_name_without_executions_are_left_out() -> None:
 
 
 def test_cpu_time_is_labelled_with_its_sum() -> None:
-    """Each kind of process is a part of the bar."""
     drawn = cpu_plot({"nereid": {"gateway": 2.0, "client": 1.0}})
 
     assert "3.00 ms" in drawn

@@ -43,7 +43,6 @@ def test_a_contest_survives_its_file(tmp_path: Path) -> None:
     ids=["missing", "other", "broken", "no text", "other contests"],
 )
 def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path: Path) -> None:
-    """The message names the file."""
     path = tmp_path / "x.json"
     if content is not None:
         path.write_bytes(content)

@@ -6,7 +6,6 @@ from tests.bench.support import make_outcome, make_run, make_runs_record
 
 
 def test_a_run_without_answers_can_be_drawn() -> None:
-    """Nothing is divided by the zero of a server that answered nothing."""
     dead = make_run(outcome=make_outcome([], error=10), triton=None, triton_note="gone", cpu_ms={})
     text = page([("dead", make_runs_record(dead))])
 
@@ -15,7 +14,6 @@ def test_a_run_without_answers_can_be_drawn() -> None:
 
 
 def test_runs_with_the_same_number_of_clients_can_be_drawn() -> None:
-    """A sweep may be repeated."""
     runs = [make_run(clients=clients) for clients in (1, 4, 4)]
 
     assert "Throughput over clients" in page([("x", make_runs_record(*runs))])

@@ -25,7 +25,6 @@ def test_a_scaling_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_points_are_compared_with_the_smallest_gateway_under_the_same_load() -> None:
-    """What varies may be the number of workers, too."""
     scaling = make_scaling("worker")
 
     assert scaling.title == "workers: wait_80_file, 1 Triton"
@@ -34,7 +33,6 @@ def test_points_are_compared_with_the_smallest_gateway_under_the_same_load() -> 
 
 
 def test_calls_and_images_of_all_rounds_are_added_up() -> None:
-    """A round in which Triton could not be asked counts for nothing."""
     scaling = make_scaling()
     point = scaling.points[3]
     point.rounds[0].images_by_triton = [10, 30]

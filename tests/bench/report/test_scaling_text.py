@@ -21,12 +21,10 @@ def test_every_point_has_a_row() -> None:
 
 
 def test_with_one_triton_nothing_is_said_of_shares() -> None:
-    """They would all be 100 %."""
     assert "images by Triton" not in scaling_text(make_scaling("worker"))
 
 
 def test_what_limits_the_figures_is_said() -> None:
-    """A client that is busy, and counters that could not be read."""
     scaling = make_scaling()
     (first, *_) = scaling.points[0].rounds
     first.outcome.driver_cpu, first.triton_note = 0.9, "Triton is gone"

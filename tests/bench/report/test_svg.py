@@ -4,7 +4,7 @@ from bench.report.svg import area, colour, dot, legend, polyline, rectangle, sho
 
 
 def test_names_are_escaped_wherever_they_are_written() -> None:
-    """They may come from the command line."""
+    """Names may come from the command line."""
     elements = [
         text(0, 0, "<b>"),
         dot(0, 0, "red", "<b>"),
@@ -18,11 +18,9 @@ def test_names_are_escaped_wherever_they_are_written() -> None:
 
 
 def test_long_names_are_cut() -> None:
-    """The last letter becomes an ellipsis."""
     assert shorten("nereid", 6) == "nereid"
     assert shorten("nereid_shm", 6) == "nerei…"
 
 
 def test_colours_repeat() -> None:
-    """There are eight."""
     assert colour(1) == colour(9) != colour(2)

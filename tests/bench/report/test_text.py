@@ -15,7 +15,6 @@ def test_the_sheet_describes_a_run_in_full() -> None:
 
 
 def test_a_run_without_answers_can_be_described() -> None:
-    """It tells why there is nothing about Triton."""
     dead = make_run(outcome=make_outcome([], error=10), triton=None, triton_note="gone", cpu_ms={})
 
     assert "100.00%" in sheet(dead)
@@ -24,7 +23,6 @@ def test_a_run_without_answers_can_be_described() -> None:
 
 
 def test_an_overview_has_a_line_for_each_run() -> None:
-    """The model is named once."""
     text = overview([make_run(), make_run(clients=16)])
 
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["4", "16"]
@@ -32,10 +30,8 @@ def test_an_overview_has_a_line_for_each_run() -> None:
 
 
 def test_numbers_have_three_significant_digits() -> None:
-    """More only if they are large."""
     assert [number(value) for value in (1234.5, 123.4, 12.34, 1.234, None)] == ["1,234", "123", "12.3", "1.23", "-"]
 
 
 def test_a_table_is_aligned() -> None:
-    """The first column to the left, the others to the right."""
     assert table([["", "a"], ["long", "10"]]) == "       a\n----  --\nlong  10"

@@ -37,7 +37,7 @@ async def without_page() -> AsyncIterator[httpx.AsyncClient]:
     ],
 )
 async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClient, accept: str) -> None:
-    """Under the names that clients of other systems know, whatever else they accept."""
+    """The description has the names that clients of other systems know, whatever else they accept."""
     response = await reader.get("/", headers={"Accept": accept})
 
     assert response.headers["content-type"] == "application/json"
@@ -55,14 +55,12 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
 
 
 async def test_every_endpoint_that_is_named_exists(shared_app: Application, reader: httpx.AsyncClient) -> None:
-    """Under the path that the description has."""
     named = json(await reader.get("/"))["endpoints"].values()
 
     assert set(named) <= {route.path_format for route in routes_of(shared_app)}
 
 
 async def test_a_model_on_a_gpu_is_described() -> None:
-    """As far as its config is known."""
     fake = FakeTriton()
     fake.config = {**CONFIG, "instance_group": [{"kind": "KIND_GPU"}]}
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
@@ -95,7 +93,7 @@ async def test_the_page_needs_no_key_and_its_files_neither(tmp_path_factory: pyt
 
 
 async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
-    """With the type that a browser expects; code is asked for again each time."""
+    """Each file has the type that a browser expects; browsers revalidate code each time."""
     for name, media_type in ASSETS.items():
         response = await reader.get(f"/page-assets/{name}")
 
@@ -107,7 +105,6 @@ async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
 
 
 def test_the_page_names_its_own_files_only() -> None:
-    """There is nothing to load from elsewhere."""
     named: set[str] = set()
     for path in FOLDER.glob("*.[hcj]*[ls]"):
         text = path.read_text(encoding="utf-8")
@@ -118,7 +115,7 @@ def test_the_page_names_its_own_files_only() -> None:
 
 
 def test_the_samples_are_the_projects_own() -> None:
-    """Whose licences tests/images/README.md has."""
+    """Their licences are in tests/images/README.md."""
     samples = sorted(FOLDER.glob("*.jpg"))
 
     assert [sample.read_bytes() for sample in samples] == [(IMAGES / sample.name).read_bytes() for sample in samples]
@@ -126,11 +123,9 @@ def test_the_samples_are_the_projects_own() -> None:
 
 @pytest.mark.parametrize("name", ["page.html", "nothing.js", "__init__.py", "..%2Froutes.py"])
 async def test_no_other_file_is_served(reader: httpx.AsyncClient, name: str) -> None:
-    """Nothing else of the folder or those around it."""
     assert (await reader.get(f"/page-assets/{name}")).status_code == 404
 
 
 async def test_without_the_page_everybody_gets_the_description(without_page: httpx.AsyncClient) -> None:
-    """Its files do not exist then."""
     assert json(await without_page.get("/", headers={"Accept": BROWSER}))["service"] == "Nereid"
     assert (await without_page.get("/page-assets/page.js")).status_code == 404

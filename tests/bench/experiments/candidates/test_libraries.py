@@ -15,7 +15,6 @@ Prepare = Callable[[], dict[str, Step]]
 
 
 def run(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
-    """Run the steps one after the other."""
     value = image
     for step in steps.values():
         value = step(value)

@@ -31,14 +31,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two files that stand for images."""
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(name.encode())
     return tmp_path
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Parse the last line of the output."""
     return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
 
@@ -65,7 +63,6 @@ def test_the_time_of_each_step_is_printed(seen: list[bytes], folder: Path, capsy
 
 @pytest.mark.usefixtures("seen")
 def test_only_the_wanted_steps_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first wanted step gets the image."""
     program.main("counted", folder, 0.01, ["read", "other"])
 
     assert list(printed(capsys)["milliseconds"]) == ["read", "free"]

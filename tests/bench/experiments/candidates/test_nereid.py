@@ -22,12 +22,10 @@ Prepare = Callable[[], dict[str, Step]]
 
 @pytest.fixture(autouse=True)
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the steps that need a Triton."""
     monkeypatch.delenv("BENCH_TRITON", raising=False)
 
 
 def draw(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
-    """Run the steps up to the canvas."""
     value: Any = image
     for name in IMAGE_STEPS:
         value = steps[name](value)
@@ -57,13 +55,11 @@ def test_only_the_shared_canvas_is_used_again() -> None:
 
 @BOTH
 def test_without_a_triton_its_steps_are_left_out(prepare: Prepare) -> None:
-    """The other steps need no server."""
     assert list(prepare()) == [*IMAGE_STEPS, "encode"]
 
 
 @BOTH
 def test_an_answer_with_five_detections_is_encoded(prepare: Prepare) -> None:
-    """The JSON is that of a response of the gateway."""
     answer = msgspec.json.decode(prepare()["encode"](None))
 
     assert answer["num_detections"] == len(answer["detections"]) == 5

@@ -43,7 +43,6 @@ def test_without_a_triton_an_image_becomes_planes_and_an_answer_is_encoded() -> 
 
 
 def test_with_a_triton_its_client_and_framework_are_steps(fixtures: Triton, tmp_path: Path) -> None:
-    """Each image is one inference of the model that takes planes."""
     (tmp_path / "image").write_bytes((IMAGES / "coffee.jpg").read_bytes())
     before = read_counters(fixtures.url, "null_fp32")
     (spent,) = spend("reference", tmp_path, 0.05, triton=fixtures.settings)

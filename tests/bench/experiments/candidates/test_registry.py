@@ -28,7 +28,7 @@ def test_every_candidate_names_a_function_of_a_module(name: str) -> None:
 
 
 def test_the_candidates_of_nereid_are_in_its_module() -> None:
-    """Only they are run from another checkout as well."""
+    """Only Nereid's candidates also run from another checkout."""
     assert [name for name, place in CANDIDATES.items() if place.startswith("nereid:")] == list(NEREID)
 
 
@@ -40,12 +40,10 @@ def test_the_registry_imports_no_candidate() -> None:
 
 
 def test_the_steps_of_a_candidate_are_in_order() -> None:
-    """`steps_of` imports the module and calls its function."""
     assert list(steps_of("opencv")) == ["decode", "letterbox"]
     assert list(steps_of("pillow")) == ["header", "decode", "letterbox"]
 
 
 def test_an_unknown_candidate_is_an_error() -> None:
-    """The error names the candidate."""
     with pytest.raises(KeyError, match="other"):
         steps_of("other")

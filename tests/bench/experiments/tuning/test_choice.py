@@ -24,7 +24,6 @@ def test_the_front_has_whatever_nothing_is_better_than() -> None:
 
 
 def test_a_better_one_is_chosen_though_the_machine_was_busy() -> None:
-    """It is compared round by round. The best of several wins."""
     rounds = {
         "present": PRESENT,
         "better": [make_trial(rate, 10.0) for rate in (22.0, 11.0, 23.5)],
@@ -46,12 +45,11 @@ def test_a_better_one_is_chosen_though_the_machine_was_busy() -> None:
     ids=["hardly better", "better but once", "latency lost", "throughput lost", "overloaded once"],
 )
 def test_otherwise_the_present_one_stays(other: list) -> None:  # type: ignore[type-arg]
-    """What is not better beyond the noise is not worth a change."""
+    """A difference within the noise does not justify a change."""
     assert choose({"present": PRESENT, "other": other}, "present") == "present"
 
 
 def test_few_rounds_do_not_tell() -> None:
-    """Neither do any in which the present one could not be measured."""
     better = [make_trial(100.0, 1.0)] * 2
 
     assert choose({"present": PRESENT[:2], "other": better}, "present") == "present"

@@ -20,7 +20,6 @@ def _write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize("model", ["yolo11n", "yolox_nano"])
 @pytest.mark.parametrize("is_embedded", [True, False])
 def test_only_what_is_varied_changes(model: str, is_embedded: bool) -> None:  # noqa: FBT001 - a parameter
-    """In the project's own configs: every other line stays, with its comments."""
     path = config_text.config_file(REPOSITORY, model, is_embedded=is_embedded)
     present = read_variant(config_text.read(path), has_threads=is_embedded, calls=None)
     wanted = Variant(instances=3, threads=2 if is_embedded else None, max_batch=8, delay_us=2000)
@@ -54,12 +53,11 @@ def test_only_what_is_varied_changes(model: str, is_embedded: bool) -> None:  # 
     ids=["without instances", "without a count", "comments", "a comment in a string"],
 )
 def test_other_ways_to_write_it(tmp_path: Path, text: str, expected: str) -> None:
-    """What is missing is added; comments are no fields."""
     assert config_text.edit(_write(tmp_path, text), Variant(instances=3, max_batch=8)) == expected
 
 
 def test_a_missing_delay_is_put_into_the_batcher(tmp_path: Path) -> None:
-    """Zero is what a batcher without a delay has: nothing to write."""
+    """A batcher without a delay has zero, so zero is not written."""
     path = _write(tmp_path, "max_batch_size: 4 dynamic_batching {}")
 
     assert config_text.edit(path, Variant(max_batch=4, delay_us=0)) == path.read_text()
@@ -67,7 +65,6 @@ def test_a_missing_delay_is_put_into_the_batcher(tmp_path: Path) -> None:
 
 
 def test_what_is_not_understood_is_not_edited(tmp_path: Path) -> None:
-    """The message has everything that whoever edits it needs."""
     path = _write(tmp_path, "instance_group { rate_limiter { priority: 1 } count: 2 }")
     with pytest.raises(ContestantError, match=r"config\.pbtxt is written in a way .* edit it yourself: instances 3$"):
         config_text.edit(path, Variant(instances=3))
@@ -86,7 +83,6 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_config_is_one_line(tmp_path: Path) -> None:
-    """It names the file."""
     with pytest.raises(ContestantError, match="missing/config"):
         config_text.read(tmp_path / "missing" / "config.pbtxt")
 

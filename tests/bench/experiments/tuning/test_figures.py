@@ -6,7 +6,6 @@ from tests.bench.support import make_outcome
 
 
 def test_trials_are_summed_up() -> None:
-    """The median of the throughput, and percentiles of all latencies."""
     found = figures([make_trial(10.0, 5.0), make_trial(30.0, 5.0), make_trial(20.0, 50.0)])
 
     assert found.throughput == 20.0
@@ -14,7 +13,7 @@ def test_trials_are_summed_up() -> None:
 
 
 def test_a_load_that_was_too_much_once_has_no_latency() -> None:
-    """Whether it was not tried, or more than one request in a hundred was not answered. More throughput is better all the same."""
+    """It was not tried, or more than one request in a hundred was not answered. More throughput still counts as better."""
     rejected = Trial(20.0, 15.0, make_outcome([5.0] * 95, s200=95, s429=5))
 
     for trial in (make_trial(20.0, None), rejected):
@@ -23,5 +22,5 @@ def test_a_load_that_was_too_much_once_has_no_latency() -> None:
 
 
 def test_throughput_counts_more_than_latency() -> None:
-    """Twice the throughput is worth more than half the p99."""
+    """Twice the throughput outweighs half the p99."""
     assert Figures(20.0, 5.0, 10.0).score > Figures(10.0, 5.0, 5.0).score > Figures(10.0, 5.0, 10.0).score

@@ -10,7 +10,7 @@ TRIED = {PRESENT: make_trial(20.0, 10.0), WORSE: make_trial(19.0, 11.0), QUICK: 
 
 
 def test_the_front_is_compared_with_the_present_one() -> None:
-    """As many of it as there is time for, the best first, and one in any case."""
+    """As many variants of the front as there is time for are compared, the best first, and at least one."""
     assert finalists(TRIED, PRESENT, trials=9) == [PRESENT, FAST, QUICK]
     assert finalists(TRIED, PRESENT, trials=100) == [PRESENT, FAST, QUICK, WORSE]
     assert finalists(TRIED, PRESENT, trials=0) == [PRESENT, FAST]
@@ -18,7 +18,7 @@ def test_the_front_is_compared_with_the_present_one() -> None:
 
 
 def test_rounds_are_interleaved_at_the_rate_of_the_first_one() -> None:
-    """Three of them are held however little time there is. What cannot be run any more is out."""
+    """Three rounds are held however little time there is. A variant that can no longer be run is dropped."""
     asked: list[tuple[Variant, float | None]] = []
 
     def measure(variant: Variant, rate: float | None) -> Trial | None:
@@ -32,7 +32,6 @@ def test_rounds_are_interleaved_at_the_rate_of_the_first_one() -> None:
 
 
 def test_more_rounds_are_held_while_there_is_time() -> None:
-    """But no more than five."""
     left = iter([2, 1])
 
     assert len(hold_rounds([PRESENT, FAST], lambda variant, _: TRIED[variant], lambda: next(left))[FAST]) == 4
@@ -40,5 +39,4 @@ def test_more_rounds_are_held_while_there_is_time() -> None:
 
 
 def test_nothing_is_measured_again_if_there_is_nothing_to_compare() -> None:
-    """One variant alone tells nothing."""
     assert hold_rounds([PRESENT], lambda _variant, _rate: None, lambda: 100) == {}

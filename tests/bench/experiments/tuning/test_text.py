@@ -27,6 +27,5 @@ def test_the_table_marks_the_front_and_ends_with_the_choice() -> None:
 
 
 def test_it_says_why_nothing_changes() -> None:
-    """Either nothing was better, or nothing was compared."""
     assert list(result_lines(TRIED, ROUNDS, PRESENT, PRESENT))[-1] == "choice: as it is; nothing was better by 5% in every round"
     assert "could not be compared" in list(result_lines(TRIED, {}, PRESENT, PRESENT))[-1]

@@ -40,7 +40,6 @@ def test_what_a_config_does_not_have_is_not_varied() -> None:
 
 
 def test_writing_what_was_read_changes_nothing() -> None:
-    """So the present config is measured as it is."""
     assert write_variant(CONFIG, PRESENT) == CONFIG
 
 
@@ -78,7 +77,6 @@ def test_a_step_changes_one_thing(dimension: Dimension, direction: Direction, ch
 
 
 def test_steps_end_at_the_cores_and_come_back_to_the_default() -> None:
-    """A setting that says what the default says is the default."""
     two_threads = Variant(instances=1, threads=2, calls=3)
 
     assert neighbour(two_threads, "threads", UP, cores=2, devices=1) is None
@@ -87,6 +85,5 @@ def test_steps_end_at_the_cores_and_come_back_to_the_default() -> None:
 
 
 def test_a_variant_describes_itself() -> None:
-    """Only with what is varied."""
     assert str(PRESENT) == "instances 2, threads 1, batch 16, delay 0.5 ms, K default"
     assert str(Variant(calls=3)) == "K 3"
