@@ -69,12 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     for flag in ("port", "workers", "instances", "model", "triton"):
         if (value := getattr(options, flag, None)) is not None:
-            os.environ[PREFIX + {"triton": "TRITON_URLS"}.get(flag, flag.upper())] = str(value)
+            os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
     try:
         # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
         settings = environment.load()
+        for old, new in environment.RENAMED.items():
+            if PREFIX + old in os.environ and SUPERVISED not in os.environ:
+                say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         rules.check(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
@@ -131,7 +134,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
         preflight.make_socket_folder(Path(settings.socket_folder))
     else:
         preflight.require_address(settings)
-    if settings.triton_urls:
+    if settings.triton_endpoints:
         preflight.warn_of_unreachable_triton(settings)
         return supervise(settings, None)
     _prepare(settings)
@@ -177,7 +180,7 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
     _prepare(settings)
     triton = EmbeddedTriton(settings)
     triton.start()
-    say(f"ready: gRPC at {settings.triton_url}; the log is {triton.log}; Ctrl-C stops it")
+    say(f"ready: gRPC at {settings.triton_address}; the log is {triton.log}; Ctrl-C stops it")
     try:
         while (code := triton.poll()) is None:
             time.sleep(_POLL_SECONDS)

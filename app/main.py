@@ -154,7 +154,7 @@ def describe(settings: Settings) -> Deployment:
             max_file_size_mb=settings.max_file_size_mb,
             max_batch_size_mb=settings.max_batch_size_mb,
             max_megapixels=settings.max_megapixels,
-            max_megapixels_unscalable=settings.max_megapixels_unscalable,
+            max_megapixels_non_jpeg=settings.max_megapixels_non_jpeg,
             max_uploads=settings.max_uploads,
             memory_mb=round(capacity.memory_bytes / 2**20, 1),
             timeout_seconds=settings.timeout_seconds,
@@ -171,7 +171,7 @@ def describe(settings: Settings) -> Deployment:
 def _slow_request_ms(settings: Settings) -> float:
     if settings.slow_request_ms is not None:
         return settings.slow_request_ms
-    return _SLOW_MS if settings.triton_urls else _SLOW_EMBEDDED_MS
+    return _SLOW_MS if settings.triton_endpoints else _SLOW_EMBEDDED_MS
 
 
 def _pullable(settings: Settings) -> frozenset[str]:
@@ -184,7 +184,7 @@ def _pullable(settings: Settings) -> frozenset[str]:
 
 
 def _pixel_limits(settings: Settings) -> PixelLimits:
-    return PixelLimits(settings.max_pixels, settings.max_pixels_unscalable)
+    return PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg)
 
 
 def _capacity(settings: Settings) -> Capacity:

@@ -60,7 +60,7 @@ DEPLOYMENT = Deployment(
         max_file_size_mb=1,
         max_batch_size_mb=4,
         max_megapixels=10,
-        max_megapixels_unscalable=10,
+        max_megapixels_non_jpeg=10,
         max_uploads=100,
         memory_mb=1024,
         timeout_seconds=10,
@@ -276,7 +276,7 @@ def own_arenas() -> list[Path]:
 
 async def regions(settings: Settings) -> list[str]:
     """List the regions that a real Triton has mapped, by the names of their files."""
-    client = TritonClient(settings.triton_url, settings.control_key_path)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     try:
         return sorted((await client.list_regions()).values())
     finally:

@@ -102,7 +102,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 def reachable_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Listen at Triton's address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", f"127.0.0.1:{server.getsockname()[1]}")
         yield
 
 
@@ -122,9 +122,9 @@ def test_flags_become_settings(reported: list[Settings]) -> None:
     assert code == 0
     (settings,) = reported
     assert settings.model == "yolox_nano"
-    assert settings.triton_url == "gpu.example.org:8001"
+    assert settings.triton_address == "gpu.example.org:8001"
     assert os.environ["NEREID_MODEL"] == "yolox_nano"
-    assert os.environ["NEREID_TRITON_URLS"] == "gpu.example.org:8001"
+    assert os.environ["NEREID_TRITON_ENDPOINTS"] == "gpu.example.org:8001"
 
 
 def test_flags_take_precedence_over_the_environment(reported: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_flags_take_precedence_over_the_environment(reported: list[Settings], mo
     main(["doctor", "--model", "typed"])
 
     assert reported[0].model == "typed"
-    assert reported[0].triton_url == "127.0.0.1:5001"
+    assert reported[0].triton_address == "127.0.0.1:5001"
 
 
 def test_without_flags_the_environment_counts(reported: list[Settings]) -> None:
@@ -206,14 +206,24 @@ def test_unknown_setting_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["api", "--port", "0"], "NEREID_PORT"),
         (["serve", "--workers=-1"], "NEREID_WORKERS"),
         (["serve", "--instances", "many"], "NEREID_INSTANCES"),
-        (["serve", "--triton", "a:1,a:1"], "NEREID_TRITON_URLS"),
-        (["serve", "--triton", "http://triton:8001"], "NEREID_TRITON_URLS"),
-        (["api", "--triton", "triton"], "NEREID_TRITON_URLS"),
+        (["serve", "--triton", "a:1,a:1"], "NEREID_TRITON_ENDPOINTS"),
+        (["serve", "--triton", "http://triton:8001"], "NEREID_TRITON_ENDPOINTS"),
+        (["api", "--triton", "triton"], "NEREID_TRITON_ENDPOINTS"),
     ],
 )
 def test_invalid_value_is_one_line(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 1
     assert one_line(capsys).startswith(f"{name}: ")
+
+
+def test_an_old_name_of_a_setting_is_a_warning(
+    reported: list[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NEREID_TRITON_URLS", "triton:8001")
+
+    assert main(["doctor"]) == 0
+    assert reported[0].triton_address == "triton:8001"
+    assert "warning: NEREID_TRITON_URLS is now NEREID_TRITON_ENDPOINTS" in capsys.readouterr().err
 
 
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -547,7 +557,7 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
     seen: list[tuple[str, object]] = []
 
     def supervise(settings: Settings, triton: object) -> int:
-        seen.append((settings.triton_url, triton))
+        seen.append((settings.triton_address, triton))
         return 7
 
     monkeypatch.setattr("app.__main__.supervise", supervise)

@@ -41,7 +41,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def with_triton(settings: Settings, port: int) -> Settings:
-    return msgspec.structs.replace(settings, triton_urls=f"127.0.0.1:{port}")
+    return msgspec.structs.replace(settings, triton_endpoints=f"127.0.0.1:{port}")
 
 
 def arenas() -> set[str]:
@@ -296,7 +296,7 @@ async def test_limits_are_those_of_the_settings(settings: Settings) -> None:
 async def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Granian passes no settings, so each worker reads its own."""
     async with serving(FakeTriton()) as port:
-        monkeypatch.setenv("NEREID_TRITON_URLS", f"127.0.0.1:{port}")
+        monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", f"127.0.0.1:{port}")
         monkeypatch.setenv("NEREID_MODEL", "other")
         monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
         monkeypatch.setenv("NEREID_TRANSPORT", "inline")

@@ -59,11 +59,11 @@ WorkerTable.beat = beat_and_note
 class Api:
     """An API that runs in processes of its own and listens on a unix socket."""
 
-    def __init__(self, triton_url: str, folder: Path, patch: str = "", **settings: object) -> None:
+    def __init__(self, triton_address: str, folder: Path, patch: str = "", **settings: object) -> None:
         """Start it.
 
         Args:
-            triton_url: Its Triton.
+            triton_address: Its Triton.
             folder: For its socket and its log.
             patch: Python that it runs first.
             **settings: What is not as usual in these tests.
@@ -72,7 +72,7 @@ class Api:
         self.log = folder / "api.log"
         given = {
             "socket": self.socket,
-            "triton_urls": triton_url,
+            "triton_endpoints": triton_address,
             "model": "tiny",
             "model_repository": REPOSITORY,
             "workers": 1,

@@ -110,7 +110,7 @@ def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Fi
     except ImportError:  # `jpeg_decoder` tells
         return
     body = max(settings.max_body_bytes, settings.max_batch_bytes)
-    largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_unscalable), body)
+    largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg), body)
     images = memory.image_budget(settings.memory_mb, largest)
     need = 2 * images + _workers(settings) * (WORKER_MIB * _MIB + arena)
     text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"

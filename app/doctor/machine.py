@@ -101,7 +101,7 @@ def _check_repository(settings: Settings) -> Finding:
         known = registry.load(settings.registry_path)
     except RegistryError as error:
         return failure("model_repository", str(error), f"correct it, or restore it: git checkout {settings.registry_path}")
-    if settings.triton_urls or settings.model in models:
+    if settings.triton_endpoints or settings.model in models:
         return ok("model_repository", text)
     if not repository.is_dir():
         return failure("model_repository", f"{repository} is not a folder", "NEREID_MODEL_REPOSITORY=/path/of/the/model_repository")

@@ -41,10 +41,10 @@ async def examine(
         config, version = await client.read_config(settings.model)
     except GatewayError as error:
         return [_not_ready(settings, state, error), *check_file(settings)], None
-    model, file = batching.read(config), str(_config_path(settings)) if not settings.triton_urls else "its config.pbtxt"
+    model, file = batching.read(config), str(_config_path(settings)) if not settings.triton_endpoints else "its config.pbtxt"
     findings = list(batching.check(model, file))
     if is_here:
-        findings += batching.check_instances(model, file, cores.available(), is_embedded=not settings.triton_urls)
+        findings += batching.check_instances(model, file, cores.available(), is_embedded=not settings.triton_endpoints)
     try:
         spec = from_triton_config(config, version)
     except UnsupportedModel as error:
@@ -52,7 +52,7 @@ async def examine(
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
-    is_own = not settings.triton_urls and config.get("backend") == "python"
+    is_own = not settings.triton_endpoints and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
         text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
@@ -79,7 +79,7 @@ def _config_path(settings: Settings) -> Path:
     """Return where the config of the default model is, for the embedded Triton or another."""
     folder = Path(settings.model_repository, settings.model)
     embedded = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
-    return embedded if embedded.is_file() and not settings.triton_urls else folder / "config.pbtxt"
+    return embedded if embedded.is_file() and not settings.triton_endpoints else folder / "config.pbtxt"
 
 
 def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:

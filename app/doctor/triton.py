@@ -84,8 +84,8 @@ def host_of(address: str) -> str:
 
 def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:
     fix = (
-        f"check {PREFIX}TRITON_URLS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
-        if settings.triton_urls
+        f"check {PREFIX}TRITON_ENDPOINTS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
+        if settings.triton_endpoints
         else "start it: nereid serve, or nereid triton"
     )
     reason = own_message(error).rpartition(": ")[2]  # before it, gRPC tells how it came to it
@@ -97,7 +97,7 @@ def _check_version(server: ServerInfo, settings: Settings) -> Finding:
     if server.survives_cancel:
         return ok("triton_version", f"Triton {server.version} survives cancelled inferences")
     text = f"Triton {server.version} may crash when an inference is cancelled: what callers have given up is computed to its end"
-    if not settings.triton_urls:
+    if not settings.triton_endpoints:
         return ok("triton_version", f"{text} (the embedded one; a Triton of your own may be newer)")
     return warning("triton_version", text, "update Triton to 2.59.1 or later: a container of release 25.07 or later")
 
@@ -106,7 +106,9 @@ def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
     missing = [f"{name} ({reason})" for name, reason in _EXTENSIONS.items() if name not in server.extensions]
     if missing:
         text = f"this server does not speak Triton's {' and '.join(missing)}"
-        yield failure("extensions", text, f"{PREFIX}TRITON_URLS must name an NVIDIA Triton, not another server of its protocol")
+        yield failure(
+            "extensions", text, f"{PREFIX}TRITON_ENDPOINTS must name an NVIDIA Triton, not another server of its protocol"
+        )
 
 
 async def _check_latency(client: TritonClient, name: str) -> Finding:
@@ -148,7 +150,7 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
 def _find_memory_fix(reason: str, settings: Settings) -> str:
     """Return what to do about a Triton that rejects shared memory with this message."""
     if "restricted" in reason:
-        return KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
+        return KEY_FIX if settings.triton_endpoints else _OWN_KEY_FIX
     if "disabled" in reason:
         return "start Triton with --allow-client-shm=true"
     return "run Triton and the gateway as the same user, and in one IPC namespace: docker run --ipc=host for both"
@@ -165,9 +167,9 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
     try:
         states = await client.list_models()
     except GatewayError as error:
-        fix = KEY_FIX if settings.triton_urls else _OWN_KEY_FIX
+        fix = KEY_FIX if settings.triton_endpoints else _OWN_KEY_FIX
         return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", fix)]
-    logged = {} if settings.triton_urls else _read_log(settings)
+    logged = {} if settings.triton_endpoints else _read_log(settings)
     states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
     ready = [name for name, state in states.items() if state.state == "READY"]
     text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
@@ -190,4 +192,4 @@ def _read_log(settings: Settings) -> dict[str, str]:
 
 def _should_be_ready(state: ModelState, settings: Settings) -> bool:
     """Return whether a model that is not ready was meant to be: the embedded Triton loads all, others what they are told to."""
-    return not settings.triton_urls or (state.state == "UNAVAILABLE" and state.reason != "unloaded")
+    return not settings.triton_endpoints or (state.state == "UNAVAILABLE" and state.reason != "unloaded")

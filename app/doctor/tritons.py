@@ -25,7 +25,9 @@ async def examine(settings: Settings, *, with_burst: bool) -> Examination:
         try:
             targets += await resolve(address)
         except OSError as error:
-            fix = f"check {PREFIX}TRITON_URLS, and the name in the DNS; a headless service has addresses once its pods are ready"
+            fix = (
+                f"check {PREFIX}TRITON_ENDPOINTS, and the name in the DNS; a headless service has addresses once its pods are ready"
+            )
             unresolved.append(failure("triton", f"the name in {address} cannot be resolved: {error.strerror or error}", fix))
     examined = [await triton.examine(target, settings, with_burst=with_burst) for target in targets]
     return Examination(

@@ -9,6 +9,9 @@ import msgspec
 
 from app.settings.schema import PREFIX, Settings, SettingsError
 
+RENAMED = {"TRITON_URLS": "TRITON_ENDPOINTS", "MAX_MEGAPIXELS_UNSCALABLE": "MAX_MEGAPIXELS_NON_JPEG"}
+"""Old names of variables, without the prefix, that are still read until the next version."""
+
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings. A variable that is empty counts as not set.
@@ -16,7 +19,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
     """
-    values = {name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+    given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
+    for old, new in RENAMED.items():
+        if old in given:
+            given.setdefault(new, given.pop(old))
+    values = {name.lower(): value for name, value in given.items()}
     unknown = sorted(values.keys() - set(Settings.__struct_fields__))
     if unknown:
         raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")

@@ -30,23 +30,23 @@ def check(settings: Settings) -> None:
 
 def _check_addresses(settings: Settings) -> None:
     """Check the addresses of running Tritons: gRPC takes a URL without complaint, and then never finds the host."""
-    if not settings.triton_urls:
+    if not settings.triton_endpoints:
         return
-    addresses = [address.strip() for address in settings.triton_urls.split(",")]
+    addresses = [address.strip() for address in settings.triton_endpoints.split(",")]
     for address in map(_ADDRESS.fullmatch, addresses):
         if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
             # The value is not repeated: a URL may contain a password.
             raise SettingsError(
-                f"{PREFIX}TRITON_URLS: Expected host:port of Triton's gRPC endpoint, "
+                f"{PREFIX}TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, "
                 "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or dns:///name:port; several with commas"
             )
     if len(set(addresses)) < len(addresses):
-        raise SettingsError(f"{PREFIX}TRITON_URLS: an address is there twice")
+        raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
 
 
 def _check_tls(settings: Settings) -> None:
-    if settings.triton_tls and not settings.triton_urls:
-        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_URLS names no Triton, and the embedded one has no TLS")
+    if settings.triton_tls and not settings.triton_endpoints:
+        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
     for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
         if getattr(settings, name) and not settings.triton_tls:
             raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
@@ -57,7 +57,7 @@ def _check_tls(settings: Settings) -> None:
 
 def _check_ports(settings: Settings) -> None:
     """Check that the API and the embedded Triton do not need the same port."""
-    if settings.triton_urls:
+    if settings.triton_endpoints:
         return
     names = ["triton_http_port", "triton_grpc_port", "triton_metrics_port"]
     if not settings.socket and not settings.instances:

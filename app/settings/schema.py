@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model_repository: Annotated[
         str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
     ] = "model_repository"
-    triton_urls: Annotated[
+    triton_endpoints: Annotated[
         str,
         Meta(
             description="gRPC endpoints of running Tritons, separated by commas: `host:port`, or `dns:///name:port` for one Triton "
@@ -189,7 +189,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_megapixels: Annotated[
         float, Meta(gt=0, le=178, description="Maximum size of an image in millions of pixels, checked in its header.")
     ] = 50.0
-    max_megapixels_unscalable: Annotated[
+    max_megapixels_non_jpeg: Annotated[
         float,
         Meta(
             gt=0,
@@ -258,24 +258,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def triton_addresses(self) -> tuple[str, ...]:
         """Endpoints of the Tritons in use, `host:port` or `dns:///name:port`; the embedded one's, or those of others."""
-        named = tuple(filter(None, map(str.strip, self.triton_urls.split(","))))
+        named = tuple(filter(None, map(str.strip, self.triton_endpoints.split(","))))
         return named or (f"127.0.0.1:{self.triton_grpc_port}",)
 
     @property
-    def triton_url(self) -> str:
+    def triton_address(self) -> str:
         """`host:port` of the gRPC endpoint of the only Triton, such as the embedded one; of the first one if there are several."""
         return self.triton_addresses[0]
 
     @property
     def metrics_urls(self) -> tuple[str, ...]:
         """Metrics endpoints of the Tritons, as far as they are known."""
-        urls = self.triton_metrics_url if self.triton_urls else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
+        urls = self.triton_metrics_url if self.triton_endpoints else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
         return tuple(filter(None, urls.split(",")))
 
     @property
     def control_key_path(self) -> Path | None:
         """The file with the key of Triton's restricted protocols; None if they are not restricted."""
-        if self.triton_urls:
+        if self.triton_endpoints:
             return Path(self.triton_control_key_file) if self.triton_control_key_file else None
         return Path(self.triton_home, f"control-{self.triton_grpc_port}.key")
 
@@ -300,9 +300,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.max_megapixels * 1e6)
 
     @property
-    def max_pixels_unscalable(self) -> int:
+    def max_pixels_non_jpeg(self) -> int:
         """Largest image that cannot be decoded at a reduced size, pixels."""
-        return min(self.max_pixels, int(self.max_megapixels_unscalable * 1e6))
+        return min(self.max_pixels, int(self.max_megapixels_non_jpeg * 1e6))
 
     @property
     def dialect_options(self) -> dict[str, dict[str, object]]:

@@ -61,7 +61,7 @@ def add_to(commands: Commands) -> None:
 
 async def _measure(settings: Mapping[str, Settings], rounds: int, seconds: float) -> dict[str, list[float]]:
     """Return inferences per second by case and round. All in one event loop: gRPC does not get along with several."""
-    clients = {name: TritonClient(case.triton_url, case.control_key_path) for name, case in settings.items()}
+    clients = {name: TritonClient(case.triton_address, case.control_key_path) for name, case in settings.items()}
     rates: dict[str, list[float]] = {name: [] for name in settings}
     for _ in range(rounds):
         for name, client in clients.items():

@@ -63,7 +63,7 @@ def add_to(commands: Commands) -> None:
 def _tune(options: argparse.Namespace) -> int:
     given = environment.load()
     model = options.model or given.model
-    file = config_text.config_file(Path(given.model_repository), model, is_embedded=not given.triton_urls)
+    file = config_text.config_file(Path(given.model_repository), model, is_embedded=not given.triton_endpoints)
     seconds = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
     load = Load(unlabelled_samples(options.images), options.clients, seconds, options.rate)
     with ExitStack() as stack:

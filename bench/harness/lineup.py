@@ -127,7 +127,7 @@ class Lineup:
             name=name,
             command=[str(REFERENCE.python()), "-m", "uvicorn", f"{module}:app", *flags],
             environment={
-                "BENCH_TRITON": self.triton.settings.triton_url,
+                "BENCH_TRITON": self.triton.settings.triton_address,
                 "BENCH_MODEL": str(self.triton.repository / model / "1" / "model.onnx") if is_local else asked,
                 "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",

@@ -90,7 +90,9 @@ class ModelControl:
 
 async def _answer(settings: Settings, model: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Load a model if there is a config, and return the config that is in use."""
-    client = TritonClient(settings.triton_url, settings.control_key_path, credentials=credentials.load(settings.triton_tls_files))
+    client = TritonClient(
+        settings.triton_address, settings.control_key_path, credentials=credentials.load(settings.triton_tls_files)
+    )
     try:
         if config is not None:
             request = service_pb2.RepositoryModelLoadRequest(model_name=model)

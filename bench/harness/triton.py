@@ -70,7 +70,7 @@ def embedded_triton(repository: Path, model: str, key_file: Path | None = None) 
             environment.load(),
             model=model,
             model_repository=str(repository),
-            triton_urls="",
+            triton_endpoints="",
             triton_control_key_file=str(key_file or ""),
             triton_home=home,
             triton_http_port=http,
@@ -111,8 +111,8 @@ def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process
 
 def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
     """Return the settings, by name, of a gateway that uses some of `embedded_tritons`."""
-    addresses = ",".join(triton.settings.triton_url for triton in tritons)
-    return {"triton_urls": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
+    addresses = ",".join(triton.settings.triton_address for triton in tritons)
+    return {"triton_endpoints": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
 
 
 @contextmanager

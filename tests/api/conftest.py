@@ -24,7 +24,7 @@ from tests.support import REPOSITORY, Headers, Reply, call, calling, free_port, 
 
 def settings_for(url: str, **others: object) -> Settings:
     """Make settings for a Triton at this address, which has the model of the fake one."""
-    given = {"triton_urls": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
+    given = {"triton_endpoints": url, "model": "tiny", "model_repository": str(REPOSITORY), "log_level": "error", **others}
     return Settings(**given)  # type: ignore[arg-type]
 
 

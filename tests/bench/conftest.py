@@ -32,7 +32,7 @@ def fixtures() -> Iterator[Triton]:
 @pytest.fixture
 async def fixture_client(fixtures: Triton) -> AsyncIterator[TritonClient]:
     """A client of it. Not for the session: while gRPC is in use, a process that is forked may crash."""
-    client = TritonClient(fixtures.settings.triton_url, fixtures.settings.control_key_path)
+    client = TritonClient(fixtures.settings.triton_address, fixtures.settings.control_key_path)
     yield client
     await client.close()
 
@@ -52,4 +52,4 @@ def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
             patch.setattr("app.embedded.server.command", command_of_it)
             settings = stack.enter_context(embedded_triton(repository, "wait_20")).settings
         key = str(settings.control_key_path)
-        yield msgspec.structs.replace(settings, triton_urls=settings.triton_url, triton_control_key_file=key)
+        yield msgspec.structs.replace(settings, triton_endpoints=settings.triton_address, triton_control_key_file=key)

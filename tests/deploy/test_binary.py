@@ -159,7 +159,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
     pulled = bare.run("sh", "-c", "cd /opt && nereid pull yolo11n --from /srv/network.onnx")
     assert pulled.returncode == 0, pulled.stderr
     laid_out = bare.root / "opt" / "model_repository"
-    outside = {"NEREID_TRITON_URLS": settings.triton_url, "NEREID_TIMEOUT_SECONDS": 30}
+    outside = {"NEREID_TRITON_ENDPOINTS": settings.triton_address, "NEREID_TIMEOUT_SECONDS": 30}
     port, plain = find_free(2)
     with running(bare.command("nereid", "api"), bare.root / "tmp", port, "readyz", **outside) as process:
         found = boxes(f"http://127.0.0.1:{port}/detect")

@@ -176,7 +176,7 @@ def test_the_ports_are_those_that_somebody_listens_on() -> None:
 
     assert upstream("upstream.compose.conf") == api
     assert scraped == {"nereid": [{"targets": api}], "triton": [{"targets": ["triton:8002"]}]}
-    assert settings(GPU[INSTANCES[0]]).triton_url == "triton:8001"
+    assert settings(GPU[INSTANCES[0]]).triton_address == "triton:8001"
     assert not any(ports.is_loopback(settings(GPU[name]).host) for name in INSTANCES)
 
 

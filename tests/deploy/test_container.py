@@ -121,7 +121,7 @@ def outside(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> Outsi
     given = {
         "port": free_port(),
         "workers": 2,
-        "triton_urls": settings.triton_url,
+        "triton_endpoints": settings.triton_address,
         "triton_control_key_file": "/tmp/control.key",  # noqa: S108 - in the container
     }
     return Outside(given, {folder: "/tmp"})  # noqa: S108

@@ -252,11 +252,11 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
 
 def test_the_gateway_finds_triton(cluster: Cluster) -> None:
     """In its pod, or each of them by the name of a headless Service; the port is then that of the pods."""
-    host, _, port = cluster.settings.triton_url.removeprefix("dns:///").rpartition(":")
+    host, _, port = cluster.settings.triton_address.removeprefix("dns:///").rpartition(":")
     if cluster.overlay == "sidecar":
         assert f"--grpc-address={host}" in cluster.triton["args"]
     else:
-        assert cluster.settings.triton_url.startswith("dns:///")
+        assert cluster.settings.triton_address.startswith("dns:///")
         assert cluster.one("Service", host)["spec"]["clusterIP"] == "None"
         (service,) = cluster.one("Service", host)["spec"]["ports"]
         named = {port["name"]: port["containerPort"] for port in cluster.triton["ports"]}

@@ -77,7 +77,7 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
         "instances": INSTANCES,
         "workers": 1,
         "socket_folder": folder / "run",
-        "triton_urls": settings.triton_url,
+        "triton_endpoints": settings.triton_address,
         "triton_control_key_file": settings.control_key_path,
         "model": "six_columns",
         "model_repository": settings.model_repository,

@@ -63,7 +63,7 @@ def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_insta
 
 
 def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
-    found = check(triton_urls="127.0.0.1:8001", triton_control_key_file=str(tmp_path / "nowhere"))
+    found = check(triton_endpoints="127.0.0.1:8001", triton_control_key_file=str(tmp_path / "nowhere"))
 
     assert_useful(found["control_key"], Severity.FAILURE, says=["nowhere"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
 

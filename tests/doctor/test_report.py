@@ -54,7 +54,7 @@ def test_a_good_model_gives_no_advice(
     for code in (*WITH_A_MODEL - {"models"}, "triton", "queue_policy", "queue_delay", "input_type"):
         assert examined[code].severity is Severity.OK, code
         assert examined[code].fix is None
-    assert (examined.report.triton, examined.report.model) == (hurting.triton_url, "good")
+    assert (examined.report.triton, examined.report.model) == (hurting.triton_address, "good")
     assert examined.report.version == __version__
 
 

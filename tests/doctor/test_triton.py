@@ -44,35 +44,37 @@ def fake_in_a_thread(fake: FakeTriton) -> Iterator[None]:
 
 def examine_fake(fake: FakeTriton, settings: Settings, capsys: Capture) -> Examined:
     with fake_in_a_thread(fake):
-        return examine(msgspec.structs.replace(settings, triton_urls=fake.url, model="a"), capsys)
+        return examine(msgspec.structs.replace(settings, triton_endpoints=fake.url, model="a"), capsys)
 
 
 def as_foreign(settings: Settings, **changes: object) -> Settings:
     """Treat the embedded Triton as one that the user runs."""
     key = str(settings.control_key_path)
-    return msgspec.structs.replace(settings, **{"triton_urls": settings.triton_url, "triton_control_key_file": key, **changes})
+    return msgspec.structs.replace(
+        settings, **{"triton_endpoints": settings.triton_address, "triton_control_key_file": key, **changes}
+    )
 
 
-@pytest.mark.parametrize(("url", "fix"), [("", "nereid serve"), ("127.0.0.1:{port}", "NEREID_TRITON_URLS")])
+@pytest.mark.parametrize(("url", "fix"), [("", "nereid serve"), ("127.0.0.1:{port}", "NEREID_TRITON_ENDPOINTS")])
 def test_a_triton_that_does_not_answer(without_triton: Settings, capsys: Capture, url: str, fix: str) -> None:
     port = free_port()
-    settings = msgspec.structs.replace(without_triton, triton_urls=url.format(port=port), triton_grpc_port=port)
+    settings = msgspec.structs.replace(without_triton, triton_endpoints=url.format(port=port), triton_grpc_port=port)
     examined = examine(settings, capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=[f"127.0.0.1:{port}", "Connection refused"], fix=fix)
 
 
 def test_a_host_that_is_not_known(without_triton: Settings, capsys: Capture) -> None:
-    examined = examine(msgspec.structs.replace(without_triton, triton_urls="no-such-host.invalid:8001"), capsys)
+    examined = examine(msgspec.structs.replace(without_triton, triton_endpoints="no-such-host.invalid:8001"), capsys)
 
-    assert_useful(examined["triton"], Severity.FAILURE, says=["no-such-host.invalid:8001"], fix="NEREID_TRITON_URLS")
+    assert_useful(examined["triton"], Severity.FAILURE, says=["no-such-host.invalid:8001"], fix="NEREID_TRITON_ENDPOINTS")
     assert not examined.all("dev_shm")
 
 
 def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
     """Triton is not asked without it; the machine is checked all the same."""
     nowhere = str(tmp_path / "nowhere.pem")
-    examined = examine(Settings(triton_urls="127.0.0.1:8001", triton_tls=True, triton_ca_file=nowhere), capsys)
+    examined = examine(Settings(triton_endpoints="127.0.0.1:8001", triton_tls=True, triton_ca_file=nowhere), capsys)
 
     assert examined.code == 1
     assert_useful(examined["tls_files"], Severity.FAILURE, says=[f"{nowhere}: No such file"], fix="NEREID_TRITON_CA_FILE")

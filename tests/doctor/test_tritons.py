@@ -25,10 +25,10 @@ def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTrito
     """Each finding names its Triton; one that does not answer hides no finding of the other."""
     dead = f"127.0.0.1:{free_port()}"
     with fake_in_a_thread(fakes[0]):
-        examined = examine(msgspec.structs.replace(without_triton, triton_urls=f"{dead},{fakes[0].url}", model="a"), capsys)
+        examined = examine(msgspec.structs.replace(without_triton, triton_endpoints=f"{dead},{fakes[0].url}", model="a"), capsys)
 
     down, up = examined.all("triton")
-    assert_useful(down, Severity.FAILURE, says=[dead, "Connection refused"], fix="NEREID_TRITON_URLS")
+    assert_useful(down, Severity.FAILURE, says=[dead, "Connection refused"], fix="NEREID_TRITON_ENDPOINTS")
     assert (up.severity, up.message) == (Severity.OK, f"{fakes[0].url}: Triton 2.59.1 answers at {fakes[0].url}")
     assert examined["triton_version"].message.startswith(f"{fakes[0].url}: ")
     assert examined.report.triton == f"{dead},{fakes[0].url}"
@@ -42,7 +42,7 @@ def test_the_model_must_be_the_same(
     fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
     with fake_in_a_thread(fakes[0]), fake_in_a_thread(fakes[1]):
         urls = ",".join(fake.url for fake in fakes)
-        examined = examine(msgspec.structs.replace(without_triton, triton_urls=urls, model="a"), capsys)
+        examined = examine(msgspec.structs.replace(without_triton, triton_endpoints=urls, model="a"), capsys)
 
     finding = examined["same_model"]
     assert finding.severity is severity
@@ -51,6 +51,6 @@ def test_the_model_must_be_the_same(
 
 
 def test_a_name_that_has_no_address(without_triton: Settings, capsys: Capture) -> None:
-    examined = examine(msgspec.structs.replace(without_triton, triton_urls="dns:///no-such-name.invalid:8001"), capsys)
+    examined = examine(msgspec.structs.replace(without_triton, triton_endpoints="dns:///no-such-name.invalid:8001"), capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=["dns:///no-such-name.invalid:8001", "resolved"], fix="headless")

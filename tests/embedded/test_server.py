@@ -663,7 +663,7 @@ async def test_nobody_without_the_key_controls_the_server(
     """No code is loaded, no model unloaded, no memory mapped or unmapped, over HTTP or gRPC; the gateway's images go on."""
     assert triton.poll() is None
     assert await finds(client)
-    owner = TritonClient(settings.triton_url, settings.control_key_path)
+    owner = TritonClient(settings.triton_address, settings.control_key_path)
     arena = Arena(4096)
     await owner.register(arena)
     states, regions = await owner.list_models(), await owner.list_regions()

@@ -181,8 +181,8 @@ async def test_triton_ends_under_load(fleet: Fleet, url: str, record_figure: Rec
 
 async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
     """Wait for Triton and for the first answer; return the time of each."""
-    triton_url = f"http://127.0.0.1:{fleet.triton_http_port}/v2/models/checksum/ready"
-    await until(lambda: get_status(triton_url, 5) == 200)
+    triton_address = f"http://127.0.0.1:{fleet.triton_http_port}/v2/models/checksum/ready"
+    await until(lambda: get_status(triton_address, 5) == 200)
     ready_at = monotonic()
     while (await detect(url)).status != 200:
         assert monotonic() < ready_at + _PATIENCE_SECONDS

@@ -264,9 +264,9 @@ async def breaking(url: str, every: float) -> AsyncIterator[str]:
 async def test_connections_that_break(triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:
     """Row 5: a request is tried at most once more, and only some of them; the pixels of none become those of another."""
     before = await inferences(triton)
-    async with breaking(triton.settings.triton_url, every=0.4) as address:
+    async with breaking(triton.settings.triton_address, every=0.4) as address:
         key = triton.settings.control_key_path
-        context = gateway_to(triton, tmp_path, triton_urls=address, triton_control_key_file=key)
+        context = gateway_to(triton, tmp_path, triton_endpoints=address, triton_control_key_file=key)
         gateway = await asyncio.to_thread(context.__enter__)  # the way to Triton leads through this event loop
         try:
             async with traffic(gateway.url, clients=8) as counted:
@@ -286,6 +286,6 @@ async def test_connections_that_break(triton: Triton, tmp_path: Path, record_fig
 
 
 async def inferences(triton: Triton) -> int:
-    async with grpc.aio.insecure_channel(triton.settings.triton_url) as channel:
+    async with grpc.aio.insecure_channel(triton.settings.triton_address) as channel:
         answer = await GRPCInferenceServiceStub(channel).ModelStatistics(service_pb2.ModelStatisticsRequest(name="checksum"))
     return int(answer.model_stats[0].inference_stats.success.count + answer.model_stats[0].inference_stats.fail.count)

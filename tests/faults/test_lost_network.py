@@ -114,7 +114,7 @@ def running(network: str, command: list[str], log: Path, **environment: str) -> 
 @asynccontextmanager
 async def far_triton(triton: Triton, networks: Networks, folder: Path) -> AsyncIterator[None]:
     """Make Triton reachable from the near network, over the cable."""
-    host, _, port = triton.settings.triton_url.partition(":")
+    host, _, port = triton.settings.triton_address.partition(":")
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await relay((reader, writer), await asyncio.open_connection(host, int(port)))
@@ -147,7 +147,7 @@ async def test_a_network_that_swallows_everything(
     settings = {
         "NEREID_SOCKET": str(socket),
         "NEREID_WORKERS": "1",
-        "NEREID_TRITON_URLS": f"{_ADDRESS}:{_PORT}",
+        "NEREID_TRITON_ENDPOINTS": f"{_ADDRESS}:{_PORT}",
         "NEREID_TRITON_CONTROL_KEY_FILE": str(triton.settings.control_key_path),
         "NEREID_MODEL": "checksum",
         "NEREID_TIMEOUT_SECONDS": str(_SECONDS),

@@ -119,7 +119,7 @@ async def test_more_images_than_memory(null_triton: Triton, tmp_path: Path, reco
     settings = {
         "memory_mb": 1,
         "max_megapixels": 25,
-        "max_megapixels_unscalable": 25,
+        "max_megapixels_non_jpeg": 25,
         "max_file_size_mb": 10,
         "timeout_seconds": 20,
     }

@@ -210,7 +210,7 @@ async def test_a_real_model_runs_the_probe(
 ) -> None:
     """It succeeds; the one that takes files reads only BMP, and says so. Neither is refused before it is run."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_url, settings.control_key_path)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     spec = from_triton_config(*await client.read_config(model))
     succeeded, failed = answers_of(settings, model)
     await run_probe(client, spec)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from app.settings.environment import load
+from app.settings.environment import RENAMED, load
 from app.settings.schema import PREFIX, Settings, SettingsError
 
 
@@ -51,6 +51,11 @@ def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize("name", ["PORT", "DIALECTS", "TRITON_TLS", "SLOW_REQUEST_MS"])
 def test_empty_variable_counts_as_not_set(name: str) -> None:
     assert load({PREFIX + name: ""}) == Settings()
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_still_read(old: str, new: str) -> None:
+    assert load({PREFIX + old: "7"}) == load({PREFIX + new: "7"}) == load({PREFIX + old: "8", PREFIX + new: "7"})
 
 
 def test_variables_of_others_are_ignored() -> None:

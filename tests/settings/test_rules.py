@@ -6,7 +6,7 @@ from app.settings.environment import load
 from app.settings.rules import check
 from app.settings.schema import SettingsError
 
-REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
+REMOTE = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
 TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
 OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
 
@@ -30,7 +30,7 @@ def test_defaults_break_no_rule() -> None:
 
 def test_a_triton_that_is_named_twice_is_rejected() -> None:
     """It would get twice its share of the calls."""
-    assert complaint({"NEREID_TRITON_URLS": "a:8001, b:8001,a:8001"}) == "NEREID_TRITON_URLS: an address is there twice"
+    assert complaint({"NEREID_TRITON_ENDPOINTS": "a:8001, b:8001,a:8001"}) == "NEREID_TRITON_ENDPOINTS: an address is there twice"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_triton_that_is_named_twice_is_rejected() -> None:
     ],
 )
 def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
-    check(load({"NEREID_TRITON_URLS": address}))
+    check(load({"NEREID_TRITON_ENDPOINTS": address}))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,11 @@ def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
 )
 def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     """Triton would never be found there; the message shows the right form, and nothing that may be secret."""
-    message = complaint({"NEREID_TRITON_URLS": address})
+    message = complaint({"NEREID_TRITON_ENDPOINTS": address})
 
-    assert message.startswith("NEREID_TRITON_URLS: Expected host:port of Triton's gRPC endpoint, such as triton.example.org:8001 ")
+    assert message.startswith(
+        "NEREID_TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, such as triton.example.org:8001 "
+    )
     assert "secret" not in message
 
 
@@ -116,7 +118,10 @@ def test_workers_are_not_replaced_all_the_time(seconds: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"NEREID_TRITON_TLS": "true"}, "NEREID_TRITON_TLS: NEREID_TRITON_URLS names no Triton, and the embedded one has no TLS"),
+        (
+            {"NEREID_TRITON_TLS": "true"},
+            "NEREID_TRITON_TLS: NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS",
+        ),
         ({**REMOTE, "NEREID_TRITON_CA_FILE": "ca.pem"}, "NEREID_TRITON_CA_FILE: it needs NEREID_TRITON_TLS=true"),
         ({**REMOTE, **OWN}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_TLS=true"),
         ({"NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_TLS=true"),

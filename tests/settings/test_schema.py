@@ -22,15 +22,15 @@ def test_empty_environment_gives_the_defaults() -> None:
 
 def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
     """The address is the embedded Triton's, on whatever port, or the given one."""
-    assert load({}).triton_url == "127.0.0.1:4601"
-    assert load({"NEREID_TRITON_GRPC_PORT": "9001"}).triton_url == "127.0.0.1:9001"
-    assert load({"NEREID_TRITON_URLS": "triton:8001"}).triton_url == "triton:8001"
+    assert load({}).triton_address == "127.0.0.1:4601"
+    assert load({"NEREID_TRITON_GRPC_PORT": "9001"}).triton_address == "127.0.0.1:9001"
+    assert load({"NEREID_TRITON_ENDPOINTS": "triton:8001"}).triton_address == "triton:8001"
 
 
 def test_control_key_is_that_of_the_triton_in_use() -> None:
     """The embedded Triton has one for each port; another one has one only if the settings name it."""
     embedded = load({"NEREID_TRITON_HOME": "/srv/triton", "NEREID_TRITON_GRPC_PORT": "9001"})
-    other = {"NEREID_TRITON_URLS": "triton:8001"}
+    other = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
 
     assert embedded.control_key_path == Path("/srv/triton/control-9001.key")
     assert load(other).control_key_path is None
@@ -48,7 +48,7 @@ def test_requests_have_the_time_to_end_that_any_of_them_may_take(body: float, us
     assert settings.drain_seconds == seconds
 
 
-REMOTE = {"NEREID_TRITON_URLS": "triton:8001"}
+REMOTE = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
 TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
 OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
 
@@ -77,9 +77,9 @@ def test_limits_are_whole_bytes_and_pixels() -> None:
 @pytest.mark.parametrize(("most", "unscalable", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
 def test_no_image_has_more_pixels_than_the_general_limit(most: str, unscalable: str, pixels: int) -> None:
     """The limit of images that cannot be decoded at a reduced size applies if it is the smaller one."""
-    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_UNSCALABLE": unscalable})
+    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_NON_JPEG": unscalable})
 
-    assert settings.max_pixels_unscalable == pixels
+    assert settings.max_pixels_non_jpeg == pixels
 
 
 def test_registry_is_in_the_model_repository() -> None:
@@ -110,7 +110,7 @@ def test_table_has_a_row_for_each_setting() -> None:
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
     assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
     assert any(line.startswith("| `NEREID_TRITON_TLS` | `false` | ") for line in lines)
-    assert any(line.startswith("| `NEREID_TRITON_URLS` |  | gRPC endpoints of running Tritons") for line in lines)
+    assert any(line.startswith("| `NEREID_TRITON_ENDPOINTS` |  | gRPC endpoints of running Tritons") for line in lines)
 
 
 def test_readme_has_the_table() -> None:

@@ -32,10 +32,10 @@ class RunningGateway(NamedTuple):
 
 
 @asynccontextmanager
-async def running_gateway(triton_url: str, folder: Path, **settings: object) -> AsyncIterator[RunningGateway]:
+async def running_gateway(triton_address: str, folder: Path, **settings: object) -> AsyncIterator[RunningGateway]:
     """Run the API until the block ends; it leaves its log in the folder."""
     port = free_port()
-    given = {"port": port, "triton_urls": triton_url, "model": "tiny", "model_repository": REPOSITORY, **settings}
+    given = {"port": port, "triton_endpoints": triton_address, "model": "tiny", "model_repository": REPOSITORY, **settings}
     environ = {**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in given.items()}}
     log = folder / "gateway.log"
     with log.open("wb") as output:

@@ -82,7 +82,7 @@ def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
 async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
     """A client that talks to that Triton directly."""
     assert own_triton.poll() is None
-    client = TritonClient(own.triton_url, own.control_key_path)
+    client = TritonClient(own.triton_address, own.control_key_path)
     yield client
     await client.close()
 

@@ -45,7 +45,7 @@ def waiting_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]
 async def test_what_cannot_be_answered_is_rejected_and_the_rest_is_answered(waiting_triton: Triton, tmp_path: Path) -> None:
     """40 requests at once, four at a time: some 200, all others 429 that say when to come back; afterwards there is room."""
     settings = {"workers": 2, "model": MODEL, "max_requests": LIMIT}
-    async with running_gateway(waiting_triton.settings.triton_url, tmp_path, **settings) as gateway, calling(gateway) as client:
+    async with running_gateway(waiting_triton.settings.triton_address, tmp_path, **settings) as gateway, calling(gateway) as client:
         responses = await asyncio.gather(*(ask(client) for _ in range(40)))
         statuses = Counter(response.status_code for response in responses)
         rejected = [response for response in responses if response.status_code == 429]

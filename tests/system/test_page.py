@@ -64,7 +64,7 @@ def options_of(settings: Settings) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 async def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(settings.triton_url, tmp_path_factory.mktemp("page"), **options_of(settings)) as running:
+    async with running_gateway(settings.triton_address, tmp_path_factory.mktemp("page"), **options_of(settings)) as running:
         yield running
 
 
@@ -386,7 +386,7 @@ async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, settings
     (tmp_path / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
     options = {**options_of(settings), "api_keys_file": tmp_path / "keys.toml"}
     async with (
-        running_gateway(settings.triton_url, tmp_path, **options) as gateway,
+        running_gateway(settings.triton_address, tmp_path, **options) as gateway,
         opened(browser, gateway.url, "401") as page,
     ):
         await choose(page, SCENE)

@@ -74,7 +74,7 @@ async def test_callers_do_not_notice_that_one_of_two_tritons_dies(
     own, server = other
     both = msgspec.structs.replace(
         settings,
-        triton_urls=f"{settings.triton_url}, {own.triton_url}",
+        triton_endpoints=f"{settings.triton_address}, {own.triton_address}",
         triton_control_key_file=str(settings.control_key_path),
         model=MODEL,
     )
@@ -89,7 +89,7 @@ async def test_callers_do_not_notice_that_one_of_two_tritons_dies(
             await until(client, lambda found: found[1]["left_out"] == [MODEL])
 
         statuses = await detect_until(client, both_work)
-        assert [one["address"] for one in await tritons(client)] == [settings.triton_url, own.triton_url]
+        assert [one["address"] for one in await tritons(client)] == [settings.triton_address, own.triton_address]
         # The other one asks for a key that it has not got.
         assert [one["transport"] for one in await tritons(client)] == ["shm", "inline"]
         statuses += await detect_until(client, one_dies)

@@ -144,7 +144,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
     assert triton.poll() is None
     path = tmp_path / "control.key"
     write(path, key)
-    client, owner = TritonClient(settings.triton_url, path), TritonClient(settings.triton_url, settings.control_key_path)
+    client, owner = TritonClient(settings.triton_address, path), TritonClient(settings.triton_address, settings.control_key_path)
     arena = Arena(4096)
     for control in (client.register(arena), client.list_regions(), client.list_models()):
         with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
@@ -165,7 +165,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
 @pytest.mark.usefixtures("triton")
 async def test_a_triton_whose_key_is_not_known_yet_has_not_rejected(settings: Settings, tmp_path: Path) -> None:
     """It was just started; the next request will find the key."""
-    client = TritonClient(settings.triton_url, tmp_path / "missing")
+    client = TritonClient(settings.triton_address, tmp_path / "missing")
     arena = Arena(4096)
     with pytest.raises(TritonUnavailable, match="not known yet"):
         await client.register(arena)

@@ -141,7 +141,7 @@ async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
             assert await finds(client, "six_columns")
         found = await scrape(client)
 
-    assert found[f'triton_up{{triton="{settings.triton_url}"}}'] == 1
+    assert found[f'triton_up{{triton="{settings.triton_address}"}}'] == 1
     assert found['triton_batch_size{model="six_columns"}'] == 1
     assert found['triton_inference_time_ms{model="six_columns"}'] > 0
     assert found['triton_queue_time_ms{model="six_columns"}'] >= 0

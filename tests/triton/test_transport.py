@@ -74,7 +74,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 @pytest.fixture
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
     assert triton.poll() is None
-    client = TritonClient(settings.triton_url, settings.control_key_path)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     made = transport_to(client)
     yield made
     await made.close()
@@ -728,7 +728,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
     """Once it runs, shared memory is used at once, also where it is required."""
     settings, server = own_triton
     server.stop()
-    client = TritonClient(settings.triton_url, settings.control_key_path)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     transport = transport_to(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
@@ -857,7 +857,7 @@ async def main():
     sys.stdin.read()
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", script, settings.triton_url, str(settings.control_key_path)]
+    command = [sys.executable, "-c", script, settings.triton_address, str(settings.control_key_path)]
     worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     name = (await worker.stdout.readline()).decode().strip()

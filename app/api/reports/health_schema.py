@@ -61,7 +61,7 @@ class LimitsInForce(msgspec.Struct, frozen=True):
     max_file_size_mb: float
     max_batch_size_mb: float
     max_megapixels: float
-    max_megapixels_unscalable: float
+    max_megapixels_non_jpeg: float
     max_uploads: int
     memory_mb: float
     timeout_seconds: float

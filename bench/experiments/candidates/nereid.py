@@ -71,7 +71,7 @@ def _serving(transport: str) -> dict[str, Step]:
     if not address:
         return {}
     key = os.environ.get("BENCH_TRITON_KEY", "")
-    values = {"triton_urls": address, "triton_control_key_file": key, "model": _MODEL, "transport": transport}
+    values = {"triton_endpoints": address, "triton_control_key_file": key, "model": _MODEL, "transport": transport}
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
     logging.configure("info", "json")

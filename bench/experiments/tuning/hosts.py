@@ -93,11 +93,11 @@ def host_of(settings: Settings, model: str) -> Iterator[Host]:
     Raises:
         ContestantError: There is no such model, or Triton does not answer.
     """
-    if "," in settings.triton_urls:
-        raise ContestantError("name one Triton in NEREID_TRITON_URLS: each is tuned by itself")
+    if "," in settings.triton_endpoints:
+        raise ContestantError("name one Triton in NEREID_TRITON_ENDPOINTS: each is tuned by itself")
     settings = msgspec.structs.replace(settings, model=model)
     with ExitStack() as stack:
-        if settings.triton_urls:
+        if settings.triton_endpoints:
             control = ModelControl(settings, model)
             yield RunningHost(settings, control, stack.enter_context(control.restored()))
         else:

@@ -103,7 +103,7 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
     fake = FakeTriton()
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
     async with serving(fake):
-        settings = Settings(triton_urls=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
+        settings = Settings(triton_endpoints=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
         async with started(create_app(settings)) as client:
             models = by_name(json(await client.get("/models")))
             refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano")}

@@ -14,7 +14,7 @@ from tests.support import eventually, own_arenas, sample_image
 async def test_every_body_is_one_inference(fixtures: Triton, body: bytes) -> None:
     """The shared memory is removed when the worker ends, not before."""
     before, arenas = read_counters(fixtures.url, "null_file"), own_arenas()
-    forwarder = TritonForwarder(fixtures.settings.triton_url, Path(str(fixtures.settings.control_key_path)))
+    forwarder = TritonForwarder(fixtures.settings.triton_address, Path(str(fixtures.settings.control_key_path)))
     for _ in range(3):
         await forwarder.forward(body)
     (arena,) = set(own_arenas()) - set(arenas)

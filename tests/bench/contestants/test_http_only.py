@@ -27,7 +27,7 @@ def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton:
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
     before = read_counters(fixtures.url, "null_file")
     settings = fixtures.settings
-    triton = {"BENCH_TRITON": settings.triton_url, "BENCH_TRITON_KEY": str(settings.control_key_path)} if with_triton else {}
+    triton = {"BENCH_TRITON": settings.triton_address, "BENCH_TRITON_KEY": str(settings.control_key_path)} if with_triton else {}
     with running(command, triton, port, "/", tmp_path / "log") as server:
         outcome = run(drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
         pids = [process.pid for process in family(server.process)]

@@ -100,7 +100,7 @@ def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
     ("settings", "reason"),
     [
         ({}, "nothing is not in .*models; ./just pull"),
-        ({"NEREID_TRITON_URLS": "127.0.0.1:1"}, "Triton does not read nothing: .*onnect"),
+        ({"NEREID_TRITON_ENDPOINTS": "127.0.0.1:1"}, "Triton does not read nothing: .*onnect"),
     ],
     ids=["embedded", "elsewhere"],
 )

@@ -28,7 +28,7 @@ def test_a_gateway_is_told_of_several() -> None:
         Triton(Settings(triton_grpc_port=port, triton_control_key_file="control.key"), psutil.Process()) for port in (1001, 1002)
     ]
 
-    assert settings_for(tritons) == {"triton_urls": "127.0.0.1:1001,127.0.0.1:1002", "triton_control_key_file": "control.key"}
+    assert settings_for(tritons) == {"triton_endpoints": "127.0.0.1:1001,127.0.0.1:1002", "triton_control_key_file": "control.key"}
 
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
