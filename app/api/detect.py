@@ -9,7 +9,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
@@ -20,7 +20,7 @@ from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.receiving.intake import LateKind, Pairs
+from app.api.receiving.intake import DeferredParameters, Pairs
 from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead, Task
 
@@ -37,7 +37,7 @@ def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa:
 )
 async def detect(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
-    return await answer(request, worker, DetectParameters)
+    return await handle_image(request, worker, DetectParameters)
 
 
 @ModelRoute(
@@ -49,7 +49,7 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
 )
 async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
-    return await answer(request, worker, ClassifyParameters)
+    return await handle_image(request, worker, ClassifyParameters)
 
 
 @ModelRoute(
@@ -63,12 +63,12 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
 async def predict(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
     """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
-    return await answer(request, worker, path_model.kind or path_model, [("model", model)])
+    return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
 
 
 P = TypeVar("P", bound=Parameters)
 
-Respond = Callable[[Answer[Any]], Awaitable[ASGIResponse]]
+Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
 """Makes the response; raises a GatewayError if it cannot."""
 
 
@@ -77,10 +77,10 @@ def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Re
     return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
 
 
-async def answer(  # noqa: PLR0913 - what a request consists of
+async def handle_image(  # noqa: PLR0913 - what a request consists of
     request: Request[Any, Any, Any],
     worker: WorkerResources,
-    kind: type[P] | LateKind[P],
+    kind: type[P] | DeferredParameters[P],
     in_path: Pairs = (),
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
@@ -112,4 +112,4 @@ async def answer(  # noqa: PLR0913 - what a request consists of
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
-        return await respond(Answer(found, image, wanted.presentation, context, call, pipeline))
+        return await respond(ResponseInput(found, image, wanted.presentation, context, call, pipeline))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from app.api.answering.format import Answer, Format
+from app.api.answering.format import Format, ResponseInput
 from app.api.answering.native import to_boxes, to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import CocoResult
@@ -19,8 +19,8 @@ def to_results(found: Detections, image_id: int) -> list[CocoResult]:
     ]
 
 
-async def _respond(answer: Answer[Detections]) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_results(answer.found, answer.presentation.image_id)))
+async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
+    return JsonResponse(msgspec.json.encode(to_results(given.found, given.presentation.image_id)))
 
 
 COCO_RESULTS = Format("coco-results", (), _respond)

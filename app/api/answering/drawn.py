@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.api.answering.accept import best
-from app.api.answering.format import Answer, Format
+from app.api.answering.format import Format, ResponseInput
 from app.api.answering.native import to_response
 from app.api.answering.responses import LargeResponse
 from app.api.answering.schema import DetectResponse
@@ -17,20 +17,18 @@ from app.resilience.lease import Lease
 _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
 
 
-async def _respond_image(answer: Answer[Detections]) -> LargeResponse:
-    picture_type = _picture_type(answer)
-    return LargeResponse(await _draw(answer, picture_type), picture_type, answer.pipeline.admission.memory)
+async def _respond_image(given: ResponseInput[Detections]) -> LargeResponse:
+    picture_type = _picture_type(given)
+    return LargeResponse(await _draw(given, picture_type), picture_type, given.pipeline.admission.memory)
 
 
-async def _respond_image_and_json(answer: Answer[Detections]) -> LargeResponse:
+async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResponse:
     def describe(pictures: list[bytes]) -> DetectResponse:
-        context = answer.context
-        response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+        context = given.context
+        response = to_response(given.found, given.presentation.boxes, context.timing.total, context.request_id)
         return msgspec.structs.replace(response, visualization=pictures[0])
 
-    return await respond_with_pictures(
-        answer.pipeline, answer.call, [(answer.image, answer.found)], describe, _picture_type(answer)
-    )
+    return await respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe, _picture_type(given))
 
 
 async def respond_with_pictures(
@@ -64,13 +62,13 @@ async def respond_with_pictures(
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
-async def _draw(answer: Answer[Detections], picture_type: PictureType) -> bytes:
-    return await draw(answer.pipeline, answer.image, answer.found, picture_type, answer.call)
+async def _draw(given: ResponseInput[Detections], picture_type: PictureType) -> bytes:
+    return await draw(given.pipeline, given.image, given.found, picture_type, given.call)
 
 
-def _picture_type(answer: Answer[Detections]) -> PictureType:
+def _picture_type(given: ResponseInput[Detections]) -> PictureType:
     """Return the type that the caller likes best; that of the first, if it accepts neither, but has named the format."""
-    chosen = best(answer.context.accept, _TYPES)
+    chosen = best(given.context.accept, _TYPES)
     return next((picture_type for picture_type in _TYPES if picture_type == chosen), _TYPES[0])
 
 

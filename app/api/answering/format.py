@@ -24,7 +24,7 @@ class Presentation(NamedTuple):
     """What the caller calls the image, for a format that names it."""
 
 
-class Answer(NamedTuple, Generic[Found]):
+class ResponseInput(NamedTuple, Generic[Found]):
     """The result of one request, and what a format may need of the request."""
 
     found: Found
@@ -43,5 +43,5 @@ class Format(NamedTuple):
     """Value of the parameter `format`."""
     media_types: tuple[str, ...]
     """Those that `Accept` may ask for to get this format; the first one is preferred. Empty: it is chosen by name only."""
-    respond: Callable[[Answer[Any]], Awaitable[ASGIResponse]]
+    respond: Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
     """Makes the response; raises a GatewayError if it cannot."""

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from app.api.answering.format import Answer, Format
+from app.api.answering.format import Format, ResponseInput
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import BoxFormat, Classification, ClassifyResponse, Detection, DetectResponse, ImageSize, ModelUsed
 from app.pipeline.call import Classifications, Detections
@@ -69,9 +69,9 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
     return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
 
 
-async def _respond(answer: Answer[Detections]) -> JsonResponse:
-    context = answer.context
-    response = to_response(answer.found, answer.presentation.boxes, context.timing.total, context.request_id)
+async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
+    context = given.context
+    response = to_response(given.found, given.presentation.boxes, context.timing.total, context.request_id)
     return JsonResponse(msgspec.json.encode(response))
 
 
@@ -95,9 +95,9 @@ def _to_classify_response(found: Classifications, total_time_ms: float, request_
     )
 
 
-async def _respond_with_classes(answer: Answer[Classifications]) -> JsonResponse:
-    context = answer.context
-    return JsonResponse(msgspec.json.encode(_to_classify_response(answer.found, context.timing.total, context.request_id)))
+async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
+    context = given.context
+    return JsonResponse(msgspec.json.encode(_to_classify_response(given.found, context.timing.total, context.request_id)))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)

@@ -13,7 +13,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.admission.guards import header_of
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_boxes, to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.dependencies import WorkerResources
@@ -144,8 +144,8 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return ParsedBody(image, [] if found.threshold is None else [("threshold", str(found.threshold))])
 
 
-async def _respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
-    found = answer.found
+async def _respond(given: ResponseInput[Detections], _: _Parameters) -> JsonResponse:
+    found = given.found
     shapes = [
         Shape(confidence=str(score), label=found.spec.class_name(id_), points=points)
         for points, score, id_ in zip(to_boxes(found, "pixel"), to_scores(found.scores), found.class_ids.tolist(), strict=True)

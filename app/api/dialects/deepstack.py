@@ -15,7 +15,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
@@ -168,9 +168,9 @@ async def update_available() -> UpdateStatus:
 async def _detect(
     request: AnyRequest, worker: WorkerResources, command: Literal["detect", "custom"], in_path: Pairs = ()
 ) -> ASGIResponse:
-    async def respond(answer: Answer[Detections], _: _Parameters) -> JsonResponse:
+    async def respond(given: ResponseInput[Detections], _: _Parameters) -> JsonResponse:
         return JsonResponse(
-            msgspec.json.encode(to_predictions(answer, command, worker.deployment.dialects[DIALECT.name]["max_objects"]))
+            msgspec.json.encode(to_predictions(given, command, worker.deployment.dialects[DIALECT.name]["max_objects"]))
         )
 
     return await detect(request, worker, _Parameters, _parse, respond, in_path)
@@ -191,9 +191,9 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
 
 
-def to_predictions(answer: Answer[Detections], command: Literal["detect", "custom"], max_objects: int) -> Predictions:
+def to_predictions(given: ResponseInput[Detections], command: Literal["detect", "custom"], max_objects: int) -> Predictions:
     """Describe what was found; at most so many objects, unless that is 0."""
-    found, timing = answer.found, answer.context.timing
+    found, timing = given.found, given.context.timing
     predictions = [
         Prediction(confidence, found.spec.class_name(id_), y_min, x_min, y_max, x_max)
         for confidence, id_, (x_min, y_min, x_max, y_max) in zip(

@@ -5,13 +5,13 @@ from typing import TypeVar
 
 from litestar.response.base import ASGIResponse
 
-from app.api import detect as single_image
 from app.api.answering import problems
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.batch.answer import copy_error, first_error
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
+from app.api.detect import handle_image
 from app.api.dialects.dialect import AnyRequest, DialectParameters
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
@@ -34,7 +34,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBody],
-    respond: Callable[[Answer[Detections], P], Awaitable[ASGIResponse]],
+    respond: Callable[[ResponseInput[Detections], P], Awaitable[ASGIResponse]],
     in_path: Pairs = (),
 ) -> ASGIResponse:
     """Answer a request with one image.
@@ -50,8 +50,8 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
     Raises:
         GatewayError: As for a request to `/detect`.
     """
-    return await single_image.answer(
-        request, worker, kind, in_path, parse=parse, choose=lambda wanted, *_: lambda answer: respond(answer, wanted)
+    return await handle_image(
+        request, worker, kind, in_path, parse=parse, choose=lambda wanted, *_: lambda given: respond(given, wanted)
     )
 
 

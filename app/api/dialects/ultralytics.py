@@ -14,7 +14,7 @@ from litestar.types import HTTPScope
 from msgspec import Meta
 
 from app import __version__
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
@@ -129,8 +129,8 @@ def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBod
     return parse_body(data, content_type, kind, _FIELDS)
 
 
-async def _respond(answer: Answer[Detections], wanted: _Parameters) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_prediction(answer.found, answer.context.timing, wanted)))
+async def _respond(given: ResponseInput[Detections], wanted: _Parameters) -> JsonResponse:
+    return JsonResponse(msgspec.json.encode(to_prediction(given.found, given.context.timing, wanted)))
 
 
 def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Prediction:

@@ -41,7 +41,7 @@ P = TypeVar("P", bound=Parameters)
 P_co = TypeVar("P_co", bound=Parameters, covariant=True)
 
 
-class LateKind(Protocol[P_co]):
+class DeferredParameters(Protocol[P_co]):
     """A kind of parameters that is not known before Triton has been asked."""
 
     @property
@@ -66,7 +66,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     scope: HTTPScope,
     worker: WorkerResources,
     pairs: Pairs,
-    kind: type[P] | LateKind[P],
+    kind: type[P] | DeferredParameters[P],
     parse: Callable[[bytes, str, type[P]], C],
     *,
     may_be_empty: bool = False,
@@ -78,7 +78,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         scope: Of the request.
         worker: Has the keys, and the threads in which a form or JSON is parsed.
         pairs: Parameters in the path.
-        kind: The parameters that it may have. A late kind is found after the body has been read: only then does the server
+        kind: The parameters that it may have. Deferred ones are found after the body has been read: only then does the server
             tell that the client has left.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
             `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
@@ -86,8 +86,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
 
     Raises:
         InvalidParameter, UnknownModel: As `parse_parameters` says; before the body is read if the query is the cause.
-        GatewayError: As `LateKind.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`, `admit_with_body` and
-            `fetch_image` say.
+        GatewayError: As `DeferredParameters.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`,
+            `admit_with_body` and `fetch_image` say.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:

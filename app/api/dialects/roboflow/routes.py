@@ -13,7 +13,7 @@ from litestar.types import HTTPScope
 from msgspec import UNSET, Meta
 
 from app.api.answering import drawn
-from app.api.answering.format import Answer
+from app.api.answering.format import ResponseInput
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.context import context_of
@@ -147,16 +147,16 @@ async def infer_v0(
 ) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
-    async def respond(answer: Answer[Detections], wanted: _V0Parameters) -> ASGIResponse:
+    async def respond(given: ResponseInput[Detections], wanted: _V0Parameters) -> ASGIResponse:
         def describe(pictures: Sequence[bytes] = ()) -> Inference:
             picture = pictures[0] if pictures else UNSET
-            return to_inference(answer.found, answer.context.request_id, answer.context.timing.total, picture)
+            return to_inference(given.found, given.context.request_id, given.context.timing.total, picture)
 
         match wanted.format:
             case "image":
-                return await drawn.IMAGE.respond(answer)
+                return await drawn.IMAGE.respond(given)
             case "image_and_json":
-                return await drawn.respond_with_pictures(answer.pipeline, answer.call, [(answer.image, answer.found)], describe)
+                return await drawn.respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe)
             case _:
                 return JsonResponse(msgspec.json.encode(describe()))
 
