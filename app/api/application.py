@@ -15,7 +15,7 @@ from app.api.admission.keys import ApiKeys, Scope
 from app.api.answering import problems
 from app.api.batch.route import detect_batch
 from app.api.dependencies import Deployment, WorkerResources, providers
-from app.api.detect import classify, detect, predict
+from app.api.detect import ROUTES
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
@@ -34,7 +34,7 @@ from app.triton.pool import TritonPool
 if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES = [detect, classify, predict, detect_batch]
+_MODEL_ROUTES = [*ROUTES, detect_batch]
 
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]

@@ -66,6 +66,7 @@ async def predict(request: Request[Any, Any, Any], worker: NamedDependency[Worke
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
 
 
+ROUTES = [detect, classify, predict]
 P = TypeVar("P", bound=Parameters)
 
 Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]

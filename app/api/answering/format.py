@@ -1,14 +1,18 @@
-"""What a format is, and what it is given to write."""
+"""What a format is, what it is given to write, and the choice of one by the parameter `format` or the header `Accept`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
 
+from app.api.answering.accept import negotiate
 from app.api.answering.schema import BoxFormat
 from app.api.context import RequestContext
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+
+# What most programs send, which is not worth parsing.
+_USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 
 Found = TypeVar("Found")
 
@@ -45,3 +49,38 @@ class Format(NamedTuple):
     """Those that `Accept` may ask for to get this format; the first one is preferred. Empty: it is chosen by name only."""
     respond: Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
     """Makes the response; raises a GatewayError if it cannot."""
+
+
+class Formats:
+    """Formats of one kind of result; the first one is the default."""
+
+    def __init__(self, *formats: Format) -> None:
+        self._default = formats[0]
+        self._by_name = {format_.name: format_ for format_ in formats}
+        self._by_type = {media_type: format_ for format_ in formats for media_type in format_.media_types}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that the parameter `format` can name."""
+        return tuple(self._by_name)
+
+    @property
+    def media_types(self) -> tuple[str, ...]:
+        """All that `Accept` can ask for."""
+        return tuple(self._by_type)
+
+    def choose(self, name: str | None, accept: bytes) -> Format:
+        """Choose the format of a result.
+
+        Args:
+            name: What the parameter `format` says, which counts more than `Accept`; None if it is not given.
+            accept: The `Accept` header; empty if there is none.
+
+        Raises:
+            NotAcceptable: The header allows no type that there is.
+        """
+        if name is not None:
+            return self._by_name[name]
+        if accept in _USUAL:
+            return self._default
+        return self._by_type[negotiate(accept, self.media_types)]

@@ -18,11 +18,10 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
-from app.api.answering.choice import DETECTIONS
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
-from app.api.parameters.tasks import ClassifyParameters, DetectParameters
+from app.api.parameters.tasks import DETECTIONS, ClassifyParameters, DetectParameters
 from app.api.receiving.content_type import JSON
 
 _ERRORS = {

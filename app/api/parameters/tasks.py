@@ -1,18 +1,29 @@
-"""The parameters of each kind of request; the OpenAPI document is generated from them."""
+"""What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from app.api.answering.choice import CLASSIFICATIONS, DETECTIONS, ClassesFormatName, FormatName, Formats
-from app.api.answering.format import Presentation
+from app.api.answering import coco_results, drawn, native
+from app.api.answering.format import Formats, Presentation
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Parameters, split_classes
 from app.errors import InvalidParameter
 from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.pipeline.call import ClassifyOptions, DetectOptions
+
+DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
+CLASSIFICATIONS = Formats(native.CLASSES_JSON)
+
+if TYPE_CHECKING:
+    FormatName = str
+    ClassesFormatName = str
+else:
+    FormatName = Literal[DETECTIONS.names]
+    ClassesFormatName = Literal[CLASSIFICATIONS.names]
+"""Name of a format of detections, and of one of classes."""
 
 _MAX_ID = 2**53
 """Up to which JavaScript's numbers are exact."""

@@ -3,7 +3,7 @@
 import pytest
 
 from app.api.answering import accept
-from app.api.answering.choice import CLASSIFICATIONS, DETECTIONS
+from app.api.parameters.tasks import CLASSIFICATIONS, DETECTIONS
 from app.errors import NotAcceptable
 
 
@@ -28,7 +28,7 @@ def test_an_accept_that_allows_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("header", [b"", b"*/*", b"application/json", b"application/json, text/plain, */*"])
 def test_the_usual_headers_are_not_parsed(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert accept.best(header, DETECTIONS.media_types) == "application/json"
-    monkeypatch.delattr("app.api.answering.choice.negotiate")
+    monkeypatch.delattr("app.api.answering.format.negotiate")
     assert DETECTIONS.choose(None, header).name == "json"
 
 
