@@ -4,17 +4,22 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app import server
 from app.api.application import table_of
 from app.api.dialects.dialect import load
 from app.api.receiving.client_watch import body_too_large
-from app.api.routes import ModelRoute
+from app.api.reports.health import live, livez, readyz
+from app.api.reports.models import models
+from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3
+TABLE = table_of(load(DIALECTS))
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
@@ -50,7 +55,7 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
     """But for a report of health, which is public below the dialect's name only; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     own, several, dialects = patterns[:3]
-    for path, (handler, *_) in table_of(load(DIALECTS)).paths:
+    for path, (handler, *_) in TABLE.paths:
         sample = re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3"))
         location = next((pattern for pattern in (own, several, dialects) if re.search(pattern, sample)), None)
 
@@ -58,6 +63,22 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
         assert (location == several) == (isinstance(handler, ModelRoute) and handler.takes == "images") or sample == "/predict"
     for name in DIALECTS:
         assert re.search(dialects, f"/{name}/anything")
+
+
+EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
+OTHERS = {prefix + path for handler in (models, live, livez, readyz) for path in handler.paths for prefix in ("", VERSION)}
+"""Paths at which no model is asked."""
+
+
+@pytest.mark.parametrize("location", re.findall(r"location ~ (.+?) \{\n", TEXT))
+@given(data=st.data())
+def test_each_public_path_exists(location: str, data: st.DataObject) -> None:
+    for general, example in EXAMPLES.items():
+        location = location.replace(general, example)
+    path = data.draw(st.from_regex(location, fullmatch=True)).rstrip()
+    known = {re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3")) for path, _ in TABLE.paths}
+
+    assert path in known | OTHERS | {"/"} | {f"/{name}/" for name in DIALECTS}
 
 
 def test_instances_are_listed_in_two_ways() -> None:
