@@ -1,9 +1,11 @@
 """Several Tritons, of which each has some models."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import msgspec
@@ -13,9 +15,10 @@ from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownMo
 from app.model.spec import ModelSpec
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton import client as client_module
-from app.triton import server as server_module
+from app.triton import endpoint
 from app.triton.client import TritonClient
-from app.triton.pool import TritonPool
+from app.triton.pool import TritonPool, choose
+from app.triton.served_model import ServedModel
 from app.triton.server import TritonServer
 from app.triton.server_info import ModelState
 from app.triton.transport import Transport
@@ -26,6 +29,8 @@ from tests.support import captured_log, eventually
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
+_DRAWS = 2000
+_NO_SERVER: Any = None
 
 
 class Two(NamedTuple):
@@ -59,7 +64,7 @@ def one_call(_: ModelSpec) -> float:
 async def found_at(two: Two) -> set[int]:
     """Return the numbers of the Tritons that calls may go to."""
     found = [two.pool.find(SPEC, one_call) for _ in range(100)]
-    return {two.servers.index(served.server) for served in found if served is not None}
+    return {[server is served.server for server in two.servers].index(True) for served in found if served is not None}
 
 
 async def ask_both(two: Two) -> None:
@@ -144,7 +149,7 @@ async def test_without_a_triton_nothing_is_found() -> None:
 
 async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tensors have another shape, which is logged once; that of the first Triton counts."""
-    log = captured_log(monkeypatch, server_module)
+    log = captured_log(monkeypatch, endpoint)
     two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     await ask_both(two)
 
@@ -229,7 +234,7 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every few seconds, if another Triton has it: it may have been loaded."""
-    clock = Clock(monkeypatch, "app.triton.server")
+    clock = Clock(monkeypatch, "app.triton.endpoint")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     with pytest.raises(UnknownModel):  # once that has been heard, too, nobody is asking
@@ -343,3 +348,62 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
         assert not pool.is_usable("tiny")
         assert pool.parallel_images(SPEC) == SPEC.parallel_images
         await pool.close()
+
+
+def served(clock: Clock, images: int, speed: float = 0.0) -> ServedModel:
+    """Make a model with images under way, and with a speed in images per second that was measured."""
+    made = ServedModel(_NO_SERVER)
+    if speed:
+        made.begin(1)
+        began_at = clock.now
+        clock.now += 1 / speed
+        made.note_answer(1, began_at)
+        made.calls = made.images = 0
+    if images:
+        made.begin(images)
+    return made
+
+
+def shares(candidates: list[ServedModel]) -> list[float]:
+    """Return which part of the choices each candidate gets."""
+    counted = Counter(candidates.index(choose(candidates)) for _ in range(_DRAWS))
+    return [counted[index] / _DRAWS for index in range(len(candidates))]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    random.seed(1)
+    return Clock(monkeypatch, "app.triton.served_model")
+
+
+def test_the_only_one_is_chosen(clock: Clock) -> None:
+    """Whatever is under way there."""
+    only = served(clock, 1000)
+
+    assert choose([only]) is only
+
+
+def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
+    """Of two that are as fast, or of which one has shown nothing yet."""
+    assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
+    assert shares([served(clock, 3, 100), served(clock, 2, 100)]) == [0, 1]
+    assert shares([served(clock, 3, 1000), served(clock, 2)]) == [0, 1]
+
+
+def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
+    """As many as it answers in the time in which the other one answers its own."""
+    assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
+    assert shares([served(clock, 11, 100), served(clock, 2, 20)]) == [0, 1]
+
+
+def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
+    """The slower one sometimes, too: else nobody would see that it has become faster."""
+    assert shares([served(clock, 0, 90), served(clock, 0, 10)]) == pytest.approx([0.9, 0.1], abs=0.05)
+    assert shares([served(clock, 0), served(clock, 0)]) == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+def test_two_are_drawn_of_many(clock: Clock) -> None:
+    """The one with the most images is never chosen, each other one sometimes: workers must not all choose the same one."""
+    found = shares([served(clock, images) for images in (0, 1, 2, 3)])
+
+    assert found == pytest.approx([1 / 2, 1 / 3, 1 / 6, 0], abs=0.05)
