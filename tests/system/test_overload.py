@@ -142,7 +142,7 @@ async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) ->
         async with asyncio.timeout(60):
             while (before := fake.running) < LIMIT:
                 asking.append(asyncio.create_task(ask(client)))
-                await eventually(lambda: asking[-1].done() or fake.running > before)  # noqa: B023 - at once
+                await eventually(lambda: asking[-1].done() or fake.running > before)
         # The worker that takes the place of the killed one warms up, which counts as a request, too.
         warming_up = sum(request.id == "warm-up" for request in fake.requests)
         fake.may_answer.set()
