@@ -17,8 +17,8 @@ from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
 # Memory at the peak, bytes a pixel: libjpeg-turbo has no image of its own, unlike Pillow, and libwebp has two canvases.
-ARRAY_BYTES = 3
-_PILLOW_BYTES = 4 + ARRAY_BYTES
+_ARRAY_BYTES = 3
+_PILLOW_BYTES = 4 + _ARRAY_BYTES
 _WEBP_BYTES = 16
 # Of a file that is written anew for OpenCV.
 _FILE_COPIES = 2
@@ -41,7 +41,7 @@ def estimate_decode_bytes(header: ImageHeader, min_decode_size: tuple[int, int])
         return pixels * header.opencv_file.pixel_bytes + _FILE_COPIES * len(header.data)
     if header.file is not None and header.file.format not in _JPEG:
         return pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES)
-    by_libjpeg = ARRAY_BYTES * (1 if header.orientation == 1 else 2)
+    by_libjpeg = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
     pixel_bytes = by_libjpeg if header.file is None else _PILLOW_BYTES
     width, height = decoded_size(header, min_decode_size)
     return width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
@@ -99,7 +99,7 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
                 pixels = _to_array(file)
         except Exception as error:  # Pillow's decoders raise anything on broken input
             raise InvalidImage("the image data is truncated or corrupt") from error
-    return exif.turn_upright(pixels, header.orientation)
+    return pixels if header.orientation == 1 else exif.turn_upright(pixels, header.orientation)
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:

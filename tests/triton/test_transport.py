@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -19,15 +20,15 @@ from app.config import Settings
 from app.embedded.server import EmbeddedTriton
 from app.errors import TritonUnavailable
 from app.main import create_app
-from app.triton import arena_size
+from app.resilience.lease import Lease
 from app.triton import client as client_module
 from app.triton import regions as regions_module
+from app.triton import shared_memory
 from app.triton import transport as transport_module
-from app.triton.arena_size import MAX_ARENA_BYTES, SLOTS, arena_bytes
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
-from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.transport import Transport
+from app.triton.shared_memory import MAX_ARENA_BYTES, SHM, SLOTS, Arena, Slot, arena_bytes
+from app.triton.transport import InputBuffer, Transport
 from tests.fakes import models
 from tests.fakes.clock import Clock
 from tests.fakes.triton import FakeTriton, serving
@@ -50,6 +51,7 @@ from tests.support import (
 Fake = tuple[FakeTriton, TritonClient]
 
 NBYTES = 4096
+SHAPE = (64, 64)
 OUT_OF_SPACE = OSError(28, "No space left on device")
 
 
@@ -57,6 +59,11 @@ async def taken(transport: Transport) -> Slot | None:
     """Take a slot as a request does."""
     await transport.prepare(NBYTES)
     return transport.take(NBYTES, NBYTES)
+
+
+def allocated(transport: Transport, lease: Lease) -> InputBuffer:
+    """Allocate a tensor that just fits a slot of `NBYTES`."""
+    return transport.allocate(SHAPE, np.uint8, NBYTES, lease)
 
 
 def raise_out_of_space(*_: object) -> None:
@@ -133,7 +140,7 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
 async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
     """Until one is given back."""
-    monkeypatch.setattr(arena_size, "SLOTS", 1)
+    monkeypatch.setattr(shared_memory, "SLOTS", 1)
     slot = await taken(transport)
     assert slot
     assert await taken(transport) is None
@@ -613,7 +620,7 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full /dev/shm does not make the tensor travel inline; but load does, for which more slots are needed than there are."""
     _, client = fake_triton
-    monkeypatch.setattr(arena_size, "SLOTS", 1)
+    monkeypatch.setattr(shared_memory, "SLOTS", 1)
     transport = transport_to(client, "shm")
     assert await taken(transport)
     assert await taken(transport) is None
@@ -771,7 +778,7 @@ async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_tra
 @pytest.mark.usefixtures("triton")
 async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without a slot carry their tensors themselves; no two get each other's boxes."""
-    monkeypatch.setattr(arena_size, "SLOTS", 2)
+    monkeypatch.setattr(shared_memory, "SLOTS", 2)
     empty = BytesIO()
     Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
 
@@ -887,3 +894,83 @@ asyncio.run(main())
 
     assert not (SHM / name).exists()
     assert name not in await regions(settings)
+
+
+async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
+    """Data written to the tensor is in the slot, which is free again when the lease has ended."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = allocated(transport, lease)
+        assert slot is not None
+        tensor[:] = 7
+        assert slot.array((NBYTES,), np.uint8).tolist() == [7] * NBYTES
+        assert slot.arena.lent_bytes == NBYTES
+
+    assert slot.arena.lent_bytes == 0
+
+
+async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
+    """A file, for example, is rarely as large as the largest that fits."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = transport.allocate((10,), np.float32, NBYTES, lease)
+        assert slot is not None
+        tensor[:] = 1
+
+        assert tensor.shape == (10,)
+        assert slot.array((10,), np.float32).tolist() == [1.0] * 10
+
+
+async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
+    """No slot is taken for it; not even one element more fits."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = transport.allocate((NBYTES // 4 + 1,), np.float32, NBYTES, lease)
+        assert tensor.shape == (NBYTES // 4 + 1,)
+        assert slot is None
+        other = transport.take(NBYTES, NBYTES)
+        assert other is not None
+        assert other.arena.lent_bytes == NBYTES
+        other.free()
+
+
+async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
+    """The type and the shape are the same."""
+    with Lease() as lease:
+        tensor, slot = Transport("inline").allocate(SHAPE, np.float16, NBYTES * 2, lease)
+
+    assert slot is None
+    assert (tensor.shape, tensor.dtype) == (SHAPE, np.dtype(np.float16))
+
+
+async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
+    """More requests than slots are no failure."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        slots = [allocated(transport, lease).slot for _ in range(SLOTS + 1)]
+
+        assert all(slots[:-1])
+        assert slots[-1] is None
+
+
+async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> None:
+    """Nothing was taken that would have to be freed."""
+    with pytest.raises(TritonUnavailable), Lease() as lease:
+        allocated(Transport("shm"), lease)
+
+
+async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
+    """A decoding thread takes it, even after the request has ended, and writes into it; Triton reads it."""
+    await transport.prepare(NBYTES)
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with Lease() as lease:
+        early = allocated(transport, lease).slot
+        lease.keep_for(work)
+    late = (await asyncio.to_thread(allocated, transport, lease)).slot
+    assert early is not None
+    assert late is not None
+    assert early.arena.lent_bytes == 2 * NBYTES
+    work.set_result(None)
+    await asyncio.sleep(0)
+
+    assert early.arena.lent_bytes == 0
