@@ -41,6 +41,7 @@ _SMALL_JPEG_BYTES = 1 << 14
 # Scans that a JPEG of the largest permitted size may have; a smaller one may have more. Encoders write ten, and 18 for CMYK.
 _MAX_FULL_SCANS = 18
 
+_NO_JPEG = jpeg.JpegHeader(b"", 1, is_single_scan=True, size=None)
 # Our own limit is checked on the header, per request; Pillow's only warns, and for the whole process.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Oddities of a caller's image are reported to the caller, if at all.
@@ -115,10 +116,8 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
         InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time or memory.
     """
     name = identify(data)
-    is_jpeg = name == "JPEG"
     max_pixels = limits.of(name)
-    exif_block, scans, is_single_scan = jpeg.read_segments(data) if is_jpeg else jpeg.Segments(b"", 1, is_single_scan=True)
-    size = jpeg.read_size(data) if is_jpeg else None
+    exif_block, scans, is_single_scan, size = jpeg.read_header(data) if name == "JPEG" else _NO_JPEG
     file = opencv_file = None
     orientation = 1
     if name in opencv.FORMATS:

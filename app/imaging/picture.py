@@ -8,7 +8,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from app.imaging import drawing
-from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.decode import decode, estimate_decoding
 from app.imaging.drawing import Marks
 from app.imaging.header import ImageHeader
 
@@ -23,7 +23,7 @@ _ENCODED_BYTES = 2 * 3
 def estimate_picture_bytes(header: ImageHeader) -> int:
     """Estimate how much memory `draw_picture` takes at its peak, bytes."""
     size = header.width, header.height
-    return estimate_decode_bytes(header, size) + header.width * header.height * _ENCODED_BYTES
+    return estimate_decoding(header, size).nbytes + header.width * header.height * _ENCODED_BYTES
 
 
 def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging.decode import decode, decoded_size, estimate_decode_bytes
+from app.imaging.decode import decode, estimate_decoding
 from app.imaging.fit import CenterCrop, fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.transform import ImageTransform
@@ -59,9 +59,9 @@ def fill_input(data: bytes, spec: ModelSpec, workspace: Workspace, lease: Lease)
         write_bytes_element(data, buffer.tensor)
         return buffer, transform
     min_decode_size = transform.min_decode_size
-    nbytes = estimate_decode_bytes(header, min_decode_size)
+    size, nbytes = estimate_decoding(header, min_decode_size)
     if isinstance(fit, CenterCrop):  # the others draw without a copy
-        nbytes = max(nbytes, fit.draw_bytes(decoded_size(header, min_decode_size), transform))
+        nbytes = max(nbytes, fit.draw_bytes(size, transform))
     with workspace.memory.reserve() as memory:
         memory.add(nbytes)
         buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
