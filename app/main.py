@@ -21,10 +21,9 @@ from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
-from app.model.heads import Task
 from app.pipeline.inference import Aggregation
-from app.pipeline.limits import Limits
-from app.pipeline.pipeline import Pipeline
+from app.pipeline.pipeline import Limits, Models, Pipeline
+from app.pipeline.triton_calls import TritonCalls
 from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
@@ -109,8 +108,8 @@ async def open_resources(
         origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
         stack.callback(fetcher.close)
-        tasks: dict[Task, str] = {"classification": settings.classify_model}
-        pipeline = Pipeline(pool, admission, metrics, settings.model, _pullable(settings), limits, aggregation, tasks, fetcher)
+        calls = TritonCalls(pool, metrics, aggregation.max_calls, settings.timeout_seconds)
+        pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         try:
             await pipeline.warm_up()
@@ -174,13 +173,14 @@ def _slow_request_ms(settings: Settings) -> float:
     return _SLOW_MS if settings.triton_endpoints else _SLOW_EMBEDDED_MS
 
 
-def _pullable(settings: Settings) -> frozenset[str]:
-    """Return the models that `pull` knows; none if their list became invalid after the start, because no request needs it."""
+def _models(settings: Settings) -> Models:
+    """Name the models; none that could be pulled if their list became invalid after the start, because no request needs it."""
+    models = Models(settings.model, settings.task_models)
     try:
-        return frozenset(registry.load(settings.registry_path))
+        return models._replace(pullable=frozenset(registry.load(settings.registry_path)))
     except RegistryError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error of the file
-        return frozenset()
+        return models
 
 
 def _pixel_limits(settings: Settings) -> PixelLimits:

@@ -21,11 +21,11 @@ from app.api.receiving.client_watch import BodyLimits
 from app.api.reports.health_schema import LimitsInForce
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.inference import Aggregation
-from app.pipeline.limits import Limits
+from app.pipeline.pipeline import Limits
+from app.pipeline.preprocess import Workspace
 from app.resilience.admission import Admission, Capacity
-from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
@@ -51,7 +51,8 @@ AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
 """Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
-METRICS = Metrics(WorkerTable(), "0")
+_TABLE = WorkerTable()
+METRICS = Metrics(_TABLE, "0")
 """Metrics that nobody looks at."""
 DEPLOYMENT = Deployment(
     BodyLimits(2**20, pause_seconds=10, total_seconds=30),
@@ -231,11 +232,9 @@ def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
     return Transport(mode, Regions(client))
 
 
-@contextmanager
-def open_buffer(transport: Transport) -> Iterator[InputBuffer]:
-    """Make the buffer of a request that lasts as long as the block."""
-    with Lease() as lease:
-        yield InputBuffer(transport, lease)
+def workspace(transport: Transport, max_pixels: int = 10**6) -> Workspace:
+    """Make what a worker with memory for any image has for it."""
+    return Workspace(PixelLimits(max_pixels, max_pixels), MemoryBudget(_TABLE, "memory", 2**40), transport)
 
 
 @contextmanager

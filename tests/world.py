@@ -14,10 +14,9 @@ import pytest
 
 from app.errors import DeadlinePassed, GatewayError
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.inference import InferenceRunner
-from app.pipeline.pipeline import Pipeline
+from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls
 from app.resilience.admission import WHOLE, Admission, Share
 from app.resilience.deadline import Deadline
@@ -99,7 +98,8 @@ class World:
         self.transport = Transport(mode)
         self.pool = TritonPool(self.transport, [TritonServer(TritonClient(fake.url)) for fake in fakes])
         self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
-        self.pipeline = Pipeline(self.pool, admission, METRICS, "tiny", frozenset({"listed"}), LIMITS, AGGREGATION)
+        calls = TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, LIMITS.timeout_seconds)
+        self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)
         self.slot: Slot | None = None
         """Of the last inference."""
 
@@ -187,8 +187,8 @@ class World:
         call = CallContext(Deadline.after(seconds), Timing(), request_id, trace=trace)
         await self.transport.prepare(spec.image_bytes)
         with await self.admit(spec.reference) as permit:
-            buffer = InputBuffer(self.transport, permit)
-            buffer.allocate(spec.image_shape, np.uint8, spec.image_bytes)[:] = IMAGE
+            buffer = self.transport.allocate(spec.image_shape, np.uint8, spec.image_bytes, permit)
+            buffer.tensor[:] = IMAGE
             self.slot = buffer.slot
             return await self.inferences.run(spec, buffer, call, permit)
 

@@ -10,7 +10,6 @@ from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within
 from app.settings.schema import PREFIX, Settings
 from app.triton import shared_memory
-from app.triton.arena_size import arena_bytes
 
 _MIB = 2**20
 # Of an image of 640 x 640 pixels, UINT8: while the model is not known.
@@ -29,7 +28,7 @@ def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> I
         slot_bytes: Size of the default model's input for one image; None if the model is not known.
         maps_memory: Whether tensors may go through this machine's shared memory.
     """
-    arena = arena_bytes(slot_bytes or _USUAL_SLOT_BYTES)
+    arena = shared_memory.arena_bytes(slot_bytes or _USUAL_SLOT_BYTES)
     has_arenas = maps_memory and settings.transport != "inline"
     yield from _check_cores(settings, cores.available())
     yield _check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -70,7 +70,7 @@ def _check_jpeg_decoder() -> Finding:
         Image.new("RGB", _SAMPLE_SIZE).save(file, "JPEG")
         from app.imaging import jpeg  # noqa: PLC0415 - it needs what may be missing
 
-        size = jpeg.read_size(file.getvalue())
+        size = jpeg.read_header(file.getvalue()).size
         pixels = None if size is None else jpeg.decode(file.getvalue(), size, size, None)
     except (ImportError, OSError) as error:
         return failure("jpeg_decoder", f"JPEGs cannot be decoded, and the API does not start: {error}", fix)

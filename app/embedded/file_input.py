@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import GatewayError
-from app.imaging import canvas
+from app.imaging.decode import decode
 from app.imaging.fit import fit_for
-from app.imaging.header import MAX_SIDE, PixelLimits
+from app.imaging.header import MAX_SIDE, PixelLimits, read_header
 from app.model.spec import DECODED, from_triton_config
 
 # The gateway has checked the headers, with limits of its own.
@@ -43,13 +43,15 @@ class FileInput:
         """
         width, height = self._fit.canvas_size
         canvases = np.empty((len(files), height, width, 3), np.uint8)
-        decoded = [[self._draw(file, pixels)] for file, pixels in zip(files, canvases, strict=True)]
+        decoded = [[self._draw(file, canvas)] for file, canvas in zip(files, canvases, strict=True)]
         return canvases, {DECODED: np.array(decoded, np.int32)}
 
-    def _draw(self, file: bytes, pixels: NDArray[np.uint8]) -> bool:
+    def _draw(self, file: bytes, canvas: NDArray[np.uint8]) -> bool:
         try:
-            canvas.draw_image(file, self._fit, _LIMITS, lambda _: None, lambda: pixels)
+            header = read_header(file, _LIMITS)
+            transform = self._fit.fit(header.width, header.height)
+            self._fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
         except GatewayError:
-            pixels[:] = self._pad
+            canvas[:] = self._pad
             return False
         return True

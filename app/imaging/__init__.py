@@ -1,1 +1,1 @@
-"""Encoded images to upright RGB pixels on a canvas. Never knows a model, and never waits."""
+"""Encoded images to upright RGB pixels on a canvas. Knows of a model only how it wants its images; never waits."""

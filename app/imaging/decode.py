@@ -6,6 +6,7 @@ dropped, as in the images that detectors are trained on.
 
 from contextlib import closing
 from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
 # Memory at the peak, bytes a pixel: libjpeg-turbo has no image of its own, unlike Pillow, and libwebp has two canvases.
-ARRAY_BYTES = 3
-_PILLOW_BYTES = 4 + ARRAY_BYTES
+_ARRAY_BYTES = 3
+_PILLOW_BYTES = 4 + _ARRAY_BYTES
 _WEBP_BYTES = 16
 # Of a file that is written anew for OpenCV.
 _FILE_COPIES = 2
@@ -29,36 +30,34 @@ _SMALL_PIXELS = 1 << 20
 _BAND_PIXELS = 1 << 18
 
 
-def estimate_decode_bytes(header: ImageHeader, min_decode_size: tuple[int, int]) -> int:
-    """Estimate how much memory `decode` takes at its peak, bytes; a little is needed besides, whatever the size.
+class Decoding(NamedTuple):
+    """What decoding an image takes."""
 
-    Args:
-        header: From `read_header`.
-        min_decode_size: As `decode` will get it.
-    """
+    size: tuple[int, int]
+    """Width and height, upright, at which it is decoded, or a little more."""
+    nbytes: int
+    """Memory at its peak, bytes, as estimated; a little is needed besides, whatever the size."""
+
+
+def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> Decoding:
+    """Estimate what `decode` takes for the same arguments."""
+    size = header.width, header.height
     pixels = header.width * header.height
     if header.opencv_file is not None:
-        return pixels * header.opencv_file.pixel_bytes + _FILE_COPIES * len(header.data)
+        return Decoding(size, pixels * header.opencv_file.pixel_bytes + _FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
-        return pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES)
-    by_libjpeg = ARRAY_BYTES * (1 if header.orientation == 1 else 2)
-    pixel_bytes = by_libjpeg if header.file is None else _PILLOW_BYTES
-    width, height = decoded_size(header, min_decode_size)
-    return width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
-
-
-def decoded_size(header: ImageHeader, min_decode_size: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height, upright, at which `decode` decodes, or a little more; the arguments are the same."""
-    size = header.width, header.height
-    if header.opencv_file is not None or (header.file is not None and header.file.format not in _JPEG):
-        return size
+        return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES))
+    pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
     if header.file is not None:
         min_decode_size = min_decode_size[0] + 1, min_decode_size[1] + 1  # Pillow rounds down where libjpeg rounds up
-    return jpeg.reduced_size(size, min_decode_size)
+        pixel_bytes = _PILLOW_BYTES
+    width, height = jpeg.reduced_size(size, min_decode_size)
+    nbytes = width * height * pixel_bytes + (0 if header.is_single_scan else pixels * _COEFFICIENT_BYTES)
+    return Decoding((width, height), nbytes)
 
 
 def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
-    """Return the most that `estimate_decode_bytes` returns for an image within the limits, in a file of so many bytes."""
+    """Return the most memory that `estimate_decoding` returns for an image within the limits, in a file of so many bytes."""
     by_opencv = (limits.of(name) * pixel_bytes for name, pixel_bytes in opencv.PIXEL_BYTES.items())
     return max(
         limits.scalable * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
@@ -99,7 +98,7 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
                 pixels = _to_array(file)
         except Exception as error:  # Pillow's decoders raise anything on broken input
             raise InvalidImage("the image data is truncated or corrupt") from error
-    return exif.turn_upright(pixels, header.orientation)
+    return pixels if header.orientation == 1 else exif.turn_upright(pixels, header.orientation)
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:

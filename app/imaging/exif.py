@@ -51,6 +51,5 @@ def is_sideways(orientation: int) -> bool:
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels (height, width, 3) as stored; the array itself if it is upright already."""
-    turn = _TURNS.get(orientation)
-    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
+    """Turn pixels (height, width, 3) as stored, whose orientation is 2 to 8."""
+    return np.ascontiguousarray(_TURNS[orientation](pixels))

@@ -39,8 +39,8 @@ _MAX_SCANS = 100
 _TOO_MUCH = "the JPEG has too many segments, scans or bytes between them"
 
 
-class Segments(NamedTuple):
-    """What the segments of a file tell."""
+class JpegHeader(NamedTuple):
+    """What a file tells before it is decoded."""
 
     exif: bytes
     """The EXIF block without its six-byte identifier; empty if there is none."""
@@ -48,9 +48,11 @@ class Segments(NamedTuple):
     """How often a decoder will visit each pixel."""
     is_single_scan: bool
     """Whether the first scan holds the whole image; else libjpeg keeps the coefficients of all pixels in memory."""
+    size: tuple[int, int] | None
+    """Width and height in pixels, as stored; None for a file that Pillow should decode."""
 
 
-def read_segments(data: bytes) -> Segments:
+def read_header(data: bytes) -> JpegHeader:
     """Go from marker to marker as libjpeg does; only through the header if the first scan holds the whole image.
 
     Raises:
@@ -72,7 +74,11 @@ def read_segments(data: bytes) -> Segments:
                 components = data[at + 7]
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
-    return Segments(exif, scans, is_single_scan)
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):  # the latter for an unknown subsampling
+        return JpegHeader(exif, scans, is_single_scan, None)
+    return JpegHeader(exif, scans, is_single_scan, (width, height) if space in {"YCbCr", "Gray"} else None)
 
 
 def _check_frame(marker: int, depth: int) -> None:
@@ -108,20 +114,11 @@ def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
     raise InvalidImage(_TOO_MUCH)
 
 
-def read_size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height in pixels, as stored; None for a file that Pillow should decode."""
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError):  # the latter for an unknown subsampling
-        return None
-    return (width, height) if space in {"YCbCr", "Gray"} else None
-
-
 def read_frame_size(data: bytes) -> tuple[int, int]:
     """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none before the pixels.
 
     Raises:
-        InvalidImage: As `read_segments` says.
+        InvalidImage: As `read_header` says.
     """
     for marker, at in _iterate(data):
         if marker == _START_OF_SCAN:  # a frame header behind it counts for nothing, and to find it takes long
@@ -145,7 +142,7 @@ def decode(
 
     Args:
         data: The file.
-        size: Width and height, from `read_size`.
+        size: Width and height, from `read_header`.
         min_decode_size: Width and height that are needed, as stored.
         out: UINT8 (height, width, 3) to decode into, if the image comes out at exactly this size.
 

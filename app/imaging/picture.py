@@ -1,6 +1,5 @@
-"""Decode an image, draw detections on it and encode the picture: what the pipeline needs of this package beside `canvas`."""
+"""Decode an image, draw detections on it and encode the picture."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import cv2
@@ -9,9 +8,9 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from app.imaging import drawing
-from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.decode import decode, estimate_decoding
 from app.imaging.drawing import Marks
-from app.imaging.header import PixelLimits, read_header
+from app.imaging.header import ImageHeader
 
 PictureType = Literal["image/jpeg", "image/png"]
 """What a picture is encoded as."""
@@ -21,29 +20,19 @@ _JPEG_QUALITY = 90
 _ENCODED_BYTES = 2 * 3
 
 
-def draw_picture(
-    data: bytes, marks: Marks, picture_type: PictureType, limits: PixelLimits, reserve: Callable[[int], None]
-) -> bytes:
-    """Draw on an image, at its full size.
+def estimate_picture_bytes(header: ImageHeader) -> int:
+    """Estimate how much memory `draw_picture` takes at its peak, bytes."""
+    size = header.width, header.height
+    return estimate_decoding(header, size).nbytes + header.width * header.height * _ENCODED_BYTES
 
-    Args:
-        data: The encoded image.
-        marks: What to draw.
-        picture_type: Of the result.
-        limits: Maximum sizes of images.
-        reserve: Called once the header is accepted, with an estimate of the memory that this takes, bytes; raises what the
-            caller wants to be raised if there is none.
 
-    Returns:
-        The encoded picture.
+def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:
+    """Decode an image, draw on it at its full size, and encode the picture.
 
     Raises:
-        GatewayError: As `read_header`, `decode` and `reserve` say.
+        InvalidImage: The data is truncated or corrupt.
     """
-    header = read_header(data, limits)
-    size = header.width, header.height
-    reserve(estimate_decode_bytes(header, size) + header.width * header.height * _ENCODED_BYTES)
-    pixels = decode(header, size)
+    pixels = decode(header, (header.width, header.height))
     if not pixels.flags.writeable:  # Pillow's own
         pixels = pixels.copy()
     drawing.draw(pixels, marks)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from app.model.spec import ModelSpec
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.resilience.model_queue import Permit
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 from app.triton.shared_memory import Arena, Slot
+from app.triton.transport import InputBuffer
 
 # A message is copied, while the event loop waits.
 _MAX_INLINE_BYTES = 8 << 20

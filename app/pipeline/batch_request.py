@@ -40,7 +40,7 @@ class BatchRequest:
         self._spec = spec
         self._reader = reader
         self._call = call
-        self._line = pipeline.admission.batch_line(spec.reference, pipeline.parallel_images(spec), call.share)
+        self._line = pipeline.admission.batch_line(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
         self._images = images
         self._memory = memory
         """Of the encoded images that came with the request."""

@@ -1,8 +1,8 @@
 """Draw what was found on the image it was found in."""
 
 from app.imaging.drawing import Marks
-from app.imaging.picture import PictureType, draw_picture
-from app.imaging.pixel_count import count_pixels
+from app.imaging.header import count_pixels, read_header
+from app.imaging.picture import PictureType, draw_picture, estimate_picture_bytes
 from app.pipeline.call import CallContext, Detections
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.timing import DRAW
@@ -39,8 +39,10 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     marks = Marks(found.boxes, found.scores, found.class_ids, names)
 
     def work() -> bytes:
+        header = read_header(data, limits)
         with admission.memory.reserve() as memory:
-            return draw_picture(data, marks, picture_type, limits, memory.add)
+            memory.add(estimate_picture_bytes(header))
+            return draw_picture(header, marks, picture_type)
 
     pixels = count_pixels(data, limits) * _DECODINGS[picture_type]
     with admission.decode_backlog.add(pixels, call.deadline) as counted:

@@ -9,11 +9,11 @@ from app.errors import DeadlinePassed
 from app.model.spec import ModelSpec
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import LATE, Batcher
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.pipeline.triton_calls import TritonCalls
 from app.resilience.model_queue import Permit
 from app.triton.messages import InferResult
+from app.triton.transport import InputBuffer
 
 
 class Aggregation(NamedTuple):

@@ -6,22 +6,19 @@ from contextlib import nullcontext
 from functools import partial
 from time import thread_time
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from app.errors import CircuitOpen, DeadlinePassed, UnknownModel
-from app.imaging import canvas
-from app.imaging.pixel_count import count_pixels
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
+from app.imaging.header import PixelLimits, count_pixels
 from app.imaging.transform import ImageTransform
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import Answer, CallContext, Question, Reader, trivial_question
 from app.pipeline.decode_pool import DecodePool
-from app.pipeline.inference import Aggregation, InferenceRunner
-from app.pipeline.limits import Limits
-from app.pipeline.preprocess import fill_input
+from app.pipeline.inference import InferenceRunner
+from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -30,46 +27,78 @@ from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.resilience.turns import Turns
-from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
-from app.triton.pool import TritonPool
+from app.triton.transport import InputBuffer
 
 T = TypeVar("T")
+
+
+class Models(NamedTuple):
+    """The names of models that the settings tell."""
+
+    default: str
+    """The model whose state is that of the gateway."""
+    by_task: Mapping[Task, str] = MappingProxyType({})
+    """Default models of tasks that have another one."""
+    pullable: frozenset[str] = frozenset()
+    """Models that `pull` could get."""
+
+
+class Limits(NamedTuple):
+    """What one worker allows itself and its callers."""
+
+    decode_threads: int
+    pixels: PixelLimits
+    """Maximum sizes of images, checked in their headers."""
+    timeout_seconds: float
+    """Time from the end of a request's body to its response."""
+    max_timeout_seconds: float
+    """The same at most, if the caller sets it."""
+
+    def timeout(self, timeout_ms: int | None) -> float:
+        """Return the time that a request has from the end of its body to its response, seconds.
+
+        Args:
+            timeout_ms: What the caller asks for; None for the default.
+
+        Raises:
+            InvalidParameter: That is too long.
+        """
+        if timeout_ms is None:
+            return self.timeout_seconds
+        if timeout_ms > self.max_timeout_seconds * 1e3:
+            raise InvalidParameter(f"timeout_ms: the maximum is {self.max_timeout_seconds * 1e3:g}")
+        return timeout_ms / 1e3
 
 
 class Pipeline:
     """Joins the steps of a request. Each worker has one. Its methods take references of models, unless they say names."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what it joins
-        self,
-        pool: TritonPool,
-        admission: Admission,
-        metrics: Metrics,
-        default_model: str,
-        pullable: frozenset[str],
-        limits: Limits,
-        aggregation: Aggregation,
-        task_models: Mapping[Task, str] = MappingProxyType({}),
-        fetcher: Fetcher | None = None,
+    def __init__(
+        self, calls: TritonCalls, admission: Admission, models: Models, limits: Limits, fetcher: Fetcher | None = None
     ) -> None:
+        """Join what a worker has.
+
+        Args:
+            calls: To the Tritons.
+            admission: Of requests, counted for the whole host.
+            models: Which models requests get that name none, and which could be pulled.
+            limits: What requests may take.
+            fetcher: Fetches images that requests name by their address; None for one without special rights.
+        """
         self.admission = admission
         self.fetcher = fetcher or Fetcher()
-        """Fetches images that requests name by their address."""
-        self.default_model = default_model
-        """The model whose state is that of the gateway."""
-        self._task_models = task_models
-        """Default models of tasks that have another one."""
-        self.pullable = pullable
-        """Models that `pull` could get."""
         self.limits = limits
-        self._tritons = pool
-        self._transport = pool.transport
-        self._metrics = metrics
+        self.tritons = calls.pool
+        self.default_model, self._task_models, self.pullable = models
+        self._transport = calls.pool.transport
+        self._workspace = Workspace(limits.pixels, admission.memory, self._transport)
+        self._metrics = calls.metrics
         self._pool = DecodePool(limits.decode_threads)
         self._apart_pool = DecodePool(1)
         self.batch_turns = Turns(2 * limits.decode_threads)
         """For `CallContext.turns`: as many images of batches as keep the threads busy."""
-        self._inferences = InferenceRunner(TritonCalls(pool, metrics, aggregation.max_calls, limits.timeout_seconds))
+        self._inferences = InferenceRunner(calls)
 
     @property
     def transport_mode(self) -> Literal["shm", "inline"]:
@@ -82,7 +111,7 @@ class Pipeline:
 
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Refer to a version of a model: by the name alone if it is the newest, as far as is known."""
-        return refer_to(name, version if version and self._tritons.newest(name) != str(version) else None)
+        return refer_to(name, version if version and self.tritons.newest(name) != str(version) else None)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model while Triton is known not to run it.
@@ -95,12 +124,12 @@ class Pipeline:
 
     def is_usable(self, model: str) -> bool:
         """Return whether any Triton runs a model, as far as is known."""
-        return self._tritons.is_usable(model)
+        return self.tritons.is_usable(model)
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
         names = {self.default_model, *self._task_models.values()}
-        return model in names or model in self.pullable or self._tritons.has_had(model)
+        return model in names or model in self.pullable or self.tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -118,7 +147,7 @@ class Pipeline:
 
     def cached(self, model: str) -> ModelSpec | None:
         """Return the spec of a model if Triton need not be asked."""
-        return self._tritons.cached(model)
+        return self.tritons.cached(model)
 
     async def spec(self, model: str) -> ModelSpec:
         """Return what is known of a model.
@@ -126,7 +155,7 @@ class Pipeline:
         Raises:
             GatewayError: There is no such model, or it cannot be used.
         """
-        return await self._tritons.spec(model)
+        return await self.tritons.spec(model)
 
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return a model's spec, and have slots for its images.
@@ -134,12 +163,12 @@ class Pipeline:
         Raises:
             GatewayError: There is no such model, or it cannot be used.
         """
-        spec = self._tritons.cached(model)
+        spec = self.tritons.cached(model)
         if spec is not None and self._transport.is_prepared(spec.image_bytes):
             return spec
         try:
             async with asyncio.timeout(deadline.remaining):
-                spec = await self._tritons.spec(model)
+                spec = await self.tritons.spec(model)
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
@@ -151,18 +180,14 @@ class Pipeline:
             raise
         return spec
 
-    def parallel_images(self, spec: ModelSpec) -> int:
-        """Return how many images of a model can be processed at a time."""
-        return self._tritons.parallel_images(spec)
-
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
-        saturation.sample(self._metrics, self.admission, self._tritons, self._pool, self._inferences.batchers)
+        saturation.sample(self._metrics, self.admission, self.tritons, self._pool, self._inferences.batchers)
 
     async def refresh(self) -> None:
         """Keep up with the Tritons that there are; to be called about once a second."""
         self.admission.refresh()
-        await self._tritons.refresh()
+        await self.tritons.refresh()
         await self._transport.refresh()
         self._inferences.send()
 
@@ -197,7 +222,9 @@ class Pipeline:
             reader = question.reader(spec)
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.reference, self.parallel_images(spec), memory, call.deadline, call.share)
+            permit = await self.admission.admit(
+                spec.reference, self.tritons.parallel_images(spec), memory, call.deadline, call.share
+            )
         except BaseException:
             memory.release()
             raise
@@ -219,9 +246,8 @@ class Pipeline:
         """
         timing = call.timing
         timing.lap("model")
-        buffer = InputBuffer(self._transport, permit)
         async with call.turns.take(call.deadline) if call.turns else nullcontext():
-            transform = await self._fill(buffer, data, spec, call, permit)
+            buffer, transform = await self._fill(data, spec, call, permit)
         timing.lap("decode")
         result = await self._inferences.run(spec, buffer, call, permit)
         timing.lap("infer")
@@ -236,21 +262,23 @@ class Pipeline:
         self._apart_pool.close()
         await self._inferences.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))
 
-    async def _fill(self, buffer: InputBuffer, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> ImageTransform:
-        """Fill the input tensor, in a thread unless that takes next to no time."""
-        if spec.input_format is InputFormat.FILE and canvas.is_quick_to_check(data):
-            call.timing.lap("queue")
-            return fill_input(data, spec, self.limits.pixels, lambda _: None, buffer)
-        backlog = self.admission.decode_backlog
-        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self.limits.pixels)
+    async def _fill(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
+        """Fill the input tensor, in a thread unless that takes next to no time.
 
-        def fill() -> ImageTransform:
+        What large images will take is known before they wait for a thread, from a glance of a few microseconds. The header
+        itself, which may take milliseconds, is read in the thread.
+        """
+        pixels = 0 if spec.input_format is InputFormat.FILE else count_pixels(data, self.limits.pixels)
+        backlog = self.admission.decode_backlog
+
+        def fill() -> tuple[InputBuffer, ImageTransform]:
             call.timing.lap("queue")
             start = thread_time()
-            with self.admission.memory.reserve() as memory:
-                transform = fill_input(data, spec, self.limits.pixels, memory.add, buffer)
+            filled = fill_input(data, spec, self._workspace, permit)
             backlog.measure(pixels, thread_time() - start)
-            return transform
+            return filled
 
+        if spec.input_format is InputFormat.FILE and is_quick_to_check(data):
+            return fill()
         with backlog.add(pixels, call.deadline) as counted:
             return await self._pool.run(fill, call.deadline, permit, counted)

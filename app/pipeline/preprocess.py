@@ -1,59 +1,75 @@
-"""Fill a model's input tensor from an encoded image."""
+"""An encoded image to the input tensor of a model: header, memory, tensor, pixels, one after the other."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.imaging import canvas
-from app.imaging.fit import fit_for
-from app.imaging.header import PixelLimits
+from app.imaging.decode import decode, estimate_decoding
+from app.imaging.fit import CenterCrop, fit_for
+from app.imaging.header import PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.buffer import InputBuffer
+from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget
 from app.triton.messages import bytes_element_size, write_bytes_element
+from app.triton.transport import InputBuffer, Transport
+
+_QUICK_BYTES = 1 << 20
 
 
-def fill_input(
-    data: bytes, spec: ModelSpec, limits: PixelLimits, reserve: Callable[[int], None], buffer: InputBuffer
-) -> ImageTransform:
+class Workspace(NamedTuple):
+    """What a worker has for the images of all its requests."""
+
+    limits: PixelLimits
+    """Maximum sizes of images."""
+    memory: MemoryBudget
+    """For decoding."""
+    transport: Transport
+    """Where input tensors lie."""
+
+
+def is_quick_to_check(data: bytes) -> bool:
+    """Return whether the header is read in next to no time, whatever the bytes are. Pillow reads all headers but JPEG's."""
+    return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
+
+
+def fill_input(data: bytes, spec: ModelSpec, workspace: Workspace, lease: Lease) -> tuple[InputBuffer, ImageTransform]:
     """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
 
     Args:
         data: The encoded image.
         spec: Spec of the model.
-        limits: Maximum sizes of images.
-        reserve: Called with the memory that decoding takes, as `canvas.draw_image` says; not for a file.
-        buffer: Gets the tensor.
+        workspace: Where decoding and the tensor find memory.
+        lease: The tensor's slot is given back with it.
 
     Returns:
-        Where the image lies in the model's input.
+        The tensor, and where the image lies in the model's input.
 
     Raises:
-        GatewayError: The image is rejected, as `canvas.draw_image` says.
+        GatewayFull: There is no memory to decode it now.
+        GatewayError: The image is rejected, as `read_header` and `decode` say.
     """
+    header = read_header(data, workspace.limits)
     fit = fit_for(spec)
-    dtype = spec.dtype
-    if dtype is None:
-        transform = canvas.check_image(data, fit, limits)
-        write_bytes_element(data, buffer.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes))
-        return transform
-    pixels: NDArray[np.uint8] | None = None
-
-    def allocate_canvas() -> NDArray[np.uint8]:
-        nonlocal pixels
-        tensor = buffer.allocate(spec.image_shape, dtype, spec.image_bytes)
-        if spec.input_is_canvas:
-            return tensor
-        width, height = spec.input_size
-        pixels = np.empty((height, width, 3), np.uint8)
-        return pixels
-
-    transform = canvas.draw_image(data, fit, limits, reserve, allocate_canvas)
-    if pixels is not None:
-        _write_pixels(pixels, spec, buffer.tensor)
-    return transform
+    transform = fit.fit(header.width, header.height)
+    transport = workspace.transport
+    if spec.dtype is None:
+        buffer = transport.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes, lease)
+        write_bytes_element(data, buffer.tensor)
+        return buffer, transform
+    min_decode_size = transform.min_decode_size
+    size, nbytes = estimate_decoding(header, min_decode_size)
+    if isinstance(fit, CenterCrop):  # the others draw without a copy
+        nbytes = max(nbytes, fit.draw_bytes(size, transform))
+    with workspace.memory.reserve() as memory:
+        memory.add(nbytes)
+        buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
+        canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
+        fit.draw(decode(header, min_decode_size, transform.area(canvas)), transform, canvas)
+        if canvas is not buffer.tensor:
+            _write_pixels(canvas, spec, buffer.tensor)
+    return buffer, transform
 
 
 def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:

@@ -56,15 +56,15 @@ class TritonCalls:
             max_calls: How many calls for a model one Triton may have.
             hang_seconds: A call that has no answer after this time has failed, unless others of its model were answered.
         """
-        self._pool = pool
-        self._metrics = metrics
+        self.pool = pool
+        self.metrics = metrics
         self._max_calls = max_calls
         self._hang_seconds = hang_seconds
         self._retries = RetryBudget()
 
     def find(self, spec: ModelSpec) -> ServedModel | None:
         """Find the Triton for the next call for a model; None if there are as many as allowed."""
-        return self._pool.find(spec, self._max_calls)
+        return self.pool.find(spec, self._max_calls)
 
     async def infer(self, batch: Batch, place: Place) -> InferResult:
         """Make a call for a batch, and a second one if Triton has not seen the first or has lost it.
@@ -80,7 +80,7 @@ class TritonCalls:
         """
         for _ in batch.images:
             self._retries.note_request()
-        self._metrics.batch_size.observe(len(batch.images), batch.spec.reference)
+        self.metrics.batch_size.observe(len(batch.images), batch.spec.reference)
         try:
             result = await self._try(batch, place)
         except GatewayError as error:
@@ -111,7 +111,7 @@ class TritonCalls:
 
     async def close(self) -> None:
         """Stop probing."""
-        await self._pool.stop_probing()
+        await self.pool.stop_probing()
 
     async def _try(self, batch: Batch, place: Place) -> InferResult:
         slot = self._readable_slot(batch, place)
@@ -130,7 +130,7 @@ class TritonCalls:
                 raise  # not in a function that gets the error: its frame and the error would refer to each other, and to the images
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
-        self._metrics.retries.add(1, reason)
+        self.metrics.retries.add(1, reason)
         return await self._call(batch, place, slot)
 
     async def _restore_slot(self, batch: Batch, place: Place, slot: Slot | None) -> Slot | None:
@@ -155,7 +155,7 @@ class TritonCalls:
         if batch.is_abandoned:
             return False
         images = len(batch.images)
-        other = self._pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=place.served)
+        other = self.pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=place.served)
         if other is None:
             return False
         self._note_end(batch, place, error)
@@ -172,14 +172,14 @@ class TritonCalls:
         return True
 
     def _readable_slot(self, batch: Batch, place: Place) -> Slot | None:
-        return self._pool.transport.find(place.served.server.regions, batch.slot)
+        return self.pool.transport.find(place.served.server.regions, batch.slot)
 
     async def _call(self, batch: Batch, place: Place, slot: Slot | None) -> InferResult:
         server = place.served.server
         place.reads_slot = slot is not None
         images = len(batch.images)
         server.new_images += images
-        self._metrics.inferences.add(images, "inline" if slot is None else "shm")
+        self.metrics.inferences.add(images, "inline" if slot is None else "shm")
         try:
             return await server.client.infer(
                 batch.spec.pinned if batch.is_pinned else batch.spec,
@@ -191,7 +191,7 @@ class TritonCalls:
             )
         except (Disconnected, Unanswered):
             if slot is not None:
-                self._pool.transport.abandon(slot.arena)
+                self.pool.transport.abandon(slot.arena)
             raise
 
     def _note_end(self, batch: Batch, place: Place, error: GatewayError | None) -> None:
@@ -207,26 +207,26 @@ class TritonCalls:
         served.note_answer(len(batch.images) if error is None else 0, place.began_at)
         if served.circuit is not None:
             served.circuit.note_success()
-        for silent in self._pool.find_silent(served, spec.reference, self._hang_seconds):
+        for silent in self.pool.find_silent(served, spec.reference, self._hang_seconds):
             self._circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
-            self._pool.forget(served, spec.reference)
+            self.pool.forget(served, spec.reference)
 
     def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
         model = image.spec.reference
-        waited_for = [call.place.served] if call is not None else [server.model(model) for server in self._pool.servers]
+        waited_for = [call.place.served] if call is not None else [server.model(model) for server in self.pool.servers]
         for served in waited_for:
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
 
     def _note_failure(self, served: ServedModel, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
-        self._metrics.triton_failures.add(1, served.server.address)
+        self.metrics.triton_failures.add(1, served.server.address)
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
-        if is_lost and self._pool.find(spec, _no_limit, besides=served) is not None:
+        if is_lost and self.pool.find(spec, _no_limit, besides=served) is not None:
             circuit.open()
 
     def _circuit(self, served: ServedModel, spec: ModelSpec) -> CircuitBreaker:

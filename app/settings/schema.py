@@ -256,6 +256,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return tuple(ip_network(name) for name in named)
 
     @property
+    def task_models(self) -> dict[Literal["detection", "classification"], str]:
+        """The default model of each task that has one of its own."""
+        return {"classification": self.classify_model}
+
+    @property
     def triton_addresses(self) -> tuple[str, ...]:
         """Endpoints of the Tritons in use, `host:port` or `dns:///name:port`; the embedded one's, or those of others."""
         named = tuple(filter(None, map(str.strip, self.triton_endpoints.split(","))))

@@ -18,7 +18,6 @@ from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
-from app.triton.channel import open_channels
 from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
@@ -29,6 +28,21 @@ from app.triton.status import from_grpc_error, from_query_error, is_region_in_us
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
+_OPTIONS: list[tuple[str, int | str]] = [
+    # gRPC's default limit is 4 MiB, less than one FP32 image.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A connection breaks when the other host has confirmed nothing for three seconds, instead of a quarter of an hour. Linux
+    # does that if keep-alive is on; pings more often than each five minutes would make Triton close the connection.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    # A proxy in the environment is for the web, not for an inference server.
+    ("grpc.enable_http_proxy", 0),
+]
 
 
 class TritonClient:
@@ -54,7 +68,7 @@ class TritonClient:
         """
         self.address = address
         self._control_key_path = control_key_path
-        self._channels = open_channels(address, credentials, host, connections)
+        self._channels = _open_channels(address, credentials, host, connections)
         self._stub = GRPCInferenceServiceStub(self._channels[0])
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = cycle(
@@ -236,6 +250,26 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS)
                     continue
             await channel.wait_for_state_change(state)
+
+
+def _open_channels(address: str, credentials: Credentials | None, host: str, connections: int) -> list[grpc.aio.Channel]:
+    """Open channels to one Triton, each with a connection of its own; they connect when they are used.
+
+    Args:
+        address: `host:port` of its gRPC endpoint.
+        credentials: For TLS; None sends everything unencrypted.
+        host: The host that its certificate must name; empty: that in the address.
+        connections: How many channels.
+    """
+    options = list(_OPTIONS)
+    if connections > 1:  # channels to one address would share a connection
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    if credentials is None:
+        return [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
+    if host:
+        options.append(("grpc.ssl_target_name_override", host))
+    tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
+    return [grpc.aio.secure_channel(address, tls, options=options) for _ in range(connections)]
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

@@ -4,12 +4,13 @@ Models are named by their references.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+import random
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.model.spec import ModelSpec
-from app.triton.choice import choose
+from app.triton.endpoint import Endpoint
 from app.triton.served_model import ServedModel
 from app.triton.server import TritonServer
 from app.triton.server_info import ModelState, join_states
@@ -187,7 +188,7 @@ class TritonPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*self._closing, *map(self._close, [*self.servers, *self.leaving]))
 
-    def _ask(self, server: TritonServer, model: str) -> None:
+    def _ask(self, server: Endpoint, model: str) -> None:
         """Ask a Triton for a model, if it may have it by now."""
         if server.is_due(model):
             _ = self._start(server.look_for(model))
@@ -207,6 +208,23 @@ class TritonPool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # else asyncio would report it
+
+
+def choose(candidates: Sequence[ServedModel]) -> ServedModel:
+    """Choose, of two drawn at random, the one with the fewest images under way for its speed; at least one is given.
+
+    To compare all would let every worker choose the same one at the same moment.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    one, other = random.sample(candidates, 2)
+    speed, other_speed = one.speed, other.speed
+    if not speed or not other_speed:  # one that has shown nothing is taken to be as fast as the other
+        speed = other_speed = 1.0
+    load, other_load = one.images / speed, other.images / other_speed
+    if load == other_load:  # mostly, both are idle; the slower one is tried now and then, as it may have become faster
+        return one if random.random() * (speed + other_speed) < speed else other  # noqa: S311 - not a secret
+    return one if load < other_load else other
 
 
 def _rank(error: BaseException) -> int:

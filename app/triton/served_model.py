@@ -1,12 +1,9 @@
 """What one Triton has shown of one model: what is under way there, how fast it is, and whether it works."""
 
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from app.resilience.circuit_breaker import CircuitBreaker
-
-if TYPE_CHECKING:
-    from app.triton.server import TritonServer
+from app.triton.endpoint import Endpoint
 
 # Weight of what is known, relative to that of the newest answer.
 _MEMORY = 0.9
@@ -20,7 +17,7 @@ _LATE, _VERY_LATE = 1.5, 2.0
 class ServedModel:
     """One model on one Triton, as one worker knows it."""
 
-    def __init__(self, server: "TritonServer") -> None:
+    def __init__(self, server: Endpoint) -> None:
         """Start without calls to that Triton."""
         self.server = server
         self.calls = 0

@@ -1,18 +1,21 @@
 """Choose how tensors reach Triton: through shared memory if available, else inline in the request."""
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from app.errors import TritonUnavailable
+from app.resilience.lease import Lease
 from app.resilience.single_flight import SingleFlight
 from app.triton import shared_memory
-from app.triton.arena_size import MAX_WORKER_BYTES, arena_bytes
 from app.triton.regions import Regions
-from app.triton.shared_memory import Arena, Slot
+from app.triton.shared_memory import MAX_WORKER_BYTES, Arena, Slot, arena_bytes
 
 _RETRY_SECONDS = 30.0
 _IDLE_SECONDS = 60.0
@@ -25,6 +28,14 @@ _IMPATIENT_SECONDS = 2.0  # during which those after it do not wait at all
 LOG = structlog.get_logger()
 
 Mode = Literal["auto", "shm", "inline"]
+
+
+class InputBuffer(NamedTuple):
+    """The memory of one image's input tensor."""
+
+    tensor: NDArray[Any]
+    slot: Slot | None
+    """Where it lies in shared memory; None if it has memory of its own."""
 
 
 class Transport:
@@ -125,6 +136,25 @@ class Transport:
             return arena.take(nbytes)
         self._require_inline()
         return None
+
+    def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:
+        """Allocate an input tensor, uninitialised; in a slot, if it fits into one and there is room. From any thread.
+
+        Args:
+            shape: Of the tensor.
+            dtype: Of the tensor.
+            slot_bytes: The size that was prepared.
+            lease: The slot is given back with it.
+
+        Raises:
+            TritonUnavailable: As `take` says.
+        """
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        slot = self.take(slot_bytes, nbytes) if nbytes <= slot_bytes else None
+        if slot is None:
+            return InputBuffer(np.empty(shape, dtype), None)
+        lease.on_release(slot.free)
+        return InputBuffer(slot.array(shape, dtype), slot)
 
     def find(self, regions: Regions, slot: Slot | None) -> Slot | None:
         """Return a slot if a Triton can read it. None: the tensor has to be sent inline to that one.

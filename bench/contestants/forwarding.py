@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from app.pipeline.buffer import InputBuffer
 from app.resilience.lease import Lease
 from app.triton.client import TritonClient
 from app.triton.messages import bytes_element_size, write_bytes_element
@@ -30,9 +29,9 @@ class TritonForwarder:
         spec = await self._specs.get(_MODEL)
         await self._transport.prepare(spec.image_bytes)
         with Lease() as lease:
-            buffer = InputBuffer(self._transport, lease)
-            write_bytes_element(body, buffer.allocate((bytes_element_size(body),), np.uint8, spec.image_bytes))
-            await self._client.infer(spec, [buffer.tensor], timeout_seconds=_SECONDS, request_id="bench", slot=buffer.slot)
+            tensor, slot = self._transport.allocate((bytes_element_size(body),), np.uint8, spec.image_bytes, lease)
+            write_bytes_element(body, tensor)
+            await self._client.infer(spec, [tensor], timeout_seconds=_SECONDS, request_id="bench", slot=slot)
 
     async def close(self) -> None:
         """Remove the shared memory, here and in Triton."""

@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 from app.api.batch.body import MAX_IMAGES
-from app.imaging.canvas import draw_image
-from app.imaging.header import PixelLimits
-from app.imaging.letterbox import Letterbox
+from app.imaging.decode import decode
+from app.imaging.fit import Letterbox
+from app.imaging.header import PixelLimits, read_header
 from bench.experiments.options import Commands, add_clients, add_images, add_rounds, add_seconds, add_workers
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import DEFAULT, Lineup
@@ -131,7 +131,9 @@ def _time_decoding(images: Sequence[bytes], threads: int) -> float:
     """Return how long it takes to draw these images in so many threads, milliseconds."""
 
     def draw(image: bytes) -> None:
-        draw_image(image, _LETTERBOX, _LIMITS, lambda _: None, lambda: np.empty((640, 640, 3), np.uint8))
+        header, canvas = read_header(image, _LIMITS), np.empty((640, 640, 3), np.uint8)
+        transform = _LETTERBOX.fit(header.width, header.height)
+        _LETTERBOX.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(draw, images[:4]))

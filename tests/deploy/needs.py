@@ -11,7 +11,7 @@ import msgspec
 from app.host import cores
 from app.settings import rules
 from app.settings.schema import PREFIX, Settings
-from app.triton.arena_size import MAX_WORKER_BYTES
+from app.triton.shared_memory import MAX_WORKER_BYTES
 from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"

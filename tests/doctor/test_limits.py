@@ -16,7 +16,7 @@ from app.host import cores, memory
 from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
 from app.settings.schema import Settings
 from app.triton import shared_memory
-from app.triton.arena_size import MAX_ARENA_BYTES
+from app.triton.shared_memory import MAX_ARENA_BYTES
 from tests.doctor.setups import assert_useful
 from tests.support import ROOT, free_port
 

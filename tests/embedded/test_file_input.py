@@ -9,9 +9,8 @@ from PIL import Image
 
 from app.embedded.file_input import FileInput
 from app.errors import UnsupportedModel
-from app.imaging import canvas
-from app.imaging.letterbox import Letterbox
-from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
+from app.imaging.fit import Letterbox
+from tests.imaging.samples import FORMATS, PIXELS, draw, encode, exif_of, store
 
 SIDE = 64
 IMAGE = Image.fromarray(PIXELS)
@@ -32,7 +31,7 @@ def config(**parameters: str) -> dict[str, Any]:
 
 def drawn_by_the_gateway(file: bytes, letterbox: Letterbox) -> NDArray[np.uint8]:
     pixels = np.empty((SIDE, SIDE, 3), np.uint8)
-    canvas.draw_image(file, letterbox, limits(MEGA), lambda _: None, lambda: pixels)
+    draw(file, letterbox, pixels)
     return pixels
 
 

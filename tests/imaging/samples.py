@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from app.imaging.header import PixelLimits
+from app.imaging.decode import decode
+from app.imaging.fit import Fit
+from app.imaging.header import PixelLimits, read_header
+from app.imaging.transform import ImageTransform
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF", "TIFF")
 MEGA = 10**6
@@ -27,6 +30,14 @@ _BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "
 def limits(pixels: int) -> PixelLimits:
     """Return the same limit for all formats."""
     return PixelLimits(pixels, pixels)
+
+
+def draw(data: bytes, fit: Fit, canvas: NDArray[np.uint8], pixels: int = 10**8) -> ImageTransform:
+    """Decode an image of up to so many pixels, and draw it as the gateway does."""
+    header = read_header(data, limits(pixels))
+    transform = fit.fit(header.width, header.height)
+    fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+    return transform
 
 
 def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:  # noqa: ANN401

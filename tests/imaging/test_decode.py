@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import GatewayError, InvalidImage
-from app.imaging.decode import decode, estimate_decode_bytes, max_decode_bytes
+from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
 from app.imaging.header import ImageHeader, PixelLimits, read_header
 from tests.imaging.samples import (
     FORMATS,
@@ -318,7 +318,7 @@ def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size:
     """By the size that the image is really decoded at, and more if libjpeg has to keep coefficients."""
     header = read_header(make(), limits(12 * MEGA))
 
-    estimate = estimate_decode_bytes(header, min_decode_size)
+    estimate = estimate_decoding(header, min_decode_size).nbytes
 
     assert estimate == 12 * MEGA * pixel_bytes
     assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA), 0)
@@ -332,7 +332,7 @@ def test_memory_of_a_file_that_is_written_anew_is_estimated(make: Make, min_deco
     pixels = header.width * header.height
     most = PixelLimits(scalable=0, other=pixels * pixel_bytes // 16)
 
-    estimate = estimate_decode_bytes(read_header(data, most), min_decode_size)
+    estimate = estimate_decoding(read_header(data, most), min_decode_size).nbytes
 
     assert estimate == pixels * pixel_bytes + 2 * len(data)
     assert estimate == max_decode_bytes(most, len(data))
@@ -342,7 +342,7 @@ def test_memory_of_a_file_that_is_written_anew_is_estimated(make: Make, min_deco
 MEASURE = """
 import os, pickle, sys
 from pathlib import Path
-from app.imaging.decode import decode, estimate_decode_bytes
+from app.imaging.decode import decode, estimate_decoding
 from app.imaging.header import PixelLimits, read_header
 def status(field):
     return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
@@ -353,7 +353,7 @@ while sys.stdin.buffer.peek(1):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = status("VmRSS")
         decode(header, size)
-        print(status("VmHWM") - before, estimate_decode_bytes(header, size), flush=True)
+        print(status("VmHWM") - before, estimate_decoding(header, size).nbytes, flush=True)
         os._exit(0)
     if os.wait()[1]:
         sys.exit("it failed")

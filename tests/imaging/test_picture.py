@@ -7,9 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayFull, ImageTooLarge, InvalidImage, UnsupportedFormat
+from app.errors import ImageTooLarge, InvalidImage, UnsupportedFormat
 from app.imaging.drawing import Marks, colour_of
-from app.imaging.picture import PictureType, draw_picture
+from app.imaging.header import read_header
+from app.imaging.picture import PictureType, draw_picture, estimate_picture_bytes
 from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
 
 NOTHING = Marks(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int32), [])
@@ -17,7 +18,8 @@ ONE = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32),
 
 
 def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
-    picture = draw_picture(data, marks, picture_type, limits(MEGA), lambda _: None)
+    """Draw, and decode the picture."""
+    picture = draw_picture(read_header(data, limits(MEGA)), marks, picture_type)
     with Image.open(BytesIO(picture)) as image:
         assert Image.MIME[image.format or ""] == picture_type
         return np.asarray(image)
@@ -25,12 +27,14 @@ def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_an_image_of_any_format_keeps_its_colours(image_format: str) -> None:
+    """Red stays red, at the full size."""
     found = draw(encode(Image.fromarray(PIXELS).convert("RGB"), image_format))
 
     assert np.abs(found.astype(int) - PIXELS).max() <= (0 if image_format in {"PNG", "BMP", "WEBP"} else 12)
 
 
 def test_a_jpeg_looks_like_the_image() -> None:
+    """It differs by what the encoder loses."""
     found = draw(encode(Image.fromarray(PIXELS), "PNG"), picture_type="image/jpeg")
 
     assert np.abs(found.astype(int) - PIXELS).mean() < 3
@@ -38,7 +42,7 @@ def test_a_jpeg_looks_like_the_image() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_picture_is_upright(orientation: int) -> None:
-    """Boxes refer to the upright image."""
+    """Boxes refer to the upright image, so they are drawn on that."""
     data = encode(Image.fromarray(store(PIXELS, orientation)), "PNG", exif=exif_of(orientation))
 
     expected = PIXELS.copy()
@@ -48,24 +52,17 @@ def test_the_picture_is_upright(orientation: int) -> None:
 
 
 def test_a_large_image_is_drawn_on_at_its_full_size() -> None:
-    """A JPEG is not decoded at a reduced size here."""
+    """A JPEG is not decoded at a reduced size."""
     image = Image.effect_noise((4000, 200), 50).convert("RGB")
 
     assert draw(encode(image, "JPEG")).shape == (200, 4000, 3)
 
 
-def test_memory_is_reserved_before_it_is_used() -> None:
-    """Memory is reserved for the pixels and for the picture; an error of the caller's function is passed on."""
+def test_memory_is_estimated() -> None:
+    """For the pixels, and for the picture."""
     image = encode(Image.new("RGB", (300, 200)), "JPEG")
-    reserved: list[int] = []
 
-    def refuse(nbytes: int) -> None:
-        reserved.append(nbytes)
-        raise GatewayFull("no room", "memory")
-
-    with pytest.raises(GatewayFull):
-        draw_picture(image, NOTHING, "image/jpeg", limits(MEGA), refuse)
-    assert reserved == [300 * 200 * (3 + 6)]
+    assert estimate_picture_bytes(read_header(image, limits(MEGA))) == 300 * 200 * (3 + 6)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +74,6 @@ def test_memory_is_reserved_before_it_is_used() -> None:
     ],
 )
 def test_an_image_that_is_no_good_is_an_error(data: bytes, error: type[Exception]) -> None:
+    """The same as when its objects are looked for."""
     with pytest.raises(error):
         draw(data)

@@ -26,7 +26,6 @@ from app.errors import (
 from app.main import create_app
 from app.model.spec import ModelSpec
 from app.pipeline import triton_calls
-from app.pipeline.buffer import InputBuffer
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
@@ -34,7 +33,7 @@ from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unreachable
-from app.triton.transport import Mode
+from app.triton.transport import InputBuffer, Mode
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
 from tests.support import SCENE, eventually, finds, json, started
 from tests.world import HANG_SECONDS, IMAGE, World, open_world
@@ -306,8 +305,7 @@ async def test_after_the_refusal_of_one_registration_others_do_without(world: Wo
     """Of two requests with slots in a forgotten region, one was refused to register it again; the other travels inline."""
     world.fake.accepts_regions = False
     with await world.admit() as permit:
-        buffer = InputBuffer(world.transport, permit)
-        buffer.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes)
+        buffer = world.transport.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes, permit)
         assert buffer.slot is not None
         assert not await world.server.regions.add_again(buffer.slot.arena)
         assert await world.inferences.run(SPEC, buffer, CallContext(Deadline.after(30), Timing(), "id"), permit)
@@ -397,8 +395,7 @@ async def test_a_failed_inference_leaves_no_reference_cycle(world: World, refusa
     try:
         for _ in range(8):  # more than the retries that are saved up
             with suppress(InferenceFailed, TritonUnavailable), await world.admit() as permit:
-                buffer = InputBuffer(world.transport, permit)
-                buffer.tensor = IMAGE.copy().view(Pixels)
+                buffer = InputBuffer(IMAGE.copy().view(Pixels), None)
                 await world.inferences.run(SPEC, buffer, CallContext(Deadline.after(30), Timing(), "id"), permit)
         alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
     finally:

@@ -21,18 +21,18 @@ from app.errors import (
     TritonUnavailable,
     UnknownModel,
 )
-from app.imaging import canvas
 from app.main import create_app
 from app.pipeline import call as call_module
 from app.pipeline import pipeline as pipeline_module
+from app.pipeline import preprocess
 from app.pipeline.call import Detections
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.triton import arena_size
-from app.triton.arena_size import SLOTS
+from app.triton import shared_memory
+from app.triton.shared_memory import SLOTS
 from tests.fakes import models
 from tests.fakes.triton import CONFIG, infer_response
 from tests.imaging.samples import GREY, png
@@ -525,7 +525,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
 ) -> None:
     """A decoder cannot be stopped, so another image does not get the slot it writes to."""
-    gate.block(monkeypatch, canvas, "decode")
+    gate.block(monkeypatch, preprocess, "decode")
     asking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
     assert world.free_slots() == SLOTS - 1
@@ -544,7 +544,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
 @pytest.mark.usefixtures("triton")
 async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there are slots, and shared memory is still available. With a real Triton."""
-    monkeypatch.setattr(arena_size, "SLOTS", 2)
+    monkeypatch.setattr(shared_memory, "SLOTS", 2)
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for _ in range(5):
             json(await client.post("/predict/six_columns", content=SCENE[:500]), 422)

@@ -1,5 +1,7 @@
 """The input tensor of a model from an encoded image: every type and order of axes and channels, and files as they are."""
 
+import subprocess
+import sys
 import tracemalloc
 from io import BytesIO
 from typing import Any
@@ -9,25 +11,28 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from app.errors import GatewayError, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
-from app.imaging.header import PixelLimits
+from app.errors import GatewayError, GatewayFull, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.imaging.decode import decode
+from app.imaging.fit import fit_for
+from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline.preprocess import fill_input
-from app.triton.arena_size import SLOTS
-from app.triton.transport import Transport
+from app.pipeline import preprocess
+from app.pipeline.preprocess import fill_input, is_quick_to_check
+from app.resilience.lease import Lease
+from app.triton.shared_memory import SLOTS
+from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
-from tests.support import open_buffer
+from tests.imaging.samples import encode, exif_of, store
+from tests.support import ROOT, sample_image, workspace
 from tests.world import World
 
-LIMITS = PixelLimits(10**6, 10**6)
+NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
 PIXELS = np.random.default_rng(4).integers(0, 256, (4, 6, 3), np.uint8)
 
 
-def unlimited(_: int) -> None: ...
-
-
 def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> ModelSpec:
+    """Derive the spec of a model with this input."""
     config = {
         **CONFIG,
         "max_batch_size": batch,
@@ -38,21 +43,82 @@ def spec(data_type: str, dims: list[int], batch: int = 0, **hints: str) -> Model
 
 
 def file(pixels: NDArray[np.uint8], image_format: str = "BMP", **options: Any) -> bytes:  # noqa: ANN401
+    """Encode pixels (height, width, 3) RGB."""
     encoded = BytesIO()
     Image.fromarray(pixels).save(encoded, image_format, **options)
     return encoded.getvalue()
 
 
+LETTERBOXES = {
+    "centred": spec("TYPE_UINT8", [64, 96, 3]),
+    "top left": spec("TYPE_UINT8", [64, 96, 3], placement="top_left", pad="0"),
+    "not enlarged": spec("TYPE_UINT8", [64, 96, 3], enlarge="false", pad="255"),
+    "exactly fitting": spec("TYPE_UINT8", [48, 64, 3]),
+    "full width": spec("TYPE_UINT8", [64, 64, 3]),
+}
+IMAGES = {
+    "JPEG": file(NOISE, "JPEG"),
+    "turned JPEG": encode(Image.fromarray(store(NOISE, 6)), "JPEG", exif=exif_of(6)),
+    "CMYK JPEG": encode(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
+    "large JPEG": sample_image("chelsea.jpg"),
+    "sliver": file(NOISE[:1], "JPEG"),
+    "PNG": file(NOISE, "PNG"),
+    "palette": encode(Image.fromarray(NOISE).quantize(8), "GIF"),
+}
+MEASURE = """
+import sys
+from pathlib import Path
+from app.model.spec import from_triton_config
+from app.pipeline.preprocess import Workspace, fill_input
+from app.imaging.header import PixelLimits
+from app.resilience.lease import Lease
+from app.resilience.memory import MemoryBudget
+from app.resilience.worker_table import WorkerTable
+from app.triton.transport import Transport
+from tests.fakes.triton import CONFIG
+from tests.imaging.samples import encode, exif_of, store
+def status(field):
+    return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
+class Memory(MemoryBudget):
+    most = 0
+    def add(self, nbytes):
+        super().add(nbytes)
+        self.most = max(self.most, self.own_bytes)
+image = {"name": "image", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
+hints = {"resize": {"string_value": "center_crop"}, "interpolation": {"string_value": "bicubic"}}
+spec = from_triton_config({**CONFIG, "input": [image], "parameters": hints}, "1")
+memory = Memory(WorkerTable(), "memory", 2**40)
+workspace = Workspace(PixelLimits(10**8, 10**8), memory, Transport("inline"))
+data = sys.stdin.buffer.read()
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+before = status("VmRSS")
+fill_input(data, spec, workspace, Lease())
+print(status("VmHWM") - before, memory.most)
+"""
+
+
+class UsedMemory(Transport):
+    """Lends memory with what others have left there."""
+
+    def __init__(self, content: int) -> None:
+        super().__init__("inline")
+        self._content = content
+
+    def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:  # noqa: ARG002
+        """Make memory that is full of it."""
+        return InputBuffer(np.full(shape, self._content, dtype), None)
+
+
 @pytest.fixture
 def inline() -> Transport:
+    """A transport without shared memory."""
     return Transport("inline")
 
 
 def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
     """Fill an input and return a copy of the tensor."""
-    with open_buffer(transport) as buffer:
-        fill_input(data, model, LIMITS, unlimited, buffer)
-        return buffer.tensor.copy()
+    with Lease() as lease:
+        return fill_input(data, model, workspace(transport), lease)[0].tensor.copy()
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -92,7 +158,7 @@ async def test_each_channel_is_normalized(
 
 
 async def test_bytes_are_not_normalized(inline: Transport) -> None:
-    """A model that takes bytes normalizes them itself."""
+    """A model that takes bytes does that itself."""
     model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
 
     np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
@@ -119,7 +185,7 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
 async def test_the_tensor_is_the_same_in_shared_memory(
     inline: Transport, world: World, data_type: str, dims: list[int], channels: str
 ) -> None:
-    """The previous content of the slot must not remain."""
+    """A slot gets the same tensor, and nothing of its previous content remains."""
     model = spec(data_type, dims, channels=channels)
     await world.transport.prepare(model.image_bytes)
     slot = world.transport.take(model.image_bytes, model.image_bytes)
@@ -127,17 +193,18 @@ async def test_the_tensor_is_the_same_in_shared_memory(
     slot.array((model.image_bytes,), np.uint8)[:] = 77
     slot.free()
     data = file(PIXELS[:2])
-    with open_buffer(world.transport) as buffer:
-        fill_input(data, model, LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        buffer, _ = fill_input(data, model, workspace(world.transport), lease)
         assert buffer.slot == slot
         np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
         np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
 
 
 async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
+    """The rest of the canvas is padding."""
     model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
-    with open_buffer(inline) as buffer:
-        transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        buffer, transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, workspace(inline), lease)
         canvas = buffer.tensor.copy()
 
     assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
@@ -148,9 +215,10 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
 
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
+    """Placement, enlarging and padding come from the model's config."""
     model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
-    with open_buffer(inline) as buffer:
-        transform = fill_input(file(PIXELS), model, LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        _, transform = fill_input(file(PIXELS), model, workspace(inline), lease)
 
     assert (transform.width, transform.height) == (6, 4)
     assert (transform.left, transform.top) == ((13, 14) if placement == "center" else (0, 0))
@@ -161,8 +229,8 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
     """The tensor is the file with its length in front; only the header is read, for the transform."""
     model = spec("TYPE_STRING", [1], square="64")
     data = file(np.zeros((50, 100, 3), np.uint8), image_format)
-    with open_buffer(inline) as buffer:
-        transform = fill_input(data, model, LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        buffer, transform = fill_input(data, model, workspace(inline), lease)
 
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
     assert transform == ImageTransform(0, 16, 64, 32, 100, 50)
@@ -173,8 +241,8 @@ async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> 
     exif = Image.Exif()
     exif[0x0112] = 6
     data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
-    with open_buffer(inline) as buffer:
-        transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        _, transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), workspace(inline), lease)
 
     assert (transform.image_width, transform.image_height) == (50, 100)
 
@@ -186,8 +254,8 @@ async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shar
     await world.transport.prepare(model.image_bytes)
     data = file(PIXELS)
     data += bytes(model.image_bytes - 4 - len(data) + more)
-    with open_buffer(world.transport) as buffer:
-        fill_input(data, model, LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        buffer, _ = fill_input(data, model, workspace(world.transport), lease)
 
         assert (buffer.slot is not None) is is_shared
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
@@ -212,11 +280,9 @@ async def test_a_rejected_image_takes_no_memory(
     """The header is checked before there is a tensor, for every input format."""
     model = spec(data_type, dims, square="32")
     await world.transport.prepare(model.image_bytes)
-    with open_buffer(world.transport) as buffer:
+    with Lease() as lease:
         with pytest.raises(expected):
-            fill_input(data, model, LIMITS, unlimited, buffer)
-        assert buffer.slot is None
-        assert buffer.tensor.nbytes == 0
+            fill_input(data, model, workspace(world.transport), lease)
         assert world.free_slots(model.image_bytes) == SLOTS
 
 
@@ -225,14 +291,15 @@ async def test_a_rejected_image_takes_no_memory(
 async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
     world: World, data_type: str, dims: list[int], image_format: str
 ) -> None:
+    """It has a slot by then."""
     model = spec(data_type, dims)
     await world.transport.prepare(model.image_bytes)
     noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
     data = file(noise, image_format)
-    with open_buffer(world.transport) as buffer:
+    with Lease() as lease:
         with pytest.raises(InvalidImage):
-            fill_input(data[: len(data) // 2], model, LIMITS, unlimited, buffer)
-        assert buffer.slot is not None
+            fill_input(data[: len(data) // 2], model, workspace(world.transport), lease)
+        assert world.free_slots(model.image_bytes) == SLOTS - 1
 
     assert world.free_slots(model.image_bytes) == SLOTS
 
@@ -240,8 +307,8 @@ async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
     """The gateway reads only the header of such a file."""
     data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
-    with open_buffer(inline) as buffer:
-        fill_input(data, spec("TYPE_STRING", [1], square="64"), LIMITS, unlimited, buffer)
+    with Lease() as lease:
+        buffer, _ = fill_input(data, spec("TYPE_STRING", [1], square="64"), workspace(inline), lease)
 
         assert buffer.tensor.nbytes == 2004
 
@@ -255,8 +322,8 @@ async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_
     def peak(data: bytes) -> int:
         tracemalloc.start()
         try:
-            with open_buffer(inline) as buffer:
-                fill_input(data, model, LIMITS, unlimited, buffer)
+            with Lease() as lease:
+                fill_input(data, model, workspace(inline), lease)
         finally:
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
@@ -269,3 +336,100 @@ async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_
             peak(data)
 
     assert max(peaks[1:]) < canvas_bytes / 3
+
+
+@pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
+async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
+    """Nothing of the request that had the memory before shows through, and the image is where the transform says."""
+    with Lease() as lease:
+        (one, transform), (other, again) = (fill_input(data, model, workspace(UsedMemory(content)), lease) for content in (7, 201))
+
+    np.testing.assert_array_equal(one.tensor, other.tensor)
+    assert transform == again
+    outside = np.ones(one.tensor.shape, bool)
+    transform.area(outside.view(np.uint8))[:] = 0
+    assert (one.tensor[outside] == model.pad).all()
+    expected = np.empty_like(one.tensor)
+    header = read_header(data, workspace(UsedMemory(0)).limits)
+    fit_for(model).draw(decode(header, transform.min_decode_size), transform, expected)
+    np.testing.assert_array_equal(one.tensor, expected)  # decoded elsewhere and drawn
+
+
+@pytest.mark.parametrize(("name", "is_direct"), [("JPEG", True), ("turned JPEG", False), ("PNG", False)])
+async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
+    inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
+) -> None:
+    """An upright JPEG that comes out at the size of its area needs no copy."""
+    decoded: list[NDArray[np.uint8]] = []
+
+    def record(*arguments: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+        decoded.append(decode(*arguments))
+        return decoded[0]
+
+    monkeypatch.setattr(preprocess, "decode", record)
+    with Lease() as lease:
+        buffer, _ = fill_input(IMAGES[name], LETTERBOXES["full width"], workspace(inline), lease)
+
+    assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
+
+
+async def test_the_header_is_read_once(inline: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take milliseconds."""
+    read: list[bytes] = []
+
+    def record(data: bytes, limits: PixelLimits) -> ImageHeader:
+        read.append(data)
+        return read_header(data, limits)
+
+    monkeypatch.setattr(preprocess, "read_header", record)
+    filled(inline, IMAGES["PNG"], LETTERBOXES["centred"])
+
+    assert read == [IMAGES["PNG"]]
+
+
+async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:
+    """The memory for decoding is reserved first, and is free again in the end."""
+    model = LETTERBOXES["centred"]
+    await world.transport.prepare(model.image_bytes)
+    space = workspace(world.transport)
+    memory = space.memory
+    broken = IMAGES["PNG"][:-1000]
+    with Lease() as lease, memory.reserve() as others:
+        others.add(memory.limit_bytes - 64 * 48 * 7 + 1)
+        with pytest.raises(GatewayFull):
+            fill_input(broken, model, space, lease)
+        assert world.free_slots(model.image_bytes) == SLOTS
+        others.keep(memory.limit_bytes - 64 * 48 * 7)
+        with pytest.raises(InvalidImage):
+            fill_input(broken, model, space, lease)
+
+    assert memory.own_bytes == 0
+
+
+@pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
+def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
+    """As the kernel counts it, but for a few megabytes; the part of the image that is resized is copied."""
+    data = encode(Image.new("RGB", size, "teal"), image_format)
+    command = [sys.executable, "-c", MEASURE]
+    output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
+
+    taken, reserved = map(int, output.split())
+    assert reserved / 2 < taken < reserved + 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 3), True),
+        (b"\xff\xd8\xff" + bytes((1 << 20) - 2), False),
+        (b"\xff\xd8\xff", True),
+        (file(NOISE, "PNG"), False),
+        (file(NOISE, "WEBP"), False),
+        (b"", False),
+    ],
+    ids=["JPEG of 1 MiB", "larger JPEG", "start of a JPEG", "PNG", "WebP", "empty"],
+)
+def test_only_a_small_jpeg_is_quick_to_check(data: bytes, *, expected: bool) -> None:
+    """The header of a JPEG of up to 1 MiB is read in next to no time; the headers of other formats need Pillow."""
+    assert is_quick_to_check(data) is expected

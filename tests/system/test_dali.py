@@ -20,13 +20,13 @@ from PIL import Image
 from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
-from app.imaging import canvas
-from app.imaging.letterbox import Letterbox
+from app.imaging.fit import Letterbox
 from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
-from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, limits, store
+from tests.imaging import samples
+from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, store
 from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, started
 from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
@@ -104,7 +104,7 @@ async def draw(client: TritonClient, files: list[bytes], model: str = LETTERBOX)
 
 def drawn_by_the_gateway(file: bytes, letterbox: Letterbox) -> NDArray[np.uint8]:
     pixels = np.empty((SIDE, SIDE, 3), np.uint8)
-    canvas.draw_image(file, letterbox, limits(10**8), lambda _: None, lambda: pixels)
+    samples.draw(file, letterbox, pixels)
     return pixels
 
 

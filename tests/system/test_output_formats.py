@@ -12,15 +12,15 @@ from PIL import Image
 from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.embedded.server import EmbeddedTriton
-from app.imaging.header import PixelLimits
 from app.model.heads import DetectionHead
 from app.pipeline.preprocess import fill_input
+from app.resilience.lease import Lease
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.transport import Mode
 from tests.fakes import models
-from tests.support import NEEDS_BYTES, SCENE, json, open_buffer, transport_to
+from tests.support import NEEDS_BYTES, SCENE, json, transport_to, workspace
 
 BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"]
 # The rectangles lie between pixels of the canvas, which is 0.64 of the scene.
@@ -74,6 +74,7 @@ async def test_a_string_output_that_is_not_needed_does_no_harm(client: httpx.Asy
 
 @pytest.fixture
 async def triton_client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
+    """A client of the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_address, settings.control_key_path)
     yield client
@@ -95,14 +96,14 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
     transport = transport_to(triton_client, mode)
     await transport.prepare(3 * spec.image_bytes)
     transforms = []
-    with open_buffer(transport) as buffer:
-        batch = buffer.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes)
+    with Lease() as lease:
+        batch, slot = transport.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes, lease)
         for index, file in enumerate((SCENE, turned.getvalue(), SCENE)):
-            with open_buffer(transport_to(triton_client, "inline")) as single:
-                transforms.append(fill_input(file, spec, PixelLimits(10**6, 10**6), lambda _: None, single))
-                batch[index] = single.tensor
-        assert (buffer.slot is not None) is (mode == "shm")
-        answer = await triton_client.infer(spec, list(batch), timeout_seconds=30, slot=buffer.slot)
+            single, transform = fill_input(file, spec, workspace(transport_to(triton_client, "inline")), lease)
+            transforms.append(transform)
+            batch[index] = single.tensor
+        assert (slot is not None) is (mode == "shm")
+        answer = await triton_client.infer(spec, list(batch), timeout_seconds=30, slot=slot)
     await transport.close()
 
     parts = answer.split(spec, 3)

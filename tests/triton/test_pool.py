@@ -1,9 +1,11 @@
 """Several Tritons, of which each has some models."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import msgspec
@@ -13,9 +15,10 @@ from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownMo
 from app.model.spec import ModelSpec
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton import client as client_module
-from app.triton import server as server_module
+from app.triton import endpoint
 from app.triton.client import TritonClient
-from app.triton.pool import TritonPool
+from app.triton.pool import TritonPool, choose
+from app.triton.served_model import ServedModel
 from app.triton.server import TritonServer
 from app.triton.server_info import ModelState
 from app.triton.transport import Transport
@@ -26,14 +29,19 @@ from tests.support import captured_log, eventually
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
+_DRAWS = 2000
+_NO_SERVER: Any = None
 
 
 class Two(NamedTuple):
+    """A pool of two fakes."""
+
     pool: TritonPool
     fakes: list[FakeTriton]
 
     @property
     def servers(self) -> list[TritonServer]:
+        """The Tritons in the pool."""
         return self.pool.servers
 
 
@@ -56,20 +64,21 @@ def one_call(_: ModelSpec) -> float:
 async def found_at(two: Two) -> set[int]:
     """Return the numbers of the Tritons that calls may go to."""
     found = [two.pool.find(SPEC, one_call) for _ in range(100)]
-    return {two.servers.index(served.server) for served in found if served is not None}
+    return {[server is served.server for server in two.servers].index(True) for served in found if served is not None}
 
 
 async def ask_both(two: Two) -> None:
-    """Have the spec of the model read from both."""
+    """Have the spec of the model read at both."""
     for server in two.servers:
         await server.specs.get("tiny")
 
 
-async def noop() -> None: ...
+async def noop() -> None:
+    """Probe nothing."""
 
 
 def open_circuit(server: TritonServer) -> None:
-    """Make a Triton count as one that does not run the model."""
+    """Let a Triton count as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker("tiny", noop)
     served.circuit.state = "open"
@@ -77,6 +86,7 @@ def open_circuit(server: TritonServer) -> None:
 
 @pytest.mark.parametrize("has_it", [0, 1])
 async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int) -> None:
+    """And it gets all calls for it."""
     two.fakes[1 - has_it].model_refusal = NO_MODEL
     spec = await two.pool.spec("tiny")
 
@@ -117,6 +127,7 @@ async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
 async def test_the_error_that_says_most_is_raised(
     two: Two, refusals: tuple[tuple[grpc.StatusCode, str], ...], error: type[GatewayError]
 ) -> None:
+    """If no Triton has the model."""
     for fake, refusal in zip(two.fakes, refusals, strict=True):
         fake.model_refusal = refusal
 
@@ -138,7 +149,7 @@ async def test_without_a_triton_nothing_is_found() -> None:
 
 async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tensors have another shape, which is logged once; that of the first Triton counts."""
-    log = captured_log(monkeypatch, server_module)
+    log = captured_log(monkeypatch, endpoint)
     two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     await ask_both(two)
 
@@ -148,6 +159,7 @@ async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.Mo
 
 
 async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Two) -> None:
+    """Its spec is that of all requests then."""
     two.fakes[1].config = {**CONFIG, "parameters": {"labels": {"string_value": "person"}}}
     await ask_both(two)
     specs = [server.specs.known(SPEC) for server in two.servers]
@@ -176,6 +188,7 @@ async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
 
 
 async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
+    """However fast it is; if both have them, images wait."""
     await ask_both(two)
     two.servers[0].model("tiny").begin(1)
     assert await found_at(two) == {1}
@@ -185,7 +198,7 @@ async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
 
 
 async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
-    """It gets none while another one works; without another one, callers get the errors of its calls."""
+    """As long as another one works; then the callers are told what the calls say."""
     await ask_both(two)
     open_circuit(two.servers[0])
     assert await found_at(two) == {1}
@@ -198,7 +211,7 @@ async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
 
 
 async def test_one_that_has_the_model_must_work(two: Two) -> None:
-    """A working Triton without the model does not help."""
+    """It is of no use that one works that does not have it."""
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     open_circuit(two.servers[0])
@@ -207,7 +220,7 @@ async def test_one_that_has_the_model_must_work(two: Two) -> None:
 
 
 async def test_another_triton_is_one_that_works(two: Two) -> None:
-    """It must have room for another call; if there is no other, the same one is asked again."""
+    """It may have as many calls as it may; if there is none, the same one has to be asked again."""
     await ask_both(two)
     first, second = (server.model("tiny") for server in two.servers)
     second.begin(1)
@@ -220,8 +233,8 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been loaded: the Triton is asked every few seconds while another one has the model."""
-    clock = Clock(monkeypatch, "app.triton.server")
+    """Every few seconds, if another Triton has it: it may have been loaded."""
+    clock = Clock(monkeypatch, "app.triton.endpoint")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     with pytest.raises(UnknownModel):  # once that has been heard, too, nobody is asking
@@ -242,6 +255,7 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
 
 
 async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> None:
+    """The Triton is used again as soon as it has told."""
     await ask_both(two)
     two.pool.forget(two.servers[0].model("tiny"), "tiny")
     assert await found_at(two) == {1}
@@ -250,6 +264,7 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
 
 
 async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> None:
+    """As far as they are ready."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded")]
     two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", "")]
 
@@ -288,6 +303,7 @@ async def test_models_of_all_tritons_are_listed(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
+    """One that hangs, or is left out, is not waited for."""
     assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.clear()
     assert await asyncio.wait_for(two.pool.is_ready("tiny"), 10)
@@ -332,3 +348,62 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
         assert not pool.is_usable("tiny")
         assert pool.parallel_images(SPEC) == SPEC.parallel_images
         await pool.close()
+
+
+def served(clock: Clock, images: int, speed: float = 0.0) -> ServedModel:
+    """Make a model with images under way, and with a speed in images per second that was measured."""
+    made = ServedModel(_NO_SERVER)
+    if speed:
+        made.begin(1)
+        began_at = clock.now
+        clock.now += 1 / speed
+        made.note_answer(1, began_at)
+        made.calls = made.images = 0
+    if images:
+        made.begin(images)
+    return made
+
+
+def shares(candidates: list[ServedModel]) -> list[float]:
+    """Return which part of the choices each candidate gets."""
+    counted = Counter(candidates.index(choose(candidates)) for _ in range(_DRAWS))
+    return [counted[index] / _DRAWS for index in range(len(candidates))]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    random.seed(1)
+    return Clock(monkeypatch, "app.triton.served_model")
+
+
+def test_the_only_one_is_chosen(clock: Clock) -> None:
+    """Whatever is under way there."""
+    only = served(clock, 1000)
+
+    assert choose([only]) is only
+
+
+def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
+    """Of two that are as fast, or of which one has shown nothing yet."""
+    assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
+    assert shares([served(clock, 3, 100), served(clock, 2, 100)]) == [0, 1]
+    assert shares([served(clock, 3, 1000), served(clock, 2)]) == [0, 1]
+
+
+def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
+    """As many as it answers in the time in which the other one answers its own."""
+    assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
+    assert shares([served(clock, 11, 100), served(clock, 2, 20)]) == [0, 1]
+
+
+def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
+    """The slower one sometimes, too: else nobody would see that it has become faster."""
+    assert shares([served(clock, 0, 90), served(clock, 0, 10)]) == pytest.approx([0.9, 0.1], abs=0.05)
+    assert shares([served(clock, 0), served(clock, 0)]) == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+def test_two_are_drawn_of_many(clock: Clock) -> None:
+    """The one with the most images is never chosen, each other one sometimes: workers must not all choose the same one."""
+    found = shares([served(clock, images) for images in (0, 1, 2, 3)])
+
+    assert found == pytest.approx([1 / 2, 1 / 3, 1 / 6, 0], abs=0.05)

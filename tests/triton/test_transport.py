@@ -12,22 +12,23 @@ from typing import Any
 import grpc
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from PIL import Image
 
 from app.embedded.server import EmbeddedTriton
 from app.errors import TritonUnavailable
 from app.main import create_app
+from app.resilience.lease import Lease
 from app.settings.schema import Settings
-from app.triton import arena_size
 from app.triton import client as client_module
 from app.triton import regions as regions_module
+from app.triton import shared_memory
 from app.triton import transport as transport_module
-from app.triton.arena_size import MAX_ARENA_BYTES, SLOTS, arena_bytes
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
-from app.triton.shared_memory import SHM, Arena, Slot
-from app.triton.transport import Transport
+from app.triton.shared_memory import MAX_ARENA_BYTES, SHM, SLOTS, Arena, Slot, arena_bytes
+from app.triton.transport import InputBuffer, Transport
 from tests.fakes import models
 from tests.fakes.clock import Clock
 from tests.fakes.triton import FakeTriton, serving
@@ -50,6 +51,7 @@ from tests.support import (
 Fake = tuple[FakeTriton, TritonClient]
 
 NBYTES = 4096
+SHAPE = (64, 64)
 OUT_OF_SPACE = OSError(28, "No space left on device")
 
 
@@ -59,12 +61,18 @@ async def taken(transport: Transport) -> Slot | None:
     return transport.take(NBYTES, NBYTES)
 
 
+def allocated(transport: Transport, lease: Lease) -> InputBuffer:
+    """Allocate a tensor that just fits a slot of `NBYTES`."""
+    return transport.allocate(SHAPE, np.uint8, NBYTES, lease)
+
+
 def raise_out_of_space(*_: object) -> None:
     raise OUT_OF_SPACE
 
 
 @pytest.fixture
 async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
+    """A transport to the fake Triton, in the mode `auto`."""
     _, client = fake_triton
     made = transport_to(client)
     yield made
@@ -73,6 +81,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
+    """A transport of its own to the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_address, settings.control_key_path)
     made = transport_to(client)
@@ -82,12 +91,14 @@ async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIte
 
 
 async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
+    """An arena is created for the first tensor of its size."""
     assert not transport.is_prepared(NBYTES)
     assert transport.active_mode == "inline"
     assert transport.take(NBYTES, NBYTES) is None
 
 
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
+    """Their arena exists, is registered, and is used from then on."""
     fake, _ = fake_triton
     slot = await taken(transport)
 
@@ -100,10 +111,12 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
 
 @pytest.mark.parametrize(("slot_bytes", "slots"), [(NBYTES, SLOTS), (MAX_ARENA_BYTES // 2, 2), (MAX_ARENA_BYTES + 1, 0)])
 def test_an_arena_has_as_many_slots_as_fit(slot_bytes: int, slots: int) -> None:
+    """Up to a number; none if one is too large."""
     assert arena_bytes(slot_bytes) == slots * slot_bytes
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
+    """Those that come while it is prepared wait for it."""
     fake, _ = fake_triton
     before = own_arenas()
     await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
@@ -114,6 +127,7 @@ async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: T
 
 
 async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transport) -> None:
+    """A slot is as large as the tensors of its model."""
     fake, _ = fake_triton
     await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
     small, large = transport.take(NBYTES, NBYTES), transport.take(2 * NBYTES, 2 * NBYTES)
@@ -125,7 +139,8 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
 
 async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
-    monkeypatch.setattr(arena_size, "SLOTS", 1)
+    """Until one is given back."""
+    monkeypatch.setattr(shared_memory, "SLOTS", 1)
     slot = await taken(transport)
     assert slot
     assert await taken(transport) is None
@@ -156,7 +171,7 @@ def _room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -> Arena:
-    """Create an arena that was last used this many seconds ago."""
+    """Have an arena that was last used so long ago."""
     await transport.prepare(nbytes)
     slot = transport.take(nbytes, nbytes)
     assert slot
@@ -182,6 +197,7 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, transport: Transport) -> None:
+    """As many as it needs."""
     fake, _ = fake_triton
     for nbytes in (NBYTES - 1, NBYTES - 2):
         await prepared(transport, nbytes, 10)
@@ -213,7 +229,7 @@ async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Tra
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_sizes_that_are_prepared_at_once_share_the_room(fake_triton: Fake, transport: Transport) -> None:
-    """Arenas that are being created count as well."""
+    """What is being created counts already."""
     fake, _ = fake_triton
     await asyncio.gather(*(transport.prepare(NBYTES - less) for less in range(4)))
 
@@ -287,6 +303,7 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
 
 
 async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None:
+    """No arena, or a single one, which is the one used last."""
     await transport.refresh()
     only = await prepared(transport, NBYTES, 1000)
     await transport.refresh()
@@ -314,6 +331,7 @@ async def test_triton_forgets_an_arena_before_its_file_is_removed(
 
 
 async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
+    """With the transport `inline`, no shared memory is created."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client, "inline")
@@ -353,7 +371,7 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
 
 
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
-    """Without another Triton, the next request tries again at once; nothing is left of the attempt."""
+    """If there is no other, the next request tries again at once; nothing is left of the attempt."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -366,6 +384,7 @@ async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake,
 
 
 async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake, transport: Transport) -> None:
+    """Triton was restarted; the arena stays in use."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -378,7 +397,7 @@ async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake
 
 
 async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
-    """Requests in progress go on inline at once; the next request that prepares the size removes the arena."""
+    """Requests in progress do without it at once, the next one to prepare removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -427,6 +446,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
 
 
 async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
+    """An arena may be registered with one Triton and not with another."""
     fake, client = fake_triton
     other = transport_to(client)
     first, second = await taken(transport), await taken(other)
@@ -479,7 +499,7 @@ async def test_one_of_two_tritons_maps_the_arenas(
 async def test_a_triton_that_hangs_delays_no_slot(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """The Triton gets tensors inline until it has mapped the arena."""
+    """It is used without shared memory until it has mapped the arena."""
     fakes, regions, transport = two_tritons
     fakes[0].may_map.clear()
     async with asyncio.timeout(10):
@@ -521,7 +541,7 @@ async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
 async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An arena is created for a try every two seconds. What was rejected meanwhile is not tried again."""
+    """One is created for a try every two seconds. What was rejected meanwhile is not tried again."""
     fakes, _, transport = two_tritons
     log = captured_log(monkeypatch, regions_module)
     clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
@@ -540,6 +560,7 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
 
 
 async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
+    """The arenas stay as long as the worker."""
     fake, client = fake_triton
     transport = Transport("auto")
     assert transport.is_prepared(NBYTES)
@@ -561,7 +582,7 @@ async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmap
 async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """A working Triton still reads it, though another one may read it for ever."""
+    """A Triton that works reads it, though another may read it for ever."""
     fakes, regions, transport = two_tritons
     slot = await taken(transport)
     await transport.prepare(2 * NBYTES)
@@ -583,6 +604,7 @@ async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
 
 
 async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
+    """After closing, no shared memory is in use."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client)
@@ -598,7 +620,7 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full /dev/shm does not make the tensor travel inline; but load does, for which more slots are needed than there are."""
     _, client = fake_triton
-    monkeypatch.setattr(arena_size, "SLOTS", 1)
+    monkeypatch.setattr(shared_memory, "SLOTS", 1)
     transport = transport_to(client, "shm")
     assert await taken(transport)
     assert await taken(transport) is None
@@ -610,6 +632,7 @@ async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fa
 
 
 async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arena of a killed worker is worth a line."""
     log = captured_log(monkeypatch, transport_module)
     for found in (["nereid-1-0", "nereid-1-1"], []):
         monkeypatch.setattr("app.triton.shared_memory.sweep", lambda found=found: found)
@@ -688,6 +711,7 @@ async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors then travel inside the request, unless the setting requires shared memory."""
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)
@@ -754,7 +778,7 @@ async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_tra
 @pytest.mark.usefixtures("triton")
 async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without a slot carry their tensors themselves; no two get each other's boxes."""
-    monkeypatch.setattr(arena_size, "SLOTS", 2)
+    monkeypatch.setattr(shared_memory, "SLOTS", 2)
     empty = BytesIO()
     Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
 
@@ -870,3 +894,83 @@ asyncio.run(main())
 
     assert not (SHM / name).exists()
     assert name not in await regions(settings)
+
+
+async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
+    """Data written to the tensor is in the slot, which is free again when the lease has ended."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = allocated(transport, lease)
+        assert slot is not None
+        tensor[:] = 7
+        assert slot.array((NBYTES,), np.uint8).tolist() == [7] * NBYTES
+        assert slot.arena.lent_bytes == NBYTES
+
+    assert slot.arena.lent_bytes == 0
+
+
+async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
+    """A file, for example, is rarely as large as the largest that fits."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = transport.allocate((10,), np.float32, NBYTES, lease)
+        assert slot is not None
+        tensor[:] = 1
+
+        assert tensor.shape == (10,)
+        assert slot.array((10,), np.float32).tolist() == [1.0] * 10
+
+
+async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
+    """No slot is taken for it; not even one element more fits."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        tensor, slot = transport.allocate((NBYTES // 4 + 1,), np.float32, NBYTES, lease)
+        assert tensor.shape == (NBYTES // 4 + 1,)
+        assert slot is None
+        other = transport.take(NBYTES, NBYTES)
+        assert other is not None
+        assert other.arena.lent_bytes == NBYTES
+        other.free()
+
+
+async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
+    """The type and the shape are the same."""
+    with Lease() as lease:
+        tensor, slot = Transport("inline").allocate(SHAPE, np.float16, NBYTES * 2, lease)
+
+    assert slot is None
+    assert (tensor.shape, tensor.dtype) == (SHAPE, np.dtype(np.float16))
+
+
+async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
+    """More requests than slots are no failure."""
+    await transport.prepare(NBYTES)
+    with Lease() as lease:
+        slots = [allocated(transport, lease).slot for _ in range(SLOTS + 1)]
+
+        assert all(slots[:-1])
+        assert slots[-1] is None
+
+
+async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> None:
+    """Nothing was taken that would have to be freed."""
+    with pytest.raises(TritonUnavailable), Lease() as lease:
+        allocated(Transport("shm"), lease)
+
+
+async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
+    """A decoding thread takes it, even after the request has ended, and writes into it; Triton reads it."""
+    await transport.prepare(NBYTES)
+    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with Lease() as lease:
+        early = allocated(transport, lease).slot
+        lease.keep_for(work)
+    late = (await asyncio.to_thread(allocated, transport, lease)).slot
+    assert early is not None
+    assert late is not None
+    assert early.arena.lent_bytes == 2 * NBYTES
+    work.set_result(None)
+    await asyncio.sleep(0)
+
+    assert early.arena.lent_bytes == 0

@@ -13,8 +13,8 @@ from app.api.answering.schema import Detection, DetectResponse, ImageSize, Model
 from app.api.application import build
 from app.host import allocator
 from app.imaging.decode import decode
+from app.imaging.fit import Letterbox
 from app.imaging.header import ImageHeader, PixelLimits, read_header
-from app.imaging.letterbox import Letterbox
 from app.imaging.transform import ImageTransform
 from app.main import describe, open_resources
 from app.model.spec import ModelSpec

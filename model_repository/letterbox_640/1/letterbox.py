@@ -8,7 +8,7 @@ from nvidia.dali.data_node import DataNode
 def letterbox(*, square: int, placement: str, enlarge: bool, pad: int, device: str) -> DataNode:
     """Turn a batch of encoded files, the input `files`, into UINT8 (square, square, 3) RGB, upright.
 
-    Sizes and positions are those of `app/imaging/letterbox.py`, to the pixel; so is the interpolation, which does not average
+    Sizes and positions are those of `app/imaging/fit.py`, to the pixel; so is the interpolation, which does not average
     when it shrinks. Unlike there, large JPEGs are decoded at their full size.
 
     Args:

@@ -15,7 +15,7 @@ from app.api import middleware
 from app.api.answering import problems
 from app.api.middleware import RequestContextMiddleware
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
-from app.imaging.letterbox import Letterbox
+from app.imaging.fit import Letterbox
 from app.main import create_app
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving

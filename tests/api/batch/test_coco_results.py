@@ -7,7 +7,7 @@ import pytest
 
 from app.api import middleware
 from app.api.answering import problems
-from app.imaging.letterbox import Letterbox
+from app.imaging.fit import Letterbox
 from tests.api.batch.test_route import LINES, NOTHING, SCENES, TRUNCATED, Files, as_json, form
 from tests.fakes import models
 from tests.support import captured_log, json

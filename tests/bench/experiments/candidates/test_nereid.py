@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.imaging.canvas import draw_image
-from app.imaging.header import PixelLimits
-from app.imaging.letterbox import Letterbox
+from app.imaging.fit import Letterbox
 from bench.experiments.candidates.nereid import inline_steps, shared_steps
 from bench.experiments.candidates.registry import Step
+from tests.imaging import samples
 from tests.support import sample_image
 
 IMAGE_STEPS = ["header", "decode", "letterbox"]
@@ -36,10 +35,10 @@ def draw(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
 @BOTH
 @pytest.mark.parametrize("name", ["chelsea.jpg", "coffee.jpg"])
 def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> None:
-    """The steps do the work of a request: the pixels are those of `draw_image`."""
+    """The steps do the work of a request: the pixels are the gateway's."""
     expected = np.zeros((640, 640, 3), np.uint8)
     letterbox = Letterbox((640, 640), "center", enlarge=True, pad=114)
-    draw_image(sample_image(name), letterbox, PixelLimits(10**8, 10**8), lambda _: None, lambda: expected)
+    samples.draw(sample_image(name), letterbox, expected)
 
     np.testing.assert_array_equal(draw(prepare(), sample_image(name)), expected)
 
