@@ -33,10 +33,10 @@ from app.settings.schema import Settings
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.membership import Membership, Target
 from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
 from app.triton.transport import Transport
 from app.zoo import registry
 from app.zoo.registry import RegistryError
@@ -126,11 +126,11 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
-def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
+def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
     """Return what connects to a Triton as the settings say."""
     tls = credentials.load(settings.triton_tls_files)
 
-    def connect(target: Target) -> TritonServer:
+    def connect(target: Target) -> TritonBackend:
         client = TritonClient(
             target.address,
             settings.control_key_path,
@@ -138,7 +138,7 @@ def _connector(settings: Settings) -> Callable[[Target], TritonServer]:
             host=target.host,
             connections=settings.connections,
         )
-        return TritonServer(client)
+        return TritonBackend(client)
 
     return connect
 

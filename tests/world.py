@@ -23,11 +23,12 @@ from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.triton import client, served_model
+from app.triton import client
+from app.triton import model_on_server
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
 from app.triton.shared_memory import Slot
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import SPEC, FakeTriton, serving
@@ -79,7 +80,7 @@ def time_of_app() -> Iterator[Time]:
     with pytest.MonkeyPatch.context() as patch:
         # Real time ends no question and makes no Triton silent, however busy the machine is.
         patch.setattr(client, "_QUERY_SECONDS", _QUERY_SECONDS)
-        patch.setattr(served_model, "_MIN_SILENCE_SECONDS", _MIN_SILENCE_SECONDS)
+        patch.setattr(model_on_server, "_MIN_SILENCE_SECONDS", _MIN_SILENCE_SECONDS)
         for name, module in list(sys.modules.items()):
             if name.startswith("app.") and vars(module).get("monotonic") is monotonic:
                 patch.setattr(module, "monotonic", time)
@@ -96,7 +97,7 @@ class World:
         self.max_calls = max_calls
         """Calls that one Triton may have."""
         self.transport = Transport(mode)
-        self.pool = TritonPool(self.transport, [TritonServer(TritonClient(fake.url)) for fake in fakes])
+        self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url)) for fake in fakes])
         self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
         calls = TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, LIMITS.timeout_seconds)
         self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)
@@ -113,7 +114,7 @@ class World:
         return from_triton_config(self.fake.config, "1")
 
     @property
-    def server(self) -> TritonServer:
+    def server(self) -> TritonBackend:
         """The worker's view of the first Triton."""
         return self.pool.servers[0]
 

@@ -40,7 +40,7 @@ class BatchRequest:
         self._spec = spec
         self._reader = reader
         self._call = call
-        self._line = pipeline.admission.batch_line(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
+        self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
         self._images = images
         self._memory = memory
         """Of the encoded images that came with the request."""
@@ -87,7 +87,7 @@ class BatchRequest:
             GatewayFull: There is no room for the whole batch now.
         """
         with self._memory:
-            self._line.check(len(self._images), self._call.deadline.remaining)
+            self._queue.check(len(self._images), self._call.deadline.remaining)
             tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(self._images)]
             self._images.clear()
             for task in tasks:
@@ -104,7 +104,7 @@ class BatchRequest:
         if isinstance(image, GatewayError):
             return report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
-        call = self._call._replace(timing=timing, request_id=request_id, turns=self._pipeline.batch_turns)
+        call = self._call._replace(timing=timing, request_id=request_id, semaphore=self._pipeline.batch_semaphore)
         # No variable may refer to an error: its traceback refers to this frame, and to others with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
@@ -119,8 +119,8 @@ class BatchRequest:
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            await fetcher.batch_turns.acquire(call.deadline)
-            memory.on_release(fetcher.batch_turns.release)
+            await fetcher.batch_semaphore.acquire(call.deadline)
+            memory.on_release(fetcher.batch_semaphore.release)
             reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
@@ -133,7 +133,7 @@ class BatchRequest:
         return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        with await self._line.admit(call.deadline) as permit:
+        with await self._queue.admit(call.deadline) as permit:
             _keep(memory, permit)
             if self._spec.input_format is not InputFormat.FILE:
                 tensor = self._pipeline.admission.memory.reserve()

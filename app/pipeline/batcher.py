@@ -10,7 +10,7 @@ from app.model.spec import ModelSpec
 from app.pipeline.batch import Batch, PendingImage, next_batch
 from app.resilience.retry_budget import RetryBudget
 from app.triton.messages import InferResult
-from app.triton.served_model import Place, ServedModel
+from app.triton.model_on_server import InFlightCall, ModelOnServer
 
 # Two of the largest usual batches.
 _MAX_ISOLATED = 64.0
@@ -24,16 +24,16 @@ class Call(NamedTuple):
 
     batch: Batch
     task: asyncio.Task[Results]
-    place: Place
+    in_flight: InFlightCall
 
 
 class Calls(Protocol):
     """Makes calls to Triton."""
 
-    def find(self, spec: ModelSpec) -> ServedModel | None:
+    def find(self, spec: ModelSpec) -> ModelOnServer | None:
         """Find the Triton for the next call for a model; None if there are as many as allowed."""
 
-    async def infer(self, batch: Batch, place: Place) -> InferResult:
+    async def infer(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         """Make a call for a batch; raise a GatewayError if it fails."""
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
@@ -69,7 +69,7 @@ class Batcher:
     @property
     def tasks(self) -> set[asyncio.Task[Results]]:
         """All calls that are under way at a Triton that works; those at others may never end."""
-        return {call.task for call in self._under_way.values() if call.place.served.is_usable}
+        return {call.task for call in self._under_way.values() if call.in_flight.served.is_usable}
 
     async def run(self, image: PendingImage) -> InferResult:
         """Return the result of an image.
@@ -105,23 +105,23 @@ class Batcher:
             spec = served.server.specs.known(self._waiting[0].spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))
             batch = next_batch(self._waiting, max_images, served.server.regions.__contains__)
-            place = Place(served, len(batch.images))
-            task = asyncio.create_task(self._call(batch, place))
-            call = Call(batch, task, place)
+            in_flight = InFlightCall(served, len(batch.images))
+            task = asyncio.create_task(self._call(batch, in_flight))
+            call = Call(batch, task, in_flight)
             for image in batch.images:
                 self._waiting.remove(image)
                 self._under_way[image] = call
                 image.permit.keep_for(task)
                 image.call.timing.lap("batch", str(len(batch.images)))
-            task.add_done_callback(partial(self._end, batch, place))
+            task.add_done_callback(partial(self._end, batch, in_flight))
 
-    async def _call(self, batch: Batch, place: Place) -> Results:
-        result = await self._triton.infer(batch, place)
+    async def _call(self, batch: Batch, in_flight: InFlightCall) -> Results:
+        result = await self._triton.infer(batch, in_flight)
         return result.split(batch.spec, len(batch.images))
 
-    def _end(self, batch: Batch, place: Place, task: asyncio.Task[Results]) -> None:
+    def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[Results]) -> None:
         """Give each image its result, or another try."""
-        place.end()
+        in_flight.end()
         for image in batch.images:
             del self._under_way[image]
         asked = [(index, image) for index, image in enumerate(batch.images) if not image.result.done()]
@@ -147,7 +147,7 @@ class Batcher:
         """Forget an image whose request has left."""
         call = self._under_way.get(image)
         if call is not None and call.batch.is_abandoned:
-            call.place.leave()  # it may never end
+            call.in_flight.leave()  # it may never end
             self.send()
         elif image in self._waiting:
             self._waiting.remove(image)

@@ -17,12 +17,12 @@ from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.resilience.admission import WHOLE, Share
 from app.resilience.deadline import Deadline
-from app.resilience.turns import Turns
+from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -140,7 +140,7 @@ class CallContext(NamedTuple):
     """The part of the model's limit that the request may use."""
     trace: TraceContext | None = None
     """The span that Triton's spans are to belong to, if there is one."""
-    turns: Turns | None = None
+    semaphore: DeadlineSemaphore | None = None
     """Limits how many images of batches wait for a thread, so that single ones need not wait behind all of them."""
     is_pinned: bool = False
     """Whether the version of the model must be that of its spec; else Triton may have a newer one by now."""

@@ -15,8 +15,8 @@ from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
-from app.pipeline.call import Answer, CallContext, Question, Reader, trivial_question
-from app.pipeline.decode_pool import DecodePool
+from app.pipeline.call import CallContext, Question, Reader, Result, trivial_question
+from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.inference import InferenceRunner
 from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
@@ -26,7 +26,7 @@ from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
-from app.resilience.turns import Turns
+from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
 from app.triton.transport import InputBuffer
 
@@ -94,10 +94,10 @@ class Pipeline:
         self._transport = calls.pool.transport
         self._workspace = Workspace(limits.pixels, admission.memory, self._transport)
         self._metrics = calls.metrics
-        self._pool = DecodePool(limits.decode_threads)
-        self._apart_pool = DecodePool(1)
-        self.batch_turns = Turns(2 * limits.decode_threads)
-        """For `CallContext.turns`: as many images of batches as keep the threads busy."""
+        self._threads = DecodeThreads(limits.decode_threads)
+        self._apart_threads = DecodeThreads(1)
+        self.batch_semaphore = DeadlineSemaphore(2 * limits.decode_threads)
+        """For `CallContext.semaphore`: as many images of batches as keep the threads busy."""
         self._inferences = InferenceRunner(calls)
 
     @property
@@ -139,11 +139,11 @@ class Pipeline:
         Raises:
             DeadlinePassed: It took too long.
         """
-        return await self._pool.run(work, deadline, lease)
+        return await self._threads.run(work, deadline, lease)
 
     async def run_apart(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Do the same in a thread for work of which nobody knows whose it is, so that no other request waits for it."""
-        return await self._apart_pool.run(work, deadline, lease)
+        return await self._apart_threads.run(work, deadline, lease)
 
     def cached(self, model: str) -> ModelSpec | None:
         """Return the spec of a model if Triton need not be asked."""
@@ -182,7 +182,7 @@ class Pipeline:
 
     def sample(self) -> None:
         """Let the metrics show what is in use now; to be called about once a second."""
-        saturation.sample(self._metrics, self.admission, self.tritons, self._pool, self._inferences.batchers)
+        saturation.sample(self._metrics, self.admission, self.tritons, self._threads, self._inferences.batchers)
 
     async def refresh(self) -> None:
         """Keep up with the Tritons that there are; to be called about once a second."""
@@ -201,7 +201,7 @@ class Pipeline:
         spec = await self.prepare(self.default_model, call.deadline)
         await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
-    async def run(self, data: bytes, question: Question[Answer], call: CallContext) -> Answer:
+    async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about one image.
 
         Args:
@@ -231,7 +231,7 @@ class Pipeline:
         with permit:
             return await self.process(data, spec, reader, call, permit)
 
-    async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Answer], call: CallContext, permit: Permit) -> Answer:
+    async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         """Answer a question about an image that has been admitted.
 
         Args:
@@ -246,20 +246,20 @@ class Pipeline:
         """
         timing = call.timing
         timing.lap("model")
-        async with call.turns.take(call.deadline) if call.turns else nullcontext():
+        async with call.semaphore.take(call.deadline) if call.semaphore else nullcontext():
             buffer, transform = await self._fill(data, spec, call, permit)
         timing.lap("decode")
         result = await self._inferences.run(spec, buffer, call, permit)
         timing.lap("infer")
         reading = partial(reader.read, result, transform)
-        answer = await self._pool.run(reading, call.deadline, permit) if reader.is_heavy else reading()
+        answer = await self._threads.run(reading, call.deadline, permit) if reader.is_heavy else reading()
         timing.lap("post")
         return answer
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for abandoned inferences."""
-        self._pool.close()
-        self._apart_pool.close()
+        self._threads.close()
+        self._apart_threads.close()
         await self._inferences.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))
 
     async def _fill(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
@@ -281,4 +281,4 @@ class Pipeline:
         if spec.input_format is InputFormat.FILE and is_quick_to_check(data):
             return fill()
         with backlog.add(pixels, call.deadline) as counted:
-            return await self._pool.run(fill, call.deadline, permit, counted)
+            return await self._threads.run(fill, call.deadline, permit, counted)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from app.host import memory
 from app.pipeline.batcher import Batcher
-from app.pipeline.decode_pool import DecodePool
+from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.admission import Admission
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -14,7 +14,7 @@ def sample(
     metrics: Metrics,
     admission: Admission,
     pool: TritonPool,
-    decode_pool: DecodePool,
+    decode_threads: DecodeThreads,
     batchers: Mapping[str, Batcher],
 ) -> None:
     """Set the gauges of this worker."""
@@ -40,7 +40,7 @@ def sample(
     slots, in_use = pool.transport.count_slots()
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)
-    metrics.decode_queue.set(decode_pool.waiting)
+    metrics.decode_queue.set(decode_threads.waiting)
     budgets = {
         "uploads": admission.upload_memory,
         "anonymous": admission.anonymous_uploads.memory,

@@ -17,8 +17,8 @@ from app.resilience.concurrency import BatchTimes
 from app.resilience.retry_budget import RetryBudget
 from app.telemetry.metrics import Metrics
 from app.triton.messages import InferResult
+from app.triton.model_on_server import InFlightCall, ModelOnServer
 from app.triton.pool import TritonPool
-from app.triton.served_model import Place, ServedModel
 from app.triton.shared_memory import Slot
 from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unanswered, UnknownRegion, Unreachable
 
@@ -62,16 +62,16 @@ class TritonCalls:
         self._hang_seconds = hang_seconds
         self._retries = RetryBudget()
 
-    def find(self, spec: ModelSpec) -> ServedModel | None:
+    def find(self, spec: ModelSpec) -> ModelOnServer | None:
         """Find the Triton for the next call for a model; None if there are as many as allowed."""
         return self.pool.find(spec, self._max_calls)
 
-    async def infer(self, batch: Batch, place: Place) -> InferResult:
+    async def infer(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         """Make a call for a batch, and a second one if Triton has not seen the first or has lost it.
 
         Args:
             batch: The images.
-            place: Where it is under way; it may be moved.
+            in_flight: Where it is under way; it may be moved.
 
         Raises:
             DeadlinePassed: Triton dropped it, or there is no time for the second call.
@@ -82,13 +82,13 @@ class TritonCalls:
             self._retries.note_request()
         self.metrics.batch_size.observe(len(batch.images), batch.spec.reference)
         try:
-            result = await self._try(batch, place)
+            result = await self._try(batch, in_flight)
         except GatewayError as error:
-            self._note_end(batch, place, error)
+            self._note_end(batch, in_flight, error)
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
             raise
-        self._note_end(batch, place, None)
+        self._note_end(batch, in_flight, None)
         return result
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
@@ -100,7 +100,7 @@ class TritonCalls:
         """
         waited = monotonic() - image.ready_at
         note_hang = partial(self._note_hang, image, call)
-        if call is not None and (call.place.reads_slot or not call.place.served.server.client.survives_cancel):
+        if call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel):
             timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, note_hang)
             call.task.add_done_callback(lambda _: timer.cancel())
             return
@@ -113,27 +113,27 @@ class TritonCalls:
         """Stop probing."""
         await self.pool.stop_probing()
 
-    async def _try(self, batch: Batch, place: Place) -> InferResult:
-        slot = self._readable_slot(batch, place)
+    async def _try(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
+        slot = self._readable_slot(batch, in_flight)
         try:
             try:
-                return await self._call(batch, place, slot)
+                return await self._call(batch, in_flight, slot)
             except UnknownRegion:  # Triton was restarted
                 reason = "unknown_region"
-                slot = await self._restore_slot(batch, place, slot)
+                slot = await self._restore_slot(batch, in_flight, slot)
         except _NOT_ANSWERED as error:
             reason = _REASONS[type(error)]
             slot = None
-            if self._move(batch, place, error):
-                slot = self._readable_slot(batch, place)
+            if self._move(batch, in_flight, error):
+                slot = self._readable_slot(batch, in_flight)
             elif not await self._may_retry(batch, error):
                 raise  # not in a function that gets the error: its frame and the error would refer to each other, and to the images
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self.metrics.retries.add(1, reason)
-        return await self._call(batch, place, slot)
+        return await self._call(batch, in_flight, slot)
 
-    async def _restore_slot(self, batch: Batch, place: Place, slot: Slot | None) -> Slot | None:
+    async def _restore_slot(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> Slot | None:
         """Have the images' memory mapped again; without it, they travel inline.
 
         Triton rejects a request for memory that it does not know at once, so that another try costs it nothing.
@@ -144,22 +144,22 @@ class TritonCalls:
         if slot is None or batch.remaining_seconds <= 0:
             return None
         try:
-            return slot if await place.served.server.regions.add_again(slot.arena) else None
+            return slot if await in_flight.served.server.regions.add_again(slot.arena) else None
         except _INTERRUPTED:
             raise
         except TritonUnavailable:  # it has just been started, and the key for its controls is not known yet
             return None
 
-    def _move(self, batch: Batch, place: Place, error: GatewayError) -> bool:
+    def _move(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
         """Let another Triton have a call that has failed, if there is one that works and takes as many images."""
         if batch.is_abandoned:
             return False
         images = len(batch.images)
-        other = self.pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=place.served)
+        other = self.pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=in_flight.served)
         if other is None:
             return False
-        self._note_end(batch, place, error)
-        place.move(other)  # it gets no more than the calls that the first one had
+        self._note_end(batch, in_flight, error)
+        in_flight.move(other)  # it gets no more than the calls that the first one had
         return True
 
     async def _may_retry(self, batch: Batch, error: GatewayError) -> bool:
@@ -171,12 +171,12 @@ class TritonCalls:
         await asyncio.sleep(delay)
         return True
 
-    def _readable_slot(self, batch: Batch, place: Place) -> Slot | None:
-        return self.pool.transport.find(place.served.server.regions, batch.slot)
+    def _readable_slot(self, batch: Batch, in_flight: InFlightCall) -> Slot | None:
+        return self.pool.transport.find(in_flight.served.server.regions, batch.slot)
 
-    async def _call(self, batch: Batch, place: Place, slot: Slot | None) -> InferResult:
-        server = place.served.server
-        place.reads_slot = slot is not None
+    async def _call(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> InferResult:
+        server = in_flight.served.server
+        in_flight.reads_slot = slot is not None
         images = len(batch.images)
         server.new_images += images
         self.metrics.inferences.add(images, "inline" if slot is None else "shm")
@@ -194,17 +194,17 @@ class TritonCalls:
                 self.pool.transport.abandon(slot.arena)
             raise
 
-    def _note_end(self, batch: Batch, place: Place, error: GatewayError | None) -> None:
+    def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
         """Tell how long a call took, also one that came too late or that Triton dropped; and whether Triton works."""
-        served, spec = place.served, batch.spec
+        served, spec = in_flight.served, batch.spec
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
         if isinstance(error, DeadlinePassed | None):
             now = monotonic()
             for image in batch.images:
-                image.permit.measure(BatchTimes(place.began_at - image.ready_at, now - place.began_at))
-        served.note_answer(len(batch.images) if error is None else 0, place.began_at)
+                image.permit.measure(BatchTimes(in_flight.began_at - image.ready_at, now - in_flight.began_at))
+        served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at)
         if served.circuit is not None:
             served.circuit.note_success()
         for silent in self.pool.find_silent(served, spec.reference, self._hang_seconds):
@@ -215,12 +215,12 @@ class TritonCalls:
     def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
         model = image.spec.reference
-        waited_for = [call.place.served] if call is not None else [server.model(model) for server in self.pool.servers]
+        waited_for = [call.in_flight.served] if call is not None else [server.model(model) for server in self.pool.servers]
         for served in waited_for:
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
 
-    def _note_failure(self, served: ServedModel, spec: ModelSpec, *, is_lost: bool = False) -> None:
+    def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
         self.metrics.triton_failures.add(1, served.server.address)
         served.server.specs.expire(spec.reference)
@@ -229,13 +229,13 @@ class TritonCalls:
         if is_lost and self.pool.find(spec, _no_limit, besides=served) is not None:
             circuit.open()
 
-    def _circuit(self, served: ServedModel, spec: ModelSpec) -> CircuitBreaker:
+    def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
         if served.circuit is None:
             served.circuit = CircuitBreaker(spec.reference, partial(_probe, served, spec), triton=served.server.address)
         return served.circuit
 
 
-async def _probe(served: ServedModel, spec: ModelSpec) -> None:
+async def _probe(served: ModelOnServer, spec: ModelSpec) -> None:
     await run_probe(served.server.client, spec)
     served.forget_speed()
 

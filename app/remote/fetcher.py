@@ -14,7 +14,7 @@ from app.remote.address import AllowedHosts, ImageAddress, TrustedOrigin
 from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, SystemResolver
 from app.remote.public import is_private, is_public
 from app.resilience.deadline import Deadline
-from app.resilience.turns import Turns
+from app.resilience.semaphore import DeadlineSemaphore
 
 # Of one worker, at a time; others wait.
 _MAX_FETCHES = 16
@@ -68,7 +68,7 @@ class Fetcher:
         has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
         self._trust = trust or (httpx.create_ssl_context() if has_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
-        self.batch_turns = Turns(_MAX_FETCHES // 2)
+        self.batch_semaphore = DeadlineSemaphore(_MAX_FETCHES // 2)
         """For images of batches, so that single ones need not wait behind all of them."""
 
     def parse(self, url: str) -> ImageAddress:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from app.errors import GatewayFull
-from app.resilience.batch_line import BatchLine
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.memory import JointReservation, MemoryBudget, Reservation
@@ -73,7 +73,7 @@ class Admission:
         """By model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         """The part of the memory that the encoded images of batches may take."""
-        self._batch_lines: dict[tuple[str, str], BatchLine] = {}
+        self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
         """By model and API key."""
         self._rejections = Pacer(_REJECTIONS_PER_SECOND)
 
@@ -118,14 +118,14 @@ class Admission:
         permit.on_release(memory.release)
         return permit
 
-    def batch_line(self, model: str, parallel_images: int, share: Share = WHOLE) -> BatchLine:
+    def batch_queue(self, model: str, parallel_images: int, share: Share = WHOLE) -> BatchQueue:
         """Return where the images of batches wait for their turn; arguments as `admit`."""
-        line = self._batch_lines.get((model, share.key))
-        if line is None:
+        batches = self._batch_queues.get((model, share.key))
+        if batches is None:
             queue = self._queue(model, parallel_images)
-            line = self._batch_lines[model, share.key] = BatchLine(self._table, queue, model, share.key)
-        line.fraction = share.fraction
-        return line
+            batches = self._batch_queues[model, share.key] = BatchQueue(self._table, queue, model, share.key)
+        batches.fraction = share.fraction
+        return batches
 
     def reserve_for_batch(self, purpose: str) -> JointReservation:
         """Return a reservation of no bytes for encoded images of a batch, whose purpose errors name."""
@@ -134,8 +134,8 @@ class Admission:
     def waiting_batch_images(self) -> Counter[str]:
         """Count the images of batches that wait for their turn in this worker, by model."""
         waiting: Counter[str] = Counter()
-        for (model, _), line in self._batch_lines.items():
-            waiting[model] += line.waiting
+        for (model, _), batches in self._batch_queues.items():
+            waiting[model] += batches.waiting
         return waiting
 
     @property
@@ -168,6 +168,6 @@ class Admission:
         queue = self.queues.get(model)
         if queue is not None:
             queue.check(*share, self._table.own(self._uploads))
-        line = self._batch_lines.get((model, share.key)) if is_batch else None
-        if line is not None:
-            line.check(1, 2 * self._capacity.target_seconds)
+        batches = self._batch_queues.get((model, share.key)) if is_batch else None
+        if batches is not None:
+            batches.check(1, 2 * self._capacity.target_seconds)

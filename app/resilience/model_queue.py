@@ -9,7 +9,7 @@ from app.errors import GatewayFull
 from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
-from app.resilience.line import Line
+from app.resilience.wait_queue import WaitQueue
 from app.resilience.worker_table import WorkerTable
 
 _MAX_WAIT_SECONDS = 0.03
@@ -31,10 +31,10 @@ _NANO = 1_000_000_000
 class Permit(Lease):
     """Admits one request; given back when the work for it has ended."""
 
-    def __init__(self, queue: "ModelQueue", pool: "_Pool", position: int, *, is_near: bool) -> None:
+    def __init__(self, queue: "ModelQueue", part: "_Part", position: int, *, is_near: bool) -> None:
         super().__init__()
         self._queue = queue
-        self._pool = pool
+        self._part = part
         self._position = position
         self._is_near = is_near
         self._began = monotonic()
@@ -45,16 +45,16 @@ class Permit(Lease):
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
     def _leave(self) -> None:
-        self._queue.leave(self._pool)
+        self._queue.leave(self._part)
 
 
-class _Pool:
+class _Part:
     """Requests that share a part of the limit: those of one API key, or those of all keys without a share."""
 
     def __init__(self, queue: "ModelQueue", column: int, fraction: float) -> None:
         self.column = column
         self.fraction = fraction
-        self.line: Line[Permit] = Line(partial(queue.enter, self))
+        self.waiting: WaitQueue[Permit] = WaitQueue(partial(queue.enter, self))
 
 
 class ModelQueue:
@@ -65,7 +65,7 @@ class ModelQueue:
         self._model = model
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
-        self._pools = {"": _Pool(self, table.column(f"requests:{model}:"), 1.0)}
+        self._parts = {"": _Part(self, table.column(f"requests:{model}:"), 1.0)}
         self.limit = _INITIAL_LIMIT
         """Requests that may be in progress on the host: what the workers that have measured it find on average."""
         self._target_seconds = target_seconds
@@ -79,13 +79,13 @@ class ModelQueue:
 
     @property
     def in_progress(self) -> int:
-        """Requests that are in progress on the host, of those pools that this worker knows."""
-        return sum(self._table.total(pool.column) for pool in self._pools.values())
+        """Requests that are in progress on the host, of those parts that this worker knows."""
+        return sum(self._table.total(part.column) for part in self._parts.values())
 
     @property
     def waiting(self) -> int:
         """Requests of this worker that wait for their turn."""
-        return sum(len(pool.line) for pool in self._pools.values())
+        return sum(len(part.waiting) for part in self._parts.values())
 
     def check(self, key: str, fraction: float, uploads: int) -> None:
         """Reject a request early.
@@ -98,9 +98,9 @@ class ModelQueue:
         Raises:
             GatewayFull: There is no room, and none will be soon.
         """
-        pool = self._pool(key, fraction)
-        has_room = not pool.line and self._table.total(pool.column) < self._room(pool)
-        if not has_room and not self._is_worth_waiting(pool, uploads):
+        part = self._part(key, fraction)
+        has_room = not part.waiting and self._table.total(part.column) < self._room(part)
+        if not has_room and not self._is_worth_waiting(part, uploads):
             self._measured.note_reached()
             raise self.full()
 
@@ -108,40 +108,40 @@ class ModelQueue:
         """Admit a request, now or in its turn.
 
         Args:
-            key: Name of the pool: the API key that has a share, or empty.
-            fraction: The pool's part of the limit.
+            key: Name of the part: the API key that has a share, or empty.
+            fraction: How much of the limit the part may use, 0 to 1.
             deadline: When the request must have its answer.
 
         Raises:
             GatewayFull: There is no room, or it would come too late.
         """
-        pool = self._pool(key, fraction)
+        part = self._part(key, fraction)
         # With the usual deadline or a longer one, the limit is enough.
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = self.in_progress
             if ahead and (ahead + 1) * self.pace() > deadline.remaining:
                 raise self.full()
-        permit = None if pool.line else self.enter(pool)
+        permit = None if part.waiting else self.enter(part)
         if permit is None:
-            if not self._is_worth_waiting(pool, 0):
+            if not self._is_worth_waiting(part, 0):
                 raise self.full()
             try:
-                permit = await pool.line.wait(_MAX_WAIT_SECONDS)
+                permit = await part.waiting.wait(_MAX_WAIT_SECONDS)
             except TimeoutError:
                 raise self.full() from None
         return permit
 
     def try_admit(self, key: str, fraction: float) -> Permit | None:
         """Admit a request, as `admit`, if there is room now and nobody waits for it."""
-        pool = self._pool(key, fraction)
-        return None if pool.line else self.enter(pool)
+        part = self._part(key, fraction)
+        return None if part.waiting else self.enter(part)
 
-    def leave(self, pool: _Pool) -> None:
+    def leave(self, part: _Part) -> None:
         """Take note of the end of a request."""
-        self._table.add(pool.column, -1)
+        self._table.add(part.column, -1)
         self.own -= 1
         self._progress_at = monotonic()
-        pool.line.wake()
+        part.waiting.wake()
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Take note of how long a request took; see `ConcurrencyLimit.add`."""
@@ -168,34 +168,34 @@ class ModelQueue:
         found = [value for value in self._table.values(self._limit_column) if value]
         self.limit = sum(found) / len(found) / _MILLI if found else self._measured.value
 
-    def _pool(self, key: str, fraction: float) -> _Pool:
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = _Pool(self, self._table.column(f"requests:{self._model}:{key}"), fraction)
-        pool.fraction = fraction
-        return pool
+    def _part(self, key: str, fraction: float) -> _Part:
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = _Part(self, self._table.column(f"requests:{self._model}:{key}"), fraction)
+        part.fraction = fraction
+        return part
 
-    def _room(self, pool: _Pool) -> int:
-        """Return how many requests the pool's part of the limit allows."""
-        return max(1, int(self.limit * pool.fraction))
+    def _room(self, part: _Part) -> int:
+        """Return how many requests a part of the limit allows."""
+        return max(1, int(self.limit * part.fraction))
 
-    def _is_worth_waiting(self, pool: _Pool, uploads: int) -> bool:
+    def _is_worth_waiting(self, part: _Part, uploads: int) -> bool:
         """Return whether a request's turn will come within the time that it may wait."""
-        return 0 < (uploads + len(pool.line) + 1) * self.pace() * self._table.workers / pool.fraction <= _MAX_WAIT_SECONDS
+        return 0 < (uploads + len(part.waiting) + 1) * self.pace() * self._table.workers / part.fraction <= _MAX_WAIT_SECONDS
 
-    def enter(self, pool: _Pool) -> Permit | None:
+    def enter(self, part: _Part) -> Permit | None:
         """Admit a request if there is room."""
-        self._table.add(pool.column, 1)  # first, so that two workers never take the same place
-        requests, room = self._table.total(pool.column), self._room(pool)
+        self._table.add(part.column, 1)  # first, so that two workers never take the same place
+        requests, room = self._table.total(part.column), self._room(part)
         if requests > room:
-            self._table.add(pool.column, -1)
+            self._table.add(part.column, -1)
             self._measured.note_reached()
             return None
         if not self.own:
             self._progress_at = monotonic()
         self.own += 1
-        position = requests if len(self._pools) == 1 else self.in_progress
-        return Permit(self, pool, position, is_near=requests >= _NEAR * room)
+        position = requests if len(self._parts) == 1 else self.in_progress
+        return Permit(self, part, position, is_near=requests >= _NEAR * room)
 
     def pace(self) -> float:
         """Return the seconds between the ends of requests on this host, as far as is known; 0 if it is not."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import structlog
 
+from app.triton.backend import TritonBackend
 from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
 
 DNS_PREFIX = "dns:///"
 """Of an address whose name is resolved to one Triton for each of its addresses."""
@@ -47,7 +47,7 @@ async def resolve(address: str) -> list[Target]:
     return [Target(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}", host) for ip in ips]
 
 
-Connect = Callable[[Target], TritonServer]
+Connect = Callable[[Target], TritonBackend]
 """Makes the client of a Triton."""
 
 
@@ -69,7 +69,7 @@ class Membership:
         """The Tritons at each address, the last time that there were any."""
         self._unresolved: set[str] = set()
         """Addresses whose name could not be resolved the last time."""
-        self._members: dict[str, TritonServer] = {}
+        self._members: dict[str, TritonBackend] = {}
         """By address."""
         self._resolved_at = 0.0
 

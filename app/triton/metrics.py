@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from app.errors import GatewayError, TritonUnavailable
 from app.telemetry.instruments import Table
-from app.triton.server import TritonServer
+from app.triton.backend import TritonBackend
 from app.triton.statistics import ModelStatistics, read_statistics
 
 # A Triton that does not answer delays all other metrics by as much.
@@ -18,7 +18,7 @@ _READ_AT = "triton statistics read at"
 _COUNTER = "triton statistics"
 
 
-async def read_metrics(servers: Sequence[TritonServer], table: Table, models: Collection[str]) -> list[Metric]:
+async def read_metrics(servers: Sequence[TritonBackend], table: Table, models: Collection[str]) -> list[Metric]:
     """Read the statistics of all Tritons, and compare them with those that the workers' table has.
 
     Args:
@@ -50,7 +50,7 @@ async def read_metrics(servers: Sequence[TritonServer], table: Table, models: Co
     return [up, batch_size, queue_time, inference_time]
 
 
-async def _read(server: TritonServer, table: Table, models: Collection[str]) -> tuple[bool, dict[str, ModelStatistics]]:
+async def _read(server: TritonBackend, table: Table, models: Collection[str]) -> tuple[bool, dict[str, ModelStatistics]]:
     """Return whether a Triton answers, and what its models have done since the last time; nothing if it does not tell."""
     asked_at = monotonic_ns()
     try:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.model.spec import ModelSpec
+from app.triton.backend import TritonBackend
 from app.triton.endpoint import Endpoint
-from app.triton.served_model import ServedModel
-from app.triton.server import TritonServer
+from app.triton.model_on_server import ModelOnServer
 from app.triton.server_info import ModelState, join_states
 from app.triton.transport import Transport
 
@@ -25,7 +25,7 @@ _BY_IMPORTANCE = (ModelNotReady, UnsupportedModel, TritonUnavailable, UnknownVer
 class TritonPool:
     """Any number of Tritons, of which some may come or go."""
 
-    def __init__(self, transport: Transport, servers: Iterable[TritonServer] = ()) -> None:
+    def __init__(self, transport: Transport, servers: Iterable[TritonBackend] = ()) -> None:
         """Start with some Tritons.
 
         Args:
@@ -33,8 +33,8 @@ class TritonPool:
             servers: The Tritons, closed with the pool.
         """
         self.transport = transport
-        self.servers: list[TritonServer] = []
-        self.leaving: list[TritonServer] = []
+        self.servers: list[TritonBackend] = []
+        self.leaving: list[TritonBackend] = []
         """Those that get no more calls, until theirs have ended."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -42,12 +42,12 @@ class TritonPool:
         for server in servers:
             self.add(server)
 
-    def add(self, server: TritonServer) -> None:
+    def add(self, server: TritonBackend) -> None:
         """Use one more Triton."""
         self.servers.append(server)
         self.transport.attach(server.regions)
 
-    def remove(self, server: TritonServer) -> None:
+    def remove(self, server: TritonBackend) -> None:
         """Make no more calls to a Triton; it is closed when those that are under way have ended."""
         self.servers.remove(server)
         self.leaving.append(server)
@@ -96,7 +96,7 @@ class TritonPool:
         """Return whether any Triton has, or had, a model."""
         return any(server.specs.has_had(model) for server in self.servers)
 
-    def forget(self, served: ServedModel, model: str) -> None:
+    def forget(self, served: ModelOnServer, model: str) -> None:
         """Have a spec read again: an inference failed, so the model may have changed."""
         served.server.forget(model)
         if len(self.servers) > 1:  # the next request may go elsewhere
@@ -111,8 +111,8 @@ class TritonPool:
         return not servers or any(server.is_usable(model) for server in servers)
 
     def find(
-        self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ServedModel | None = None
-    ) -> ServedModel | None:
+        self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ModelOnServer | None = None
+    ) -> ModelOnServer | None:
         """Find the Triton for a call; None if those that could take it have as many as they may have.
 
         Args:
@@ -130,8 +130,8 @@ class TritonPool:
         free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec))]
         return choose(free) if free else None
 
-    def find_silent(self, answered: ServedModel, model: str, hang_seconds: float) -> list[ServedModel]:
-        """Find the Tritons that should have answered for a model, too, as `ServedModel.is_silent` says."""
+    def find_silent(self, answered: ModelOnServer, model: str, hang_seconds: float) -> list[ModelOnServer]:
+        """Find the Tritons that should have answered for a model, too, as `ModelOnServer.is_silent` says."""
         if len(self.servers) == 1:
             return []
         others = [server.model(model) for server in self.servers if server is not answered.server]
@@ -193,7 +193,7 @@ class TritonPool:
         if server.is_due(model):
             _ = self._start(server.look_for(model))
 
-    async def _close(self, server: TritonServer) -> None:
+    async def _close(self, server: TritonBackend) -> None:
         await self.transport.detach(server.regions)
         await server.close()
 
@@ -210,7 +210,7 @@ class TritonPool:
             task.exception()  # else asyncio would report it
 
 
-def choose(candidates: Sequence[ServedModel]) -> ServedModel:
+def choose(candidates: Sequence[ModelOnServer]) -> ModelOnServer:
     """Choose, of two drawn at random, the one with the fewest images under way for its speed; at least one is given.
 
     To compare all would let every worker choose the same one at the same moment.

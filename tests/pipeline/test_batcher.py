@@ -19,7 +19,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
-from app.triton.served_model import Place, ServedModel
+from app.triton.model_on_server import InFlightCall, ModelOnServer
 from tests.fakes.triton import CONFIG
 
 SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
@@ -31,7 +31,7 @@ class Calls:
     def __init__(self, max_calls: float) -> None:
         self.max_calls = max_calls
         server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec), regions=set())
-        self._served = ServedModel(server)
+        self._served = ModelOnServer(server)
         self.batches: list[list[int]] = []
         """The numbers of the images of each call, in order."""
         self.most_at_once = 0
@@ -44,10 +44,10 @@ class Calls:
         """Number of each image that left without a result, and whether it was in a call."""
         self._running = 0
 
-    def find(self, _: ModelSpec) -> ServedModel | None:
+    def find(self, _: ModelSpec) -> ModelOnServer | None:
         return self._served if self._served.calls < self.max_calls else None
 
-    async def infer(self, batch: Batch, _: Place) -> InferResult:
+    async def infer(self, batch: Batch, _: InFlightCall) -> InferResult:
         numbers = [int(tensor[0]) for tensor in batch.tensors]
         self.batches.append(numbers)
         self._running += 1

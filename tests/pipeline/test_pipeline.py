@@ -1,4 +1,4 @@
-"""The whole job: steps in order, each in its place, under one deadline, with nothing kept afterwards."""
+"""The whole job: steps in order, each in its in_flight, under one deadline, with nothing kept afterwards."""
 
 import asyncio
 import threading

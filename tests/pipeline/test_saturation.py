@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from app.pipeline.decode_pool import DecodePool
+from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.saturation import sample
 from app.resilience.admission import Share
 from app.resilience.circuit_breaker import CircuitBreaker
@@ -26,8 +26,8 @@ def metrics(table: WorkerTable) -> Metrics:
 
 
 @pytest.fixture
-def decode_pool() -> Iterator[DecodePool]:
-    made = DecodePool(1)
+def decode_threads() -> Iterator[DecodeThreads]:
+    made = DecodeThreads(1)
     yield made
     made.close()
 
@@ -40,7 +40,7 @@ def shown(metrics: Metrics, name: str, label: str = "triton") -> dict[str, float
 
 @pytest.mark.world(FakeTriton, FakeTriton)
 async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
-    metrics: Metrics, world: World, decode_pool: DecodePool
+    metrics: Metrics, world: World, decode_threads: DecodeThreads
 ) -> None:
     """Its gauges are reset; those of the other Tritons keep their values."""
     gone, stays = world.pool.servers
@@ -49,24 +49,24 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
         served.calls = 1
         served.circuit = CircuitBreaker("tiny", noop)
         served.circuit.state = "open"
-    sample(metrics, world.admission, world.pool, decode_pool, {})
+    sample(metrics, world.admission, world.pool, decode_threads, {})
     for name in ("api_triton_left_out", "api_triton_calls"):
         assert shown(metrics, name) == {gone.address: 1, stays.address: 1}
     world.pool.remove(gone)
     await world.pool.refresh()
-    sample(metrics, world.admission, world.pool, decode_pool, {})
+    sample(metrics, world.admission, world.pool, decode_threads, {})
 
     for name in ("api_triton_left_out", "api_triton_calls"):
         assert shown(metrics, name) == {gone.address: 0, stays.address: 1}
 
 
 @pytest.mark.world(memory_bytes=1000)
-async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, world: World, decode_pool: DecodePool) -> None:
+async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, world: World, decode_threads: DecodeThreads) -> None:
     """Those that wait for their turn, whatever their API key; the memory is a part of that for images."""
     admission = world.admission
     with ExitStack() as admitted:
         shares = (Share("a", 0.5), Share("b", 0.5))
-        lines = [admission.batch_line("tiny", 1, share) for share in shares]
+        lines = [admission.batch_queue("tiny", 1, share) for share in shares]
         for line in lines:
             while not line.waiting:
                 admitting = asyncio.ensure_future(line.admit(Deadline.after(60)))
@@ -77,7 +77,7 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
                     admitted.callback(admitting.cancel)
         reservation = admission.reserve_for_batch("images")
         reservation.add(100)
-        sample(metrics, admission, world.pool, decode_pool, {})
+        sample(metrics, admission, world.pool, decode_threads, {})
         assert shown(metrics, "api_model_waiting_batch_images", "model") == {"tiny": 2}
         assert shown(metrics, "api_reserved_bytes", "purpose") == {"uploads": 0, "anonymous": 0, "images": 100, "batches": 100}
         limits = shown(metrics, "api_reserved_bytes_limit", "purpose")

@@ -259,7 +259,7 @@ async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, mo
         timers.append(delay)
         return call_later(delay, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("app.resilience.line._POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("app.resilience.wait_queue._POLL_SECONDS", 3600.0)
     monkeypatch.setattr(loop, "call_later", noted)
     for _ in range(60):
         tasks = [asyncio.create_task(enter(queue)) for _ in range(2)]

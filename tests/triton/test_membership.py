@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from app.triton import membership as membership_module
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.membership import Membership, Target, resolve
 from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import SPEC, FakeTriton, serving
@@ -60,8 +60,8 @@ async def pool() -> AsyncIterator[TritonPool]:
     await made.close()
 
 
-def connect(target: Target) -> TritonServer:
-    return TritonServer(TritonClient(target.address, host=target.host))
+def connect(target: Target) -> TritonBackend:
+    return TritonBackend(TritonClient(target.address, host=target.host))
 
 
 def addresses(pool: TritonPool) -> list[str]:

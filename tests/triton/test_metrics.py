@@ -9,9 +9,9 @@ import pytest
 from app.main import create_app
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.metrics import read_metrics
-from app.triton.server import TritonServer
 from tests.fakes.triton import FakeTriton
 from tests.scrape import scrape
 from tests.support import OpenTable, finds, started
@@ -24,7 +24,7 @@ async def read(client: TritonClient, table: WorkerTable) -> dict[str, float]:
     """Read the metrics of one Triton by name and model."""
     return {
         ",".join((sample.name, *(value for label, value in sample.labels.items() if label != "triton"))): sample.value
-        for family in await read_metrics([TritonServer(client)], table, {"tiny"})
+        for family in await read_metrics([TritonBackend(client)], table, {"tiny"})
         for sample in family.samples
     }
 

@@ -16,10 +16,10 @@ from app.model.spec import ModelSpec
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton import client as client_module
 from app.triton import endpoint
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
-from app.triton.served_model import ServedModel
-from app.triton.server import TritonServer
 from app.triton.server_info import ModelState
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
@@ -40,7 +40,7 @@ class Two(NamedTuple):
     fakes: list[FakeTriton]
 
     @property
-    def servers(self) -> list[TritonServer]:
+    def servers(self) -> list[TritonBackend]:
         """The Tritons in the pool."""
         return self.pool.servers
 
@@ -51,7 +51,7 @@ async def two() -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
         for fake in fakes:
             await stack.enter_async_context(serving(fake))
-        pool = TritonPool(Transport("inline"), [TritonServer(TritonClient(fake.url)) for fake in fakes])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url)) for fake in fakes])
         stack.push_async_callback(pool.close)
         assert await eventually(lambda: all(server.client.server for server in pool.servers))
         yield Two(pool, fakes)
@@ -77,7 +77,7 @@ async def noop() -> None:
     """Probe nothing."""
 
 
-def open_circuit(server: TritonServer) -> None:
+def open_circuit(server: TritonBackend) -> None:
     """Let a Triton count as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker("tiny", noop)
@@ -342,7 +342,7 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
     """There is no choice: no spec is compared, and its errors are those of the callers."""
     fake = FakeTriton()
     async with serving(fake):
-        pool = TritonPool(Transport("inline"), [TritonServer(TritonClient(fake.url))])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url))])
         open_circuit(pool.servers[0])
         assert pool.find(msgspec.structs.replace(SPEC, name="other"), one_call) is pool.servers[0].model("other")
         assert not pool.is_usable("tiny")
@@ -350,9 +350,9 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
         await pool.close()
 
 
-def served(clock: Clock, images: int, speed: float = 0.0) -> ServedModel:
+def served(clock: Clock, images: int, speed: float = 0.0) -> ModelOnServer:
     """Make a model with images under way, and with a speed in images per second that was measured."""
-    made = ServedModel(_NO_SERVER)
+    made = ModelOnServer(_NO_SERVER)
     if speed:
         made.begin(1)
         began_at = clock.now
@@ -364,7 +364,7 @@ def served(clock: Clock, images: int, speed: float = 0.0) -> ServedModel:
     return made
 
 
-def shares(candidates: list[ServedModel]) -> list[float]:
+def shares(candidates: list[ModelOnServer]) -> list[float]:
     """Return which part of the choices each candidate gets."""
     counted = Counter(candidates.index(choose(candidates)) for _ in range(_DRAWS))
     return [counted[index] / _DRAWS for index in range(len(candidates))]
@@ -373,7 +373,7 @@ def shares(candidates: list[ServedModel]) -> list[float]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     random.seed(1)
-    return Clock(monkeypatch, "app.triton.served_model")
+    return Clock(monkeypatch, "app.triton.model_on_server")
 
 
 def test_the_only_one_is_chosen(clock: Clock) -> None:

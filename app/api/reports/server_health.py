@@ -7,9 +7,9 @@ from time import perf_counter
 
 from app.api.reports.health_schema import ServerHealth, Services, TritonHealth, TritonService
 from app.errors import GatewayError
+from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
-from app.triton.server import TritonServer
 
 _STATES = ("ready", "not_ready", "unreachable")
 
@@ -51,7 +51,7 @@ def to_services(servers: Sequence[ServerHealth], triton: TritonHealth) -> Servic
     return Services(TritonService(triton.status != "unreachable", triton.status, url))
 
 
-async def _examine(server: TritonServer, pool: TritonPool, model: str, sent: float) -> ServerHealth:
+async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: float) -> ServerHealth:
     client = server.client
     (version, latency_ms), models_ready, is_ready = await asyncio.gather(
         _ask_version(client), _list_ready(client), client.is_ready(model)

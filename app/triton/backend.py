@@ -4,15 +4,15 @@ import asyncio
 
 from app.triton.client import TritonClient
 from app.triton.endpoint import Endpoint
-from app.triton.served_model import ServedModel
+from app.triton.model_on_server import ModelOnServer
 
 
-class TritonServer(Endpoint):
+class TritonBackend(Endpoint):
     """One Triton, and its models as calls have found them."""
 
     def __init__(self, client: TritonClient) -> None:
         super().__init__(client)
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, ModelOnServer] = {}
         """What it has shown of the models that it was called for, by reference."""
 
     @property
@@ -20,11 +20,11 @@ class TritonServer(Endpoint):
         """Whether a call to it is under way."""
         return any(served.images for served in self.models.values())
 
-    def model(self, reference: str) -> ServedModel:
+    def model(self, reference: str) -> ModelOnServer:
         """Return what it has shown of a model."""
         served = self.models.get(reference)
         if served is None:
-            served = self.models[reference] = ServedModel(self)
+            served = self.models[reference] = ModelOnServer(self)
         return served
 
     def is_usable(self, model: str) -> bool:

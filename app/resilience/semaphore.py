@@ -1,4 +1,4 @@
-"""Turns of images at what few of them may do at a time."""
+"""Limit how many images do something at a time, such as being decoded for a batch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,18 +8,18 @@ from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
 
 
-class Turns:
-    """Gives turns in order of arrival, a fixed number at a time."""
+class DeadlineSemaphore:
+    """A semaphore that is acquired in order of arrival, and before a deadline."""
 
     def __init__(self, number: int) -> None:
-        """Allow that many at a time."""
+        """Allow `number` holders at a time."""
         self._free = asyncio.Semaphore(number)
 
     async def acquire(self, deadline: Deadline) -> None:
-        """Wait for a turn, which lasts until `release`.
+        """Wait until fewer than the allowed number hold it; to be followed by `release`.
 
         Raises:
-            DeadlinePassed: It has not come before the deadline.
+            DeadlinePassed: The deadline passed first.
         """
         try:
             async with asyncio.timeout(deadline.remaining):
@@ -28,12 +28,12 @@ class Turns:
             raise DeadlinePassed("the images before it took too long") from None
 
     def release(self) -> None:
-        """End a turn."""
+        """Let another one acquire it."""
         self._free.release()
 
     @asynccontextmanager
     async def take(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts until the end of the block; errors as those of `acquire`."""
+        """Hold it within a block; errors as those of `acquire`."""
         await self.acquire(deadline)
         try:
             yield

@@ -14,7 +14,7 @@ _MIN_SILENCE_SECONDS = 0.5
 _LATE, _VERY_LATE = 1.5, 2.0
 
 
-class ServedModel:
+class ModelOnServer:
     """One model on one Triton, as one worker knows it."""
 
     def __init__(self, server: Endpoint) -> None:
@@ -86,10 +86,10 @@ class ServedModel:
         return monotonic() - max(self._busy_since, self.answered_at) > patience
 
 
-class Place:
+class InFlightCall:
     """Where a call is under way: it counts there until it has ended."""
 
-    def __init__(self, served: ServedModel, images: int) -> None:
+    def __init__(self, served: ModelOnServer, images: int) -> None:
         """Begin a call.
 
         Args:
@@ -100,7 +100,7 @@ class Place:
         self._is_awaited = False
         self._enter(served)
 
-    def move(self, served: ServedModel) -> None:
+    def move(self, served: ModelOnServer) -> None:
         """Call another Triton instead, for requests that still wait."""
         self.end()
         self._enter(served)
@@ -116,7 +116,7 @@ class Place:
         self.leave()
         self.served.images -= self._images
 
-    def _enter(self, served: ServedModel) -> None:
+    def _enter(self, served: ModelOnServer) -> None:
         self.served = served
         self._is_awaited = True
         self.reads_slot = False

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from app.errors import DeadlinePassed, InvalidImage
-from app.pipeline.decode_pool import DecodePool
+from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from tests.support import eventually
@@ -33,8 +33,8 @@ class Gate:
 
 
 @pytest.fixture
-def pool() -> Iterator[DecodePool]:
-    made = DecodePool(1)
+def pool() -> Iterator[DecodeThreads]:
+    made = DecodeThreads(1)
     yield made
     made.close()
 
@@ -46,14 +46,14 @@ def gate() -> Iterator[Gate]:
     made.may_end.set()
 
 
-async def test_work_runs_in_a_thread_of_the_pool(pool: DecodePool) -> None:
+async def test_work_runs_in_a_thread_of_the_pool(pool: DecodeThreads) -> None:
     """The work does not run on the event loop, and its result is returned."""
     name = await pool.run(lambda: threading.current_thread().name, later(), Lease())
 
     assert name.startswith("decode")
 
 
-async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) -> None:
+async def test_the_event_loop_goes_on_meanwhile(pool: DecodeThreads, gate: Gate) -> None:
     running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     assert not running.done()
@@ -62,7 +62,7 @@ async def test_the_event_loop_goes_on_meanwhile(pool: DecodePool, gate: Gate) ->
     assert await running == "done"
 
 
-async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
+async def test_a_failure_is_that_of_the_work(pool: DecodeThreads) -> None:
     def fail() -> None:
         raise InvalidImage("truncated")
 
@@ -70,7 +70,7 @@ async def test_a_failure_is_that_of_the_work(pool: DecodePool) -> None:
         await pool.run(fail, later(), Lease())
 
 
-async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> None:
+async def test_jobs_start_in_order_of_arrival(pool: DecodeThreads, gate: Gate) -> None:
     order: list[int] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease())) for n in range(5)]  # type: ignore[misc]
@@ -84,7 +84,7 @@ async def test_jobs_start_in_order_of_arrival(pool: DecodePool, gate: Gate) -> N
 
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
-    pool, gates = DecodePool(threads), [Gate() for _ in range(5)]
+    pool, gates = DecodeThreads(threads), [Gate() for _ in range(5)]
     running = [asyncio.ensure_future(pool.run(gate, later(), Lease())) for gate in gates]
     for ended, gate in enumerate(gates):
         started = min(threads + ended, 5)
@@ -95,7 +95,7 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
     pool.close()
 
 
-async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool, gate: Gate, time: Time) -> None:
+async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodeThreads, gate: Gate, time: Time) -> None:
     ran: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
     assert await eventually(gate.has_started.is_set)
@@ -111,7 +111,7 @@ async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodePool,
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePool, gate: Gate, time: Time, how: str) -> None:
+async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
     """A thread cannot be stopped; only the waiting ends, and what the work uses is given back when it has ended."""
     released: list[bool] = []
     with Lease() as lease:
@@ -131,7 +131,7 @@ async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodePoo
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate: Gate, time: Time, how: str) -> None:
+async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
     """The request ends at once, although the thread is still busy with another one."""
     released: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
@@ -155,7 +155,7 @@ async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodePool, gate:
 class Image: ...
 
 
-async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodePool, gate: Gate) -> None:
+async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate) -> None:
     """The image of a request that has ended does not wait for a thread in memory."""
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
@@ -175,7 +175,7 @@ async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: Decode
     assert await blocking == "done"
 
 
-async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, gate: Gate) -> None:
+async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodeThreads, gate: Gate) -> None:
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     with pytest.raises(DeadlinePassed):
         await pool.run(lambda: None, Deadline.after(-1), Lease())
@@ -184,7 +184,7 @@ async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodePool, ga
     assert await blocking == "done"
 
 
-async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodePool) -> None:
+async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodeThreads) -> None:
     """An idle thread would start it before the event loop finds that it is too late."""
     ran: list[bool] = []
     for _ in range(100):
@@ -195,7 +195,7 @@ async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool
     assert ran == []
 
 
-async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: Gate) -> None:
+async def test_a_cancelled_request_drops_its_queued_job(pool: DecodeThreads, gate: Gate) -> None:
     ran: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
@@ -210,7 +210,7 @@ async def test_a_cancelled_request_drops_its_queued_job(pool: DecodePool, gate: 
     assert ran == []
 
 
-async def test_a_job_that_has_ended_keeps_nothing(pool: DecodePool) -> None:
+async def test_a_job_that_has_ended_keeps_nothing(pool: DecodeThreads) -> None:
     """`on_start` gets it on the event loop, whether or not its request waits for it later."""
     released: list[bool] = []
     with Lease() as lease:
@@ -223,7 +223,7 @@ async def test_a_job_that_has_ended_keeps_nothing(pool: DecodePool) -> None:
 
 async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -> None:
     """The memory that a thread writes to must exist until the thread has ended."""
-    pool = DecodePool(1)
+    pool = DecodeThreads(1)
     ran: list[bool] = []
     running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
@@ -238,7 +238,7 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     assert ran == []
 
 
-async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodePool) -> None:
+async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodeThreads) -> None:
     """The image it was about is freed at once, not when the garbage collector runs."""
 
     async def request() -> None:

@@ -1,4 +1,4 @@
-"""Those that wait for their turn, in order of arrival."""
+"""Requests that wait for a lease, in order of arrival."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.005
 L = TypeVar("L", bound=Lease)
 
 
-class Line(Generic[L]):
+class WaitQueue(Generic[L]):
     """Requests of one worker that wait for a lease."""
 
     def __init__(self, enter: Callable[[], L | None]) -> None:

@@ -1,10 +1,10 @@
-"""The images of batch requests that wait for their turn at one model, behind all single requests."""
+"""Images of batch requests that wait to be admitted to one model, behind all single requests."""
 
 from typing import TYPE_CHECKING
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
-from app.resilience.line import Line
+from app.resilience.wait_queue import WaitQueue
 from app.resilience.worker_table import WorkerTable
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _PART = 0.5
 
 
-class BatchLine:
+class BatchQueue:
     """Admits images of batches one by one; in progress are never more than a part of the model's limit, on the whole host."""
 
     def __init__(self, table: WorkerTable, queue: "ModelQueue", model: str, key: str) -> None:
@@ -26,7 +26,7 @@ class BatchLine:
         self._key = key
         self._active = table.column(f"batch images:{model}:{key}")
         self._waiting = table.column(f"batch images waiting:{model}:{key}")
-        self._line: Line[Permit] = Line(self._enter)
+        self._images: WaitQueue[Permit] = WaitQueue(self._enter)
 
     @property
     def waiting(self) -> int:
@@ -54,12 +54,12 @@ class BatchLine:
         Raises:
             DeadlinePassed: Its turn has not come before the deadline.
         """
-        permit = None if self._line else self._enter()
+        permit = None if self._images else self._enter()
         if permit is not None:
             return permit
         self._table.add(self._waiting, 1)
         try:
-            return await self._line.wait(deadline.remaining)
+            return await self._images.wait(deadline.remaining)
         except TimeoutError:
             raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
         finally:
@@ -80,4 +80,4 @@ class BatchLine:
     def _leave(self) -> None:
         self._table.add(self._active, -1)
         # Once all that the permit holds has been given back.
-        self._line.wake_soon()
+        self._images.wake_soon()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _LATE = "the request took too long in the gateway"
 
 
-class DecodePool:
+class DecodeThreads:
     """Runs jobs in order of arrival, a fixed number at a time."""
 
     def __init__(self, threads: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.triton.served_model import Place, ServedModel
+from app.triton.model_on_server import InFlightCall, ModelOnServer
 from tests.fakes.clock import Clock
 
 _NO_SERVER: Any = None
@@ -13,24 +13,24 @@ HANG_SECONDS = 5.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.triton.served_model")
+    return Clock(monkeypatch, "app.triton.model_on_server")
 
 
 @pytest.fixture
-def served(clock: Clock) -> ServedModel:
+def served(clock: Clock) -> ModelOnServer:
     assert clock.now
-    return ServedModel(_NO_SERVER)
+    return ModelOnServer(_NO_SERVER)
 
 
-def answer(served: ServedModel, clock: Clock, seconds: float, images: int = 1, *, fails: bool = False) -> None:
+def answer(served: ModelOnServer, clock: Clock, seconds: float, images: int = 1, *, fails: bool = False) -> None:
     """Simulate a call that takes this long."""
-    place = Place(served, images)
+    in_flight = InFlightCall(served, images)
     clock.now += seconds
-    served.note_answer(0 if fails else images, place.began_at)
-    place.end()
+    served.note_answer(0 if fails else images, in_flight.began_at)
+    in_flight.end()
 
 
-def test_the_speed_is_that_while_calls_are_under_way(served: ServedModel, clock: Clock) -> None:
+def test_the_speed_is_that_while_calls_are_under_way(served: ModelOnServer, clock: Clock) -> None:
     """Time without calls does not count."""
     assert served.speed == 0
     for _ in range(3):
@@ -40,18 +40,18 @@ def test_the_speed_is_that_while_calls_are_under_way(served: ServedModel, clock:
     assert served.speed == pytest.approx(40)
 
 
-def test_calls_at_the_same_time_add_to_the_speed(served: ServedModel, clock: Clock) -> None:
+def test_calls_at_the_same_time_add_to_the_speed(served: ModelOnServer, clock: Clock) -> None:
     """Overlapping time counts once."""
-    places = [Place(served, 1) for _ in range(2)]
+    places = [InFlightCall(served, 1) for _ in range(2)]
     clock.now += 0.1
-    for place in places:
-        served.note_answer(1, place.began_at)
-        place.end()
+    for in_flight in places:
+        served.note_answer(1, in_flight.began_at)
+        in_flight.end()
 
     assert served.speed == pytest.approx(20, rel=0.1)
 
 
-def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -> None:
+def test_the_speed_follows_the_latest_calls(served: ModelOnServer, clock: Clock) -> None:
     for _ in range(100):
         answer(served, clock, 0.01)
     assert served.speed == pytest.approx(100)
@@ -61,7 +61,7 @@ def test_the_speed_follows_the_latest_calls(served: ServedModel, clock: Clock) -
     assert served.speed < 25
 
 
-def test_one_that_fails_at_once_is_not_fast(served: ServedModel, clock: Clock) -> None:
+def test_one_that_fails_at_once_is_not_fast(served: ModelOnServer, clock: Clock) -> None:
     """Otherwise it would attract all calls."""
     answer(served, clock, 0.001, fails=True)
     assert 0 < served.speed < 2
@@ -73,44 +73,44 @@ def test_one_that_fails_at_once_is_not_fast(served: ServedModel, clock: Clock) -
     assert served.speed < before
 
 
-def test_calls_from_before_a_pause_say_nothing(served: ServedModel, clock: Clock) -> None:
+def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clock) -> None:
     """They end when a Triton that was stopped goes on; it is as fast as it ever was."""
-    place = Place(served, 1)
+    in_flight = InFlightCall(served, 1)
     clock.now += 60
     served.forget_speed()
-    served.note_answer(1, place.began_at)
+    served.note_answer(1, in_flight.began_at)
     assert served.speed == 0
-    place.end()
+    in_flight.end()
     answer(served, clock, 0.1)
 
     assert served.speed == pytest.approx(10)
 
 
-def test_a_call_counts_until_it_has_ended(served: ServedModel) -> None:
+def test_a_call_counts_until_it_has_ended(served: ModelOnServer) -> None:
     """Its images count until the call has ended; the call itself only while a request waits for it."""
-    place, other = Place(served, 3), Place(served, 2)
+    in_flight, other = InFlightCall(served, 3), InFlightCall(served, 2)
     assert (served.calls, served.images) == (2, 5)
-    place.leave()
-    place.leave()
+    in_flight.leave()
+    in_flight.leave()
     assert (served.calls, served.images) == (1, 5)
-    place.end()
+    in_flight.end()
     other.end()
 
     assert (served.calls, served.images) == (0, 0)
 
 
-def test_a_call_that_moves_counts_at_the_other_triton(served: ServedModel, clock: Clock) -> None:
-    other = ServedModel(_NO_SERVER)
-    place = Place(served, 3)
-    place.reads_slot = True
+def test_a_call_that_moves_counts_at_the_other_triton(served: ModelOnServer, clock: Clock) -> None:
+    other = ModelOnServer(_NO_SERVER)
+    in_flight = InFlightCall(served, 3)
+    in_flight.reads_slot = True
     clock.now += 1
-    place.move(other)
+    in_flight.move(other)
 
     assert (served.calls, served.images, other.calls, other.images) == (0, 0, 1, 3)
-    assert (place.served, place.reads_slot, place.began_at) == (other, False, clock.now)
+    assert (in_flight.served, in_flight.reads_slot, in_flight.began_at) == (other, False, clock.now)
 
 
-def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> None:
+def test_one_without_calls_is_not_silent(served: ModelOnServer, clock: Clock) -> None:
     answer(served, clock, 0.1)
     clock.now += 3600
 
@@ -128,7 +128,7 @@ def test_one_without_calls_is_not_silent(served: ServedModel, clock: Clock) -> N
     ],
 )
 def test_one_is_silent_when_it_takes_much_longer_than_usual(
-    served: ServedModel, clock: Clock, call_seconds: float, images: int, silent_after: float
+    served: ModelOnServer, clock: Clock, call_seconds: float, images: int, silent_after: float
 ) -> None:
     """The time is measured by the Triton's own speed."""
     answer(served, clock, call_seconds)
@@ -140,7 +140,7 @@ def test_one_is_silent_when_it_takes_much_longer_than_usual(
     assert served.is_silent(HANG_SECONDS)
 
 
-def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served: ServedModel, clock: Clock) -> None:
+def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served: ModelOnServer, clock: Clock) -> None:
     served.begin(1)
     clock.now += 2.4
     assert not served.is_silent(HANG_SECONDS)
@@ -149,7 +149,7 @@ def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served
     assert served.is_silent(HANG_SECONDS)
 
 
-def test_one_that_was_left_out_because_it_is_slow_is_known_to_be(served: ServedModel, clock: Clock) -> None:
+def test_one_that_was_left_out_because_it_is_slow_is_known_to_be(served: ModelOnServer, clock: Clock) -> None:
     """Its next call may take as long as the last one."""
     answer(served, clock, 4.0)
     served.forget_speed()

@@ -1,4 +1,4 @@
-"""Turns of images at what few of them may do at a time."""
+"""DeadlineSemaphore of images at what few of them may do at a time."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ import pytest
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
-from app.resilience.turns import Turns
+from app.resilience.semaphore import DeadlineSemaphore
 
 
 async def test_turns_come_in_order_of_arrival() -> None:
     """No more at a time than there are; the end of a block gives the next one its turn, also after an error."""
-    turns = Turns(2)
+    turns = DeadlineSemaphore(2)
     begun: list[int] = []
     may_end = asyncio.Event()
 
@@ -33,7 +33,7 @@ async def test_turns_come_in_order_of_arrival() -> None:
 
 async def test_a_turn_that_does_not_come_in_time_is_an_error() -> None:
     """It says what was slow, and takes no later turn; what is slow in a turn is another matter."""
-    turns = Turns(1)
+    turns = DeadlineSemaphore(1)
     async with turns.take(Deadline.after(0.01)):
         with pytest.raises(DeadlinePassed, match=r"^the images before it took too long$"):
             await turns.acquire(Deadline.after(0.01))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.errors import DeadlinePassed, GatewayFull
-from app.resilience.batch_line import BatchLine
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
@@ -19,7 +19,7 @@ PACE = 0.001
 @pytest.fixture(autouse=True)
 def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for room of other workers in each round of the event loop."""
-    monkeypatch.setattr("app.resilience.line._POLL_SECONDS", 0)
+    monkeypatch.setattr("app.resilience.wait_queue._POLL_SECONDS", 0)
 
 
 async def settle() -> None:
@@ -28,14 +28,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def open_both(table: WorkerTable, limit: int = LIMIT) -> tuple[ModelQueue, BatchLine]:
+def open_both(table: WorkerTable, limit: int = LIMIT) -> tuple[ModelQueue, BatchQueue]:
     """Make the queue of a model with this limit, and the line of its batches."""
     queue = ModelQueue(table, "tiny", limit, target_seconds=1e6)
     queue.measure(PACE, 1, is_near=False)
-    return queue, BatchLine(table, queue, "tiny", "")
+    return queue, BatchQueue(table, queue, "tiny", "")
 
 
-async def enter(line: BatchLine, seconds: float = 60) -> Permit:
+async def enter(line: BatchQueue, seconds: float = 60) -> Permit:
     """Admit an image, which is in progress until its permit is released."""
     permit = await line.admit(Deadline.after(seconds))
     permit.__enter__()
@@ -147,7 +147,7 @@ async def test_all_workers_share_the_part(open_table: OpenTable) -> None:
 async def test_a_key_with_a_share_has_a_part_of_that(table: WorkerTable) -> None:
     """A batch cannot take what is reserved for others."""
     queue, _ = open_both(table)
-    line = BatchLine(table, queue, "tiny", "camera")
+    line = BatchQueue(table, queue, "tiny", "camera")
     line.fraction = 0.5
     images = [asyncio.create_task(enter(line)) for _ in range(LIMIT)]
     await settle()
