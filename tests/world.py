@@ -23,8 +23,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.triton import client
-from app.triton import model_on_server
+from app.triton import client, model_on_server
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
