@@ -1,4 +1,4 @@
-"""POST /detect, /classify and /predict/{model}: an image in, what a model says of it out."""
+"""POST /detect, /classify and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     responses=_responses(ClassifyResponse, "The classes"),
 )
 async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
+    """Classify an image with the default classifier, or with the one that the parameter `model` names."""
     return await answer(request, worker, ClassifyParameters)
 
 
@@ -61,7 +61,7 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
     ),
 )
 async def predict(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
-    """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
+    """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await answer(request, worker, path_model.kind or path_model, [("model", model)])
 
@@ -69,15 +69,15 @@ async def predict(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 P = TypeVar("P", bound=Parameters)
 
 Respond = Callable[[Answer[Any]], Awaitable[ASGIResponse]]
-"""Makes the response; raises a GatewayError if it cannot."""
+"""Makes the response, or raises a GatewayError."""
 
 
 def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
-    """Choose the format that parameters or `Accept` name; raises NotAcceptable if there is none."""
+    """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
     return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
 
 
-async def answer(  # noqa: PLR0913 - what a request consists of
+async def answer(  # noqa: PLR0913 - the parts of a request
     request: Request[Any, Any, Any],
     worker: WorkerResources,
     kind: type[P] | LateKind[P],
@@ -86,18 +86,18 @@ async def answer(  # noqa: PLR0913 - what a request consists of
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
-    """Answer a request, unless its client leaves.
+    """Answer a request, unless its client disconnects.
 
     Args:
-        request: Whose body limits its context has.
-        worker: Has the pipeline, which answers the question about the image.
-        kind: The parameters that it may have.
+        request: The request; its context has the body limits.
+        worker: The resources of the worker, with the pipeline that runs the model.
+        kind: The type of the parameters.
         in_path: Parameters in the path.
-        parse: As `intake.receive` says; None for what all of the gateway's own routes accept.
-        choose: Chooses how to respond, before anything is done with the image.
+        parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
+        choose: Chooses the response format before the image is processed.
 
     Raises:
-        GatewayError: As `intake.receive`, `choose`, `Pipeline.run` and the response say.
+        GatewayError: As for `intake.receive`, `choose`, `Pipeline.run` and the response.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:

@@ -1,4 +1,4 @@
-"""The formats of each task, and the choice of one for a request, by the parameter `format` or the header `Accept`."""
+"""The formats of each task, and the choice of one by the parameter `format` or the header `Accept`."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -6,12 +6,12 @@ from app.api.answering import coco_results, drawn, native
 from app.api.answering.accept import negotiate
 from app.api.answering.format import Format
 
-# What most programs send, which is not worth parsing.
+# The most frequent headers, which need no parsing.
 _USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 
 
 class Formats:
-    """Formats of one kind of result; the first one is the default."""
+    """The formats of one kind of result; the first one is the default."""
 
     def __init__(self, *formats: Format) -> None:
         self._default = formats[0]
@@ -20,23 +20,23 @@ class Formats:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that the parameter `format` can name."""
+        """The values of the parameter `format`."""
         return tuple(self._by_name)
 
     @property
     def media_types(self) -> tuple[str, ...]:
-        """All that `Accept` can ask for."""
+        """The media types that `Accept` can select."""
         return tuple(self._by_type)
 
     def choose(self, name: str | None, accept: bytes) -> Format:
         """Choose the format of a result.
 
         Args:
-            name: What the parameter `format` says, which counts more than `Accept`; None if it is not given.
-            accept: The `Accept` header; empty if there is none.
+            name: The value of the parameter `format`, which takes precedence over `Accept`; None if absent.
+            accept: The `Accept` header; empty if absent.
 
         Raises:
-            NotAcceptable: The header allows no type that there is.
+            NotAcceptable: The header allows none of the media types.
         """
         if name is not None:
             return self._by_name[name]
@@ -54,4 +54,4 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal[DETECTIONS.names]
     ClassesFormatName = Literal[CLASSIFICATIONS.names]
-"""Name of a format of detections, and of one of classes."""
+"""Name of a format of classifications; `FormatName` names one of detections."""

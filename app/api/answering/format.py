@@ -1,4 +1,4 @@
-"""What a format is, and what it is given to write."""
+"""Interface of a response format, and its input."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,15 +17,15 @@ class Presentation(NamedTuple):
     """How a caller wants a result to be written."""
 
     format: str | None = None
-    """Name of the format; None for what `Accept` says."""
+    """Name of the format; None to choose it by `Accept`."""
     boxes: BoxFormat = "normalized"
-    """How boxes are written, for a format that leaves this to the caller."""
+    """Unit and layout of boxes, in formats that let the caller choose."""
     image_id: int = 0
-    """What the caller calls the image, for a format that names it."""
+    """The caller's number for the image, in formats that contain one."""
 
 
 class Answer(NamedTuple, Generic[Found]):
-    """The result of one request, and what a format may need of the request."""
+    """The result of one request, and the parts of the request that a format may need."""
 
     found: Found
     image: bytes
@@ -42,6 +42,6 @@ class Format(NamedTuple):
     name: str
     """Value of the parameter `format`."""
     media_types: tuple[str, ...]
-    """Those that `Accept` may ask for to get this format; the first one is preferred. Empty: it is chosen by name only."""
+    """Values of `Accept` that select this format; the first one is preferred. Empty if it is selected by name only."""
     respond: Callable[[Answer[Any]], Awaitable[ASGIResponse]]
-    """Makes the response; raises a GatewayError if it cannot."""
+    """Makes the response, or raises a GatewayError."""
