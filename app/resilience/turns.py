@@ -1,4 +1,4 @@
-"""Turns of images at what few of them may do at a time."""
+"""Turns: a semaphore with deadlines."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,14 +12,14 @@ class Turns:
     """Gives turns in order of arrival, a fixed number at a time."""
 
     def __init__(self, number: int) -> None:
-        """Allow that many at a time."""
+        """Allow `number` turns at a time."""
         self._free = asyncio.Semaphore(number)
 
     async def acquire(self, deadline: Deadline) -> None:
         """Wait for a turn, which lasts until `release`.
 
         Raises:
-            DeadlinePassed: It has not come before the deadline.
+            DeadlinePassed: The deadline passed first.
         """
         try:
             async with asyncio.timeout(deadline.remaining):
@@ -33,7 +33,7 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts until the end of the block; errors as those of `acquire`."""
+        """Wait for a turn, which lasts until the end of the block. Raises the same errors as `acquire`."""
         await self.acquire(deadline)
         try:
             yield
