@@ -1,1 +1,1 @@
-"""HTTP: routes, guards, request bodies, parameters, JSON and errors. Knows Litestar; never knows gRPC, tensors or OpenCV."""
+"""HTTP: routes, guards, request bodies, parameters, JSON and errors. Uses Litestar, but not gRPC, tensors or OpenCV."""

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, dependencies, error handlers and middleware put together."""
+"""The HTTP application: assembles routes, dependencies, error handlers and middleware."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,14 +31,14 @@ from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
-if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
 _MODEL_ROUTES = [*ROUTES, detect_batch]
 
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
-"""Opens the pool of Tritons, the pipeline and the metrics of a worker, and closes them after the last request."""
+"""Context manager of a worker's pool of Tritons, pipeline and metrics; closes them after the last request."""
 
 
 def build(
@@ -47,10 +47,10 @@ def build(
     """Build the application of one worker.
 
     Args:
-        open_resources: Opens what its handlers share. The lifespan can run only once, because dependencies are cached.
-        deployment: What the settings say.
-        keys: The API keys, of which callers must have one; None if they need none.
-        tracing: Makes the spans of each request; closed by its owner.
+        open_resources: Opens the resources that handlers share. The lifespan can run only once, because dependencies are cached.
+        deployment: The settings that the HTTP layer uses.
+        keys: The API keys that callers need; None if the API is open.
+        tracing: Makes the spans of each request; the caller closes it.
     """
     resources = WorkerResources(deployment, keys)
 
@@ -85,7 +85,7 @@ def build(
             root,
             *([page_asset] if deployment.has_page else []),
             *(
-                # The OpenAPI document leaves out what other services describe.
+                # Other services document these interfaces, so the OpenAPI document omits them.
                 Router(f"/{each.name}", route_handlers=each.handlers, guards=[guard_model(resources)], include_in_schema=False)
                 for each in dialects
             ),
@@ -101,7 +101,7 @@ def build(
 
 
 def table_of(dialects: Sequence[Dialect]) -> RouteTable:
-    """List whose paths are whose: those of dialects, as their clients have them, before the gateway's own."""
+    """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()
     for each in dialects:
         table.add(each.handlers, f"/{each.name}", is_prefix_sent=False, applies=each.callers)

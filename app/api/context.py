@@ -12,56 +12,56 @@ from app.telemetry.trace_context import TraceContext
 
 
 class RequestContext:
-    """Request id, trace, timing and log fields of one request, and what is known of its response."""
+    """Request id, trace, timing and log fields of one request, and the state of its response."""
 
     def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id
         self.content_type = content_type
-        """The `Content-Type` header; empty if there is none."""
+        """The `Content-Type` header; empty if absent."""
         self.accept = b""
-        """The `Accept` header, of several lines if there are several; empty if there is none."""
+        """The `Accept` header, with repeated headers joined; empty if absent."""
         self.content_encoding = content_encoding
-        """The `Content-Encoding` header; empty if there is none."""
+        """The `Content-Encoding` header; empty if absent."""
         self.timing = Timing()
         self.trace: TraceContext | None = None
-        """The request's own span, or its caller's if there is no tracing here; None if it belongs to no trace."""
+        """The request's own span, or the caller's if tracing is off here; None if the request belongs to no trace."""
         self.status = 0
         """Status of the response; 0 until it is sent."""
         self.request_bytes = 0
-        """Size of the body, as far as it has been received."""
+        """Bytes of the body received so far."""
         self.response_bytes = 0
-        """Size of the response's body, as far as it has been sent."""
+        """Bytes of the response body sent so far."""
         self.has_model_route = False
-        """Whether `api/dispatch` has found its route for models, and noted its key and its model."""
+        """Whether `admission/dispatch` has matched a model route and recorded the request's key and model."""
         self.max_body_bytes = 0
-        """How long the body may be."""
+        """Maximum size of the body, in bytes."""
         self.body_limits: BodyLimits
-        """Set by the guards of routes for models."""
+        """Limits of the body; set by the guards of model routes."""
         self.slow_request_ms = 0.0
-        """A request that takes longer is logged as a warning; 0: none is."""
+        """Requests that take longer are logged as warnings; 0 disables this."""
         self.api_key: ApiKey | None = None
-        """The caller's; None as long as none is known, or if callers need none."""
+        """The caller's key; None until it is identified, or if no keys are configured."""
         self.is_anonymous = False
-        """Whether the request came without an API key, which its body may have."""
+        """Whether the headers have no API key, but the body may contain one."""
         self.client_address = ""
-        """As `client_address` says; empty on a unix socket if no proxy tells it."""
+        """The client's address; empty on a unix socket if no proxy sends it."""
         self.model = ""
-        """Reference of the model that path and query name, or of the default one; empty if the body may name it, and for other
-        routes."""
+        """Reference of the model that the path, headers or query name, or of the default model; empty if the body may name the
+        model, and on other routes."""
         self.share = WHOLE
-        """The part of a model's limit that the request may use."""
+        """The share of a model's limit that the request may use."""
         self.is_body_received = False
         """Whether the body has been received completely."""
         self.is_client_gone = False
-        """Whether the client disconnected before its request was complete, or before its response."""
+        """Whether the client disconnected before the request or the response was complete."""
         self.is_detail_logged = True
-        """Whether the log line has the `detail` of an error."""
+        """Whether the log line includes the `detail` of an error."""
         self.error = ""
-        """The code of the error in the response; empty if there is none."""
+        """The code of the error in the response; empty without an error."""
         self.failed_stage = ""
-        """The stage of a detection in which it failed."""
+        """The stage in which the detection failed."""
         self.rejection_reason = ""
-        """What is used up, if the request is rejected because the gateway is full."""
+        """The exhausted resource, if the request is rejected because the gateway is full."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 

@@ -1,4 +1,4 @@
-"""What handlers receive by dependency injection."""
+"""Dependencies that are injected into handlers."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,55 +16,55 @@ from app.triton.pool import TritonPool
 
 
 class Deployment(NamedTuple):
-    """What the settings say of the way that an application runs."""
+    """The settings that the HTTP layer uses."""
 
     body_limits: BodyLimits
     batch_limits: BodyLimits
-    """Of requests with several images."""
+    """Limits of bodies with several images."""
     limits: LimitsInForce
-    """For the report of health."""
+    """Limits in the health report."""
     triton_metrics_urls: tuple[str, ...]
-    """Of the Tritons, as far as they are known."""
+    """Metrics endpoints of the Tritons, as far as they are known."""
     slow_request_ms: float
-    """A request that takes longer is logged as a warning; 0: none is."""
+    """Requests that take longer are logged as warnings; 0 disables this."""
     trusted_proxies: Proxies
     has_page: bool = True
-    """Whether browsers get a page at `/`."""
+    """Whether `/` serves a page to browsers."""
     dialects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """The dialects in use, by name, and their own settings."""
+    """Settings of the enabled dialects, by name."""
 
 
 class WorkerResources:
-    """What handlers share within one worker. The application's lifespan sets it, because gRPC needs the running event loop."""
+    """Resources that handlers share in one worker. The application's lifespan sets them: gRPC needs the running event loop."""
 
     tritons: TritonPool
     pipeline: Pipeline
     metrics: Metrics
     is_draining = False
-    """Whether the worker is about to be stopped."""
+    """Whether the worker is about to stop."""
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
         self.keys = keys
-        """The API keys, of which callers must have one; None if they need none."""
+        """The API keys that callers need; None if the API is open."""
 
     async def is_ready(self) -> bool:
-        """Return whether the default model can be used, and the worker is not about to be stopped."""
+        """Return whether the default model is ready and the worker is not about to stop."""
         return not self.is_draining and await self.tritons.is_ready(self.pipeline.default_model)
 
     def drain(self) -> None:
-        """Note that the worker is about to be stopped."""
+        """Mark the worker as about to stop."""
         self.is_draining = True
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
-    """Return the dependencies of one application, by parameter name; each is provided once and then cached."""
+    """Return the dependencies of one application by parameter name. Each is provided once and then cached."""
 
     def provide_triton_client() -> TritonPool:
         return resources.tritons
 
     def provide_pipeline(triton_client: NamedDependency[TritonPool]) -> Pipeline:
-        assert resources.tritons is triton_client  # noqa: S101 - it was opened with them
+        assert resources.tritons is triton_client  # noqa: S101 - both are opened together
         return resources.pipeline
 
     def provide_worker() -> WorkerResources:

@@ -1,4 +1,4 @@
-"""POST /detect, /classify and /predict/{model}: an image in, what a model says of it out."""
+"""POST /detect, /classify and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
     ),
 )
 async def predict(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
-    """Detect objects, or classify the image, with the model in the path: it answers as `/detect` or `/classify` does."""
+    """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
 
@@ -74,7 +74,7 @@ Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
 
 
 def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
-    """Choose the format that parameters or `Accept` name; raises NotAcceptable if there is none."""
+    """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
     return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
 
 
@@ -87,18 +87,18 @@ async def handle_image(  # noqa: PLR0913 - what a request consists of
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
-    """Answer a request, unless its client leaves.
+    """Answer a request, unless its client disconnects.
 
     Args:
-        request: Whose body limits its context has.
-        worker: Has the pipeline, which answers the question about the image.
-        kind: The parameters that it may have.
+        request: The request; its context has the body limits.
+        worker: The resources of the worker, with the pipeline that runs the model.
+        kind: The type of the parameters.
         in_path: Parameters in the path.
-        parse: As `intake.receive` says; None for what all of the gateway's own routes accept.
-        choose: Chooses how to respond, before anything is done with the image.
+        parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
+        choose: Chooses the response format before the image is processed.
 
     Raises:
-        GatewayError: As `intake.receive`, `choose`, `Pipeline.run` and the response say.
+        GatewayError: As for `intake.receive`, `choose`, `Pipeline.run` and the response.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:

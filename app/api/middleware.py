@@ -1,6 +1,6 @@
-"""The outermost ASGI layer: a request id, a clock, a trace, response headers, metrics and a log line for every request.
+"""The outermost ASGI layer: request id, timing, trace, response headers, metrics and log line of every request.
 
-It wraps the whole application, so that it also sees requests that no route matches and responses of error handlers.
+It wraps the whole application, so it also handles requests without a matching route and the responses of error handlers.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from app.api.routes import UNMATCHED, route_of
 from app.telemetry import trace_context
 from app.telemetry.trace_context import TraceContext
 
-if TYPE_CHECKING:  # it imports OpenTelemetry, which need not be installed
+if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import RequestSpan, Tracing
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_PATH = 200
 _MAX_METHOD = 32
-_REJECTED = 429  # some wait on purpose
+_REJECTED = 429  # never logged as slow: some rejections are delayed on purpose
 _CLIENT_GONE = 499
 _INTERNAL_ERROR = 500
 _UNAVAILABLE = 503
@@ -38,14 +38,14 @@ LOG = structlog.get_logger()
 
 
 class RequestContextMiddleware:
-    """Creates the `RequestContext` of each request; counts and logs it, and ends its span, when it has been answered."""
+    """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span."""
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
         """Wrap an application.
 
         Args:
             app: The application.
-            resources: Has the metrics that count each request.
+            resources: The resources of the worker, with the metrics.
             tracing: Makes the spans of each request.
         """
         self.app = app
@@ -54,7 +54,7 @@ class RequestContextMiddleware:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle an HTTP request; pass anything else (the lifespan) through."""
+        """Handle an HTTP request; pass other scopes (the lifespan) through."""
         if scope["type"] == ScopeType.HTTP:
             await self._handle(scope, receive, send)
         else:
@@ -68,7 +68,7 @@ class RequestContextMiddleware:
         attach(context, scope)
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics
-        # `api/head` may make another method of it, and `api/dispatch` another path.
+        # HeadMiddleware may change the method in the scope, and DispatchMiddleware the path.
         method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
         span = self._join_trace(context, scope, _caller(scope) if b"traceparent" in headers else None)
 
@@ -103,16 +103,16 @@ class RequestContextMiddleware:
             await drain(receive)
 
     def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
-        """Give the request a place in its caller's trace, or in one of its own if there is tracing."""
+        """Join the caller's trace; with tracing, start a span in it or in a new trace."""
         if self._tracing is None:
-            context.trace = caller  # no span of ours would ever be exported
+            context.trace = caller  # without tracing, no span of the gateway is exported
             return None
         span = self._tracing.start(caller, context.timing, scope["method"][:_MAX_METHOD], _printable(scope["path"]))
         context.trace = span.context
         return span
 
     def _log(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
-        """Write the log line of a request."""
+        """Write the request's log line."""
         duration_ms = context.timing.total
         fields = {
             "request_id": context.request_id,
@@ -123,7 +123,7 @@ class RequestContextMiddleware:
             "duration_ms": round(duration_ms, 2),
             "request_bytes": context.request_bytes,
             "response_bytes": context.response_bytes,
-            # A copy: a thread whose request has timed out may still record a stage.
+            # Copied because a thread may still record a stage after a timeout.
             "stages": {stage: round(duration, 2) for stage, duration in context.timing.stages.copy().items()},
             **context.log_fields,
         }
@@ -152,7 +152,7 @@ def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status:
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return what every response has."""
+    """Return the headers that every response has."""
     headers = [
         (b"x-request-id", context.request_id.encode()),
         (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
@@ -164,42 +164,42 @@ def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
 
 
 def _body_size(message: Message) -> int:
-    """Return how many bytes of a response's body a message has: in itself, or in a file that the server sends."""
+    """Return the number of body bytes in a message, or in the file that the server sends for it."""
     path: Any = message.get("path")
     return len(message.get("body", b"")) if path is None else Path(path).stat().st_size  # type: ignore[arg-type]
 
 
 def _printable(path: str) -> str:
-    """Cut a long path, and escape one with characters that some readers of logs take for line breaks."""
+    """Truncate a path, and escape it if it contains characters that log readers may treat as line breaks."""
     path = path[:_MAX_PATH]
     return path if path.isprintable() else path.encode("ascii", "backslashreplace").decode()
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the caller's request id if it is well formed, else a new one."""
+    """Return the caller's request id if it is well formed, otherwise a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _ID.fullmatch(given) else secrets.token_hex(8)
 
 
 def _caller(scope: HTTPScope) -> TraceContext | None:
-    """Return the span that has sent the request; None unless there is exactly one, and it is well formed."""
+    """Return the caller's span; None unless there is exactly one `traceparent` and it is well formed."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     state = b",".join(value for name, value in scope["headers"] if name == b"tracestate")
     return trace_context.parse(given[0].decode("latin-1"), state.decode("latin-1")) if len(given) == 1 else None
 
 
 class HeadMiddleware:
-    """Hands a HEAD request on as GET, and leaves out the body of the response.
+    """Passes a HEAD request on as GET and drops the body of the response.
 
-    Litestar can route both methods to one handler, but would send the body, would describe each route twice in the OpenAPI
-    document, and makes the routes of the documentation itself.
+    Litestar can route both methods to one handler, but it would send the body, describe each route twice in the OpenAPI document,
+    and not cover its own documentation routes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request; change nothing but HEAD, and what OPTIONS is told."""
+        """Convert HEAD to GET, add HEAD to the response to OPTIONS, and pass everything else on unchanged."""
         if scope["type"] == ScopeType.HTTP:
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
@@ -230,5 +230,5 @@ def _with_head_allowed(send: Send) -> Send:
 
 
 def with_head(allow: str) -> str:
-    """Add HEAD to the methods in an `Allow` header if GET is one of them."""
+    """Add HEAD to the methods of an `Allow` header that contains GET."""
     return allow.replace("GET", "GET, HEAD")

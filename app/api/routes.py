@@ -1,4 +1,4 @@
-"""Routes as data: what is known of a request before its body, and whose path it is."""
+"""Routes that run a model, and the table that finds the route of a path."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,17 @@ from litestar.utils import normalize_path
 from app.model.heads import DetectionHead, Task
 
 VERSION = "/v1"
-"""Prefix under which the gateway's own routes are found as well."""
+"""Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"
-"""The route of a path that does not exist. The path itself would be a name of its own for each mistake of a caller."""
+"""The route of paths that do not exist. Logs and metrics use it, because arbitrary paths would be unbounded."""
 
 _PARAMETER = re.compile(r"\{(\w+):(str|int)\}")
 
 
 class ModelRoute(HTTPRouteHandler):
-    """A route at which a model is asked, and what admission must know of it."""
+    """A route that runs a model, with the properties that admission needs."""
 
-    def __init__(  # noqa: PLR0913 - what is known of a route
+    def __init__(  # noqa: PLR0913 - properties of a route
         self,
         path: str,
         *,
@@ -33,19 +33,19 @@ class ModelRoute(HTTPRouteHandler):
         key_in: Literal["header", "query", "body"] = "header",
         model_header: bytes = b"",
         is_get: bool = False,
-        **options: Any,  # noqa: ANN401 - those of Litestar
+        **options: Any,  # noqa: ANN401 - Litestar's options
     ) -> None:
         """Describe a route.
 
         Args:
-            path: As Litestar takes it. Its parameters `model` and `version` name the model.
-            task: Whose default model is asked if the request names none; None if the body has to name one.
-            takes: What the body contains: one image, one or several, or none.
-            media_types: Types that the body may have; empty for those of an image or a form.
-            key_in: Where the API key may be: in a header; `query`: also in the query; `body`: also in the query and the body.
+            path: The path in Litestar's syntax. Its parameters `model` and `version` name the model.
+            task: The task whose default model is used if the request names none; None if the body has to name one.
+            takes: Content of the body: `image` is one image, `images` one or several, `text` none.
+            media_types: Supported types of the body; empty for all types of an image, a form or JSON.
+            key_in: Location of the API key: `header`; `query`: also the query; `body`: also the query and the body.
             model_header: Name of a header that names the model, in lower case.
-            is_get: Whether GET is answered as well, which asks no model.
-            options: Those of Litestar's routes.
+            is_get: Whether the route also handles GET, which runs no model.
+            options: Options of Litestar's routes.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
         super().__init__(path, http_method=methods, status_code=200, **options)
@@ -56,30 +56,30 @@ class ModelRoute(HTTPRouteHandler):
         self.model_header = model_header
 
     async def authorize_connection(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-        """Run the guards. Litestar would make a copy of the route for each of them, attribute by attribute."""
+        """Run the guards. Litestar's implementation would copy the route for each guard."""
         for guard in self.resolve_guards():
             await guard(connection, self)  # type: ignore[misc]
 
 
 class Target(NamedTuple):
-    """Where requests at a path go."""
+    """The target of requests at a path."""
 
     handler: HTTPRouteHandler
     template: str
-    """The path for logs, such as `/predict/{model}`."""
+    """The path for logs and metrics, such as `/predict/{model}`."""
     prefix: str = ""
-    """Put in front of the path of a dialect: Litestar has its routes below its name."""
+    """Prepended to the path of a dialect, whose routes Litestar has below the dialect's name."""
     applies: Callable[[HTTPScope], bool] | None = None
-    """Whether a request at this path is meant; if not, another route may be. None: each is."""
+    """Predicate that selects requests for this target; None selects all. Other requests may match another target."""
 
 
 class RouteTable:
-    """Finds the route of a request before Litestar does, and sends it to the dialect whose path it has."""
+    """Finds the route of a request before Litestar does. It distinguishes dialects that have the same path."""
 
     def __init__(self) -> None:
-        """Have no routes yet. Of those that have the same path, the first one that applies to a request gets it."""
+        """Create an empty table. If several routes have the same path, the first one that applies gets the request."""
         self.paths: list[tuple[str, Target]] = []
-        """All paths, as clients send them, with Litestar's parameters, and where they go."""
+        """All paths as clients send them, in Litestar's syntax, and their targets."""
         self._fixed: dict[str, list[Target]] = {}
         self._others: list[tuple[re.Pattern[str], Target]] = []
 
@@ -95,9 +95,9 @@ class RouteTable:
 
         Args:
             handlers: The routes.
-            prefix: In front of their paths, as Litestar has them.
-            is_prefix_sent: Whether clients send the prefix; if not, it is put in front of the path.
-            applies: By path, whether a request there is meant.
+            prefix: Prefix of their paths in Litestar.
+            is_prefix_sent: Whether clients send the prefix; if not, it is prepended to the path.
+            applies: Predicates by path that select the requests for these routes.
         """
         for handler in handlers:
             for path in sorted(handler.paths):
@@ -113,7 +113,7 @@ class RouteTable:
         self._others.append((_to_pattern(path), target))
 
     def find(self, scope: HTTPScope) -> tuple[Target, Mapping[str, str]] | None:
-        """Return where a request goes, and the parameters in its path; None if no route of the table has this path."""
+        """Return the target of a request and the parameters in its path; None if no route of the table matches."""
         path = scope["path"]
         if path.endswith("/") or "//" in path:
             path = scope["path"] = normalize_path(path)  # as Litestar does
@@ -127,7 +127,7 @@ class RouteTable:
 
 
 def _to_pattern(path: str) -> re.Pattern[str]:
-    """Return what matches the paths of a route: its own, with any values of its parameters."""
+    """Return the pattern that matches a route's path with any values of its parameters."""
     parts = iter(_PARAMETER.split(path))
     pattern = re.escape(next(parts))
     for name, kind, rest in zip(parts, parts, parts, strict=True):
@@ -136,10 +136,10 @@ def _to_pattern(path: str) -> re.Pattern[str]:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the template of a request's path, such as `/predict/{model}`, once the request has been answered."""
+    """Return the template of a request's path, such as `/predict/{model}`; available after the response."""
     return scope.get("path_template") or UNMATCHED
 
 
 def note_route(scope: Scope, template: str) -> None:
-    """Store the template of a path. Litestar does that as well, but not for what is rejected before it, and after a 405."""
+    """Store the template of a path. Litestar does not store it for a 405 or for requests rejected before routing."""
     scope["path_template"] = template

@@ -1,1 +1,1 @@
-"""What the gateway knows of a model, derived from its Triton config. Never knows how the config was fetched."""
+"""Model specs, derived from Triton configs. Does not depend on how a config is fetched."""

@@ -4,11 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 STRIDES = (8, 16, 32)
-"""Pixels of the input per cell."""
+"""Pixels of the input per grid cell."""
 
 
 def count_anchors(input_size: tuple[int, int]) -> int:
-    """Return how many anchors cover an input of width x height pixels."""
+    """Return the number of anchors for an input of width x height pixels."""
     width, height = input_size
     return sum((width // stride) * (height // stride) for stride in STRIDES)
 

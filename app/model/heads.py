@@ -1,6 +1,6 @@
-"""What comes out of a model: for which task it was made, and the format of its output tensors.
+"""Model heads: the task of a model and the format of its output tensors.
 
-Formats are recognised by the names, types and shapes in the model's config, never by looking at values.
+Formats are identified by the names, types and shapes in the model's config, never by values.
 """
 
 from enum import Enum
@@ -13,7 +13,7 @@ from app.model.anchors import count_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
 Task = Literal["detection", "classification"]
-"""What a model was made for."""
+"""The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
@@ -21,25 +21,25 @@ _DEFAULT_IOU = 0.7
 
 
 class OutputFormat(Enum):
-    """How detections come out of the model: a description, and whether decoding them takes milliseconds of numpy."""
+    """Format of a detector's outputs: a description, and whether decoding takes milliseconds of numpy."""
 
     END_TO_END = "count, boxes, scores and classes in four tensors", False
     SIX_COLUMNS = "rows of x1 y1 x2 y2 score class", False
     YOLO_HEAD = "raw head (4 + classes, anchors)", True
     YOLOX_HEAD = "raw head (anchors, 5 + classes)", True
 
-    def __init__(self, description: str, is_heavy: bool) -> None:  # noqa: FBT001 - the second part of a member's value
+    def __init__(self, description: str, is_heavy: bool) -> None:  # noqa: FBT001 - second item of a member's value
         self.description = description
         self.is_heavy = is_heavy
-        """Whether it must be decoded in a thread, not on the event loop."""
+        """Whether outputs must be decoded in a thread, not on the event loop."""
 
 
 RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
-"""Formats that find each object many times: the gateway has to suppress boxes."""
+"""Formats with duplicate detections, which the gateway must suppress."""
 
 
 class InputDefaults(NamedTuple):
-    """How models with such a head want their input, unless their config says otherwise."""
+    """Default preprocessing for a head; the model's config may override it."""
 
     resize: Resize
     placement: Placement = "center"
@@ -48,27 +48,27 @@ class InputDefaults(NamedTuple):
 
 
 class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Boxes."""
+    """Output of a detector."""
 
     task: ClassVar[Task] = "detection"
     noun: ClassVar[str] = "detector"
     route: ClassVar[str] = "/detect"
-    """Where such a model is asked over HTTP; errors name it."""
+    """HTTP route for this task, for error messages."""
     output_format: OutputFormat
     has_normalized_boxes: bool
     iou: float
-    """Intersection over union above which two boxes of a class are one object, unless the caller says otherwise."""
+    """Default intersection over union above which two boxes of a class count as one object."""
     max_iou: float
-    """The highest that callers may ask for: above it, the model itself has suppressed boxes; 1 if it suppresses none."""
+    """Maximum `iou` that callers may request: the threshold of the model's own NMS; 1 if it has none."""
 
     @property
     def finds_once(self) -> bool:
-        """Whether the model finds each object once: nothing has suppressed its boxes, and nothing needs to."""
+        """Whether the model was trained to find each object once, without NMS in the model or the gateway."""
         return self.output_format not in RAW_HEADS and self.max_iou == 1
 
     @property
     def description(self) -> str:
-        """What the output tensors are."""
+        """Description of the output tensors."""
         return self.output_format.description
 
     @property
@@ -78,14 +78,14 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def input_defaults(self) -> InputDefaults:
-        """How such a model wants its input."""
+        """Default preprocessing."""
         if self.output_format is OutputFormat.YOLOX_HEAD:
             return InputDefaults("letterbox", "top_left", "BGR", 1.0)
         return InputDefaults("letterbox")
 
 
 class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
-    """One score for each class."""
+    """Output of a classifier: one score per class."""
 
     task: ClassVar[Task] = "classification"
     noun: ClassVar[str] = "classifier"
@@ -93,12 +93,12 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     is_heavy: ClassVar[bool] = False
     input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
     classes: int
-    """How many; -1 if the config does not tell."""
+    """Number of classes; -1 if the config does not specify it."""
     scores: ScoreKind
 
     @property
     def description(self) -> str:
-        """What the output tensor is."""
+        """Description of the output tensor."""
         return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
 
 
@@ -109,10 +109,10 @@ HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
 def read_head(
     model: ModelConfig, hints: ModelParameters, batch_dims: int, input_size: tuple[int, int]
 ) -> tuple[Head, tuple[str, ...]]:
-    """Find the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch.
+    """Identify the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch.
 
     Raises:
-        UnsupportedModel: None fits.
+        UnsupportedModel: No head matches.
     """
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
@@ -128,7 +128,7 @@ def read_head(
         case _:
             raise unsupported(model)
     iou = _DEFAULT_IOU if hints.iou is None else hints.iou
-    # Rows of six come from networks trained to find each object once, unless their config tells of an NMS.
+    # Models with rows of six are trained to find each object once, unless their config sets `iou` for an NMS in the model.
     suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     head = DetectionHead(
         output_format=output_format,
@@ -140,7 +140,7 @@ def read_head(
 
 
 def _identify_table(model: ModelConfig, dims: list[int], anchors: int) -> OutputFormat:
-    """Find the format of detections in one table."""
+    """Identify the format of a single two-dimensional output."""
     match dims:
         case [rows, columns] if rows == anchors and columns > 5:  # noqa: PLR2004
             return OutputFormat.YOLOX_HEAD
@@ -152,7 +152,7 @@ def _identify_table(model: ModelConfig, dims: list[int], anchors: int) -> Output
 
 
 def _identify_four(model: ModelConfig, shapes: dict[str, list[int]], types: dict[str, str]) -> tuple[str, ...]:
-    """Name count, boxes, scores and classes of a model with four outputs."""
+    """Return the names of the count, boxes, scores and classes among four outputs."""
     boxes = [name for name, dims in shapes.items() if len(dims) == 2 and dims[1] == 4]  # noqa: PLR2004
     counts = [name for name, dims in shapes.items() if dims == [1] and "INT" in types[name]]
     rest = [name for name in shapes if name not in boxes + counts and len(shapes[name]) == 1]
@@ -164,7 +164,7 @@ def _identify_four(model: ModelConfig, shapes: dict[str, list[int]], types: dict
 
 
 def unsupported(model: ModelConfig) -> UnsupportedModel:
-    """Return the error for a model that no adapter fits; it names the tensors."""
+    """Return the error for a model without a matching format; it names the tensors."""
 
     def describe(tensors: list[TensorConfig]) -> str:
         return ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')} {t.dims}" for t in tensors) or "none"

@@ -1,4 +1,4 @@
-"""The output tensors for one image, as far as a model's spec tells what they must be."""
+"""Output tensors of one image, checked against the model's spec."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +11,14 @@ from app.model.spec import DECODED, ModelSpec
 
 
 def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Take the tensors that a model's head consists of, without the batch dimension.
+    """Return the tensors of a model's head, without the batch dimension.
 
     Args:
         spec: Spec of the model.
-        outputs: Tensors by name; where the model has a batch dimension, it is 1.
+        outputs: Tensors by name; a batch dimension must be 1.
 
     Raises:
-        InvalidImage: The model could not decode the image, and tells so.
+        InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: A tensor is missing, or has the wrong type or number of images.
     """
     if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
@@ -28,10 +28,10 @@ def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[N
 
 
 def expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    """Reject a tensor of another shape, in which None stands for any size.
+    """Reject a tensor without this shape, in which None stands for any size.
 
     Raises:
-        InvalidModelOutput: It has another one.
+        InvalidModelOutput: The tensor has another shape.
     """
     fits = tensor.shape == shape or (
         tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
@@ -41,7 +41,7 @@ def expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None,
 
 
 def _take(spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Take one output, without the batch dimension."""
+    """Return one output, without the batch dimension."""
     tensor = outputs.get(name)
     if tensor is None:
         raise InvalidModelOutput(f"{spec.name} did not return {name}")

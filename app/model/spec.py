@@ -1,7 +1,7 @@
-"""What the gateway must know of a model, all of it derived from the model's Triton config.
+"""Specs of models, derived from their Triton configs.
 
-Formats are recognised by the names, types and shapes in the config and by its `parameters` (`triton_config` lists them);
-never by looking at values. `heads` has the formats of outputs.
+Formats are identified by the names, types and shapes in the config and by its `parameters` (listed in `triton_config`), never by
+values. `heads` defines the output formats.
 """
 
 import math
@@ -27,73 +27,73 @@ _OUTPUT_DTYPES = {
     "TYPE_BOOL": np.dtype(bool),
 }
 DECODED = "decoded"
-"""Name of the output by which a model that takes files tells of each, in one number, whether it could be decoded."""
+"""Name of the output in which a model that takes files reports whether it decoded the file: one number per image."""
 _DEFAULT_SIDE = 640
-# 224 of 256 pixels, as models are usually trained and tested on ImageNet.
+# 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
-# Larger files are rare; they travel inside the request.
+# Larger files are rare; they are sent inline in the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
 
 class InputFormat(Enum):
-    """How the image is handed to the model."""
+    """Format of the model's input."""
 
     HWC = "height, width, channel"
     CHW = "channel, height, width"
     FILE = "the encoded file"
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for the cached properties
-    """One model, as the gateway sees it."""
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for cached properties
+    """The properties of one model."""
 
     name: str
     version: str
     is_pinned: bool = False
-    """Whether requests ask for this version; otherwise Triton chooses, and may choose a newer one by now."""
+    """Whether calls to Triton name this version; otherwise Triton chooses, and may meanwhile choose a newer one."""
     backend: str
-    """Triton's name for what runs it, such as `onnxruntime`; `ensemble` for one."""
+    """Triton's backend, such as `onnxruntime`, or `ensemble`."""
     device: Literal["cpu", "gpu"]
     max_batch: int
-    """How many images a call may have."""
+    """Maximum number of images per call."""
     instances: int
-    """How many batches Triton can process at a time; of an ensemble, at least one for each of its steps."""
+    """Number of batches that Triton processes in parallel; for an ensemble, at least the number of its steps."""
     input_name: str
     dtype: type[np.generic] | None
-    """None for a model that takes the encoded file."""
+    """Type of the input; None for a model that takes the encoded file."""
     input_format: InputFormat
     has_batch_dimension: bool
     input_size: tuple[int, int]
-    """Width and height of the model's input, pixels."""
+    """Width and height of the model's input, in pixels."""
     output_names: tuple[str, ...]
-    """Names of the output tensors that the head consists of; those of detections in the order of its description."""
+    """Names of the head's output tensors; for detections, in the order of the format's description."""
     output_dtypes: tuple[np.dtype[Any] | None, ...]
-    """Their types, in the same order; None for one that is not checked."""
+    """Types of these tensors; None if the type is not checked."""
     head: Head
     tells_decoded: bool
-    """Whether there is an output `DECODED`, too."""
+    """Whether the model also has the output `DECODED`."""
     resize: Resize
     placement: Placement
     enlarge: bool
     pad: int
     crop: float
-    """Part of the image's shorter side that a centre crop keeps."""
+    """Fraction of the image's shorter side that a centre crop keeps."""
     interpolation: Interpolation
     channels: Literal["RGB", "BGR"]
     scale: float
-    """Divisor of each byte, for a float input."""
+    """For a float input: each byte is divided by this."""
     mean: tuple[float, float, float]
-    """Subtracted from each channel after that."""
+    """Subtracted from each channel after scaling."""
     std: tuple[float, float, float]
-    """Divisor of each channel after that."""
+    """Divisor of each channel after subtracting the mean."""
     labels: tuple[str, ...]
     source: str
     licence: str
 
     def expect_head(self, kind: type[HeadType]) -> HeadType:
-        """Return the head, which must be of this kind.
+        """Return the head, which must have this type.
 
         Raises:
-            WrongTask: It is of another kind.
+            WrongTask: The head has another type.
         """
         if isinstance(self.head, kind):
             return self.head
@@ -101,42 +101,42 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
 
     def class_name(self, class_id: int) -> str:
-        """Return the label of a class; a class without one is named by its id."""
+        """Return the label of a class, or its id if it has no label."""
         return self.labels[class_id] if class_id < len(self.labels) else str(class_id)
 
     @cached_property
     def reference(self) -> str:
-        """How the gateway refers to the model."""
+        """The reference of the model."""
         return refer_to(self.name, self.version) if self.is_pinned else self.name
 
     @cached_property
     def pinned(self) -> "ModelSpec":
-        """The same model, whose version requests are to ask for."""
+        """The same model with `is_pinned` set."""
         return self if self.is_pinned else msgspec.structs.replace(self, is_pinned=True)
 
     @cached_property
     def requested_names(self) -> tuple[str, ...]:
-        """Names of the output tensors that are requested."""
+        """Names of the output tensors to request."""
         return (*self.output_names, DECODED) if self.tells_decoded else self.output_names
 
     @property
     def parallel_images(self) -> int:
-        """How many images Triton can process at a time: a full batch in each instance."""
+        """Number of images that Triton processes in parallel: a full batch per instance."""
         return self.max_batch * self.instances
 
     @property
     def datatype(self) -> str:
-        """Triton's name for the type of the input."""
+        """Triton's name of the input type."""
         return _DATATYPES[self.dtype]
 
     @cached_property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of the input tensor of one image, without a batch dimension."""
+        """Shape of the input tensor of one image, without the batch dimension."""
         width, height = self.input_size
         return {InputFormat.HWC: (height, width, 3), InputFormat.CHW: (3, height, width), InputFormat.FILE: (1,)}[self.input_format]
 
     def batch_shape(self, images: int) -> tuple[int, ...]:
-        """Shape of the input tensor of that many images, one after the other.
+        """Shape of the input tensor of several images.
 
         Raises:
             ValueError: The model takes one image at a time.
@@ -149,12 +149,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
     @cached_property
     def image_bytes(self) -> int:
-        """Size of the input tensor of one image; for a model that takes files, of the largest that fits a slot."""
+        """Size of the input tensor of one image; for a model that takes files, the maximum size of a file in a slot."""
         return _MAX_SHARED_FILE_BYTES if self.dtype is None else math.prod(self.image_shape) * np.dtype(self.dtype).itemsize
 
     @cached_property
     def normalization(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What is subtracted from each byte of a float input, and what the rest is divided by; FP32 of (3, 1, 1), (3,) or ()."""
+        """Offset to subtract from each byte of a float input, and divisor of the result; FP32 of shape (3, 1, 1), (3,) or ()."""
         scale, mean, std = np.float64(self.scale), np.array(self.mean), np.array(self.std)
         if len({*zip(self.mean, self.std, strict=True)}) == 1:
             mean, std = mean[0], std[0]
@@ -173,11 +173,11 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
 
     Args:
         config: The model's config as Triton's JSON.
-        version: The version that will be used.
-        is_pinned: Whether requests are to ask for it.
+        version: The version to use.
+        is_pinned: Whether calls to Triton name the version.
 
     Raises:
-        UnsupportedModel: No adapter fits; the message names the tensors.
+        UnsupportedModel: No format matches; the message names the tensors.
     """
     try:
         model = msgspec.convert(config, ModelConfig, strict=False)
@@ -228,7 +228,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
 
 
 def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat, bool, tuple[int, int]]:
-    """Find the input format, whether it has a batch dimension, and the input's width and height."""
+    """Return the input format, whether it has a batch dimension, and the width and height of the input."""
     if len(model.input) != 1:
         raise unsupported(model)
     tensor = model.input[0]
@@ -238,7 +238,7 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
         if side is None:
             raise UnsupportedModel(f"{model.name} takes the encoded file; its config must say `square`, the side of its input")
         return InputFormat.FILE, has_batch_dimension, (side, side)
-    if len(dims) == 4 and not has_batch_dimension:  # noqa: PLR2004 - the batch dimension is written out
+    if len(dims) == 4 and not has_batch_dimension:  # noqa: PLR2004 - explicit batch dimension
         dims, has_batch_dimension = dims[1:], True
     if tensor.data_type not in _DTYPES or len(dims) != 3 or 3 not in (dims[0], dims[2]):  # noqa: PLR2004
         raise unsupported(model)
@@ -249,7 +249,7 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
 
 
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
-    """Return whether models take the same input and return the same outputs, wherever and however fast they run."""
+    """Return whether two models have the same inputs and outputs; version, device, speed and origin may differ."""
     alike = msgspec.structs.replace(
         other,
         version=one.version,

@@ -1,27 +1,27 @@
 """The parts of a model's Triton config that the gateway reads.
 
-Its `parameters` tell what the tensors cannot, with these defaults:
+Its `parameters` specify what the tensors do not, with these defaults:
 
-    labels      class names, comma separated, or a JSON array, for names with commas (else the `names` of Ultralytics'
-                `metadata`, else the class ids)
+    labels      class names, comma separated, or a JSON array for names with commas (default: `names` in Ultralytics'
+                `metadata`, or the class ids)
     resize      letterbox | center_crop | stretch   how images are fitted (letterbox; center_crop for classifiers)
-    placement   center | top_left   letterbox: where the image lies in the model's input (top_left for a YOLOX head)
-    enlarge     true | false        letterbox: whether small images are enlarged to the input size (true)
+    placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
+    enlarge     true | false        letterbox: enlarge small images to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)
-    crop        above 0 to 1        center_crop: the part of the image's shorter side that is kept (0.875; 1 for Ultralytics)
-    interpolation  bilinear | bicubic   how images are resized (bilinear)
-    channels    RGB | BGR           channel order (BGR for a YOLOX head)
+    crop        above 0 to 1        center_crop: the fraction of the image's shorter side to keep (0.875; 1 for Ultralytics)
+    interpolation  bilinear | bicubic   interpolation for resizing (bilinear)
+    channels    RGB | BGR           channel order (RGB; BGR for a YOLOX head)
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
-    mean, std   three floats, comma separated, in the order of the channels: each value, once divided by `scale`, becomes
-                (value - mean) / std, for a float input (0 and 1)
-    square      pixels              side of the input, where its shape does not tell (`imgsz`, else 640)
+    mean, std   three floats, comma separated, in the order of the channels, for a float input: each value, after division by
+                `scale`, becomes (value - mean) / std (0 and 1)
+    square      pixels              side of the input, if its shape is dynamic (`imgsz` in `metadata`, or 640)
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
-    scores      logits | probabilities  what a classifier returns (logits, to which softmax is applied; probabilities for
-                Ultralytics, whose `metadata` says that its `task` is `classify`)
+    scores      logits | probabilities  output of a classifier (logits, to which softmax is applied; probabilities if the `task`
+                in Ultralytics' `metadata` is `classify`)
     iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
                                     model suppresses boxes itself
-    metadata                        what Ultralytics' exporter writes: a Python dict as text
-    device      cpu | gpu           where it runs, if it is an ensemble, whose config cannot tell (cpu)
+    metadata                        a Python dict as text, written by Ultralytics' exporter
+    device      cpu | gpu           device of an ensemble, whose config does not specify it (cpu)
     source, licence                 shown by /models
 """
 
@@ -32,15 +32,15 @@ import msgspec
 from msgspec import Meta
 
 Placement = Literal["center", "top_left"]
-"""Where an image lies in the model's input."""
+"""Position of an image in the model's input."""
 Resize = Literal["letterbox", "center_crop", "stretch"]
-"""How images are fitted into the model's input: as a whole with padding, cut at the longer side, or each axis by itself."""
+"""How images are fitted to the model's input: with padding, with the longer side cropped, or with each axis scaled separately."""
 Interpolation = Literal["bilinear", "bicubic"]
-"""Between which pixels: the nearest 4 or 16."""
+"""Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
-"""What the scores of a classifier are."""
+"""Kind of a classifier's scores."""
 BYTES = "TYPE_STRING"
-"""Triton's name for the type of tensors of texts or files."""
+"""Triton's type of tensors that contain texts or files."""
 
 _ChannelValue = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _ChannelDivisor = Annotated[float, Meta(gt=0, le=1e6)]
@@ -55,7 +55,7 @@ class TensorConfig(msgspec.Struct):
 
 
 class InstanceGroup(msgspec.Struct):
-    """Where instances run."""
+    """A group of instances on the same kind of device."""
 
     kind: str = "KIND_AUTO"
     count: int = 1
@@ -69,13 +69,13 @@ class ParameterValue(msgspec.Struct):
 
 
 class Ensemble(msgspec.Struct, frozen=True):
-    """Models that an ensemble joins."""
+    """The steps of an ensemble."""
 
     step: list[dict[str, Any]] = []
 
 
 class ModelConfig(msgspec.Struct):
-    """Triton's ModelConfig, as in its JSON."""
+    """Triton's ModelConfig in its JSON form."""
 
     name: str
     backend: str = ""
@@ -112,11 +112,11 @@ class ModelParameters(msgspec.Struct):
     metadata: str = ""
 
     def __post_init__(self) -> None:
-        """Reject labels that begin like a JSON array and are none."""
+        """Reject labels that start with `[` but are not a valid JSON array."""
         self._labels()
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the class names by id; empty if the config has none."""
+        """Return the class names in the order of their ids; empty if the config has none."""
         if labels := self._labels():
             return tuple(label.strip() for label in labels)
         names = self._exporter_metadata().get("names")
@@ -126,11 +126,11 @@ class ModelParameters(msgspec.Struct):
 
     @property
     def is_ultralytics_classifier(self) -> bool:
-        """Whether the exporter says so: such models return probabilities, and were trained on whole squares."""
+        """Whether `metadata` names the task `classify`. These models return probabilities and are trained on uncropped squares."""
         return self._exporter_metadata().get("task") == "classify"
 
     def side(self) -> int | None:
-        """Return the side of the input in pixels; None if the config does not tell."""
+        """Return the side of the input in pixels; None if the config does not specify it."""
         size = self._exporter_metadata().get("imgsz")
         if isinstance(size, list | tuple) and size:
             size = size[0]
@@ -147,7 +147,7 @@ class ModelParameters(msgspec.Struct):
     def _exporter_metadata(self) -> dict[str, Any]:
         try:
             value = ast.literal_eval(self.metadata) if self.metadata else {}
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # all that literal_eval is known to raise
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # everything that literal_eval raises
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -156,7 +156,7 @@ def read_parameters(model: ModelConfig) -> ModelParameters:
     """Read the parameters of a model.
 
     Raises:
-        msgspec.ValidationError: One of them is not valid.
+        msgspec.ValidationError: A parameter is not valid.
     """
     texts: dict[str, str | list[str]] = {key: value.string_value for key, value in model.parameters.items()}
     for name in ("mean", "std"):

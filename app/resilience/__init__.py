@@ -1,1 +1,1 @@
-"""Admission, deadlines, circuit breakers, retries and shared work. Never knows what the work is."""
+"""Admission, deadlines, circuit breakers, retries and shared work. Independent of the kind of work."""

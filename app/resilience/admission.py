@@ -1,7 +1,7 @@
-"""Admission of requests: how many bodies may be received, and how many requests may be in progress, on the whole host.
+"""Admission of requests: limits how many bodies are received and how many requests are in progress on the whole host.
 
-A request that cannot be admitted is rejected, so that those that are admitted finish within their deadline. It waits only
-if its turn is about to come, or if very many are rejected.
+Excess requests are rejected, so that the admitted ones finish within their deadline. A request waits only if its turn is about
+to come, or to slow down a flood of rejected requests.
 """
 
 import asyncio
@@ -18,50 +18,50 @@ from app.resilience.pacer import Pacer
 from app.resilience.uploads import AnonymousUploads, Upload
 from app.resilience.worker_table import WorkerTable
 
-# Fewer would let a fast model wait for requests.
+# With fewer, a fast model would run idle.
 _MAX_REQUESTS = 128
-# Of the memory for images: what batches bring with them must leave room to decode images, and for single requests.
+# Fraction of the memory for images that encoded images of batches may use. The rest is for decoding and single requests.
 _BATCH_PART = 0.5
-# Of one worker, before a body is received: less than a third of a core.
+# Per worker, before the body is received; this rate takes less than a third of a core.
 _REJECTIONS_PER_SECOND = 300
 
 
 class Capacity(NamedTuple):
-    """What the requests of a host may use."""
+    """Limits for the requests of a host."""
 
     max_uploads: int
-    """Requests whose body is being received."""
+    """Maximum number of requests whose body is being received."""
     upload_bytes: int
-    """Bytes of bodies that are being received."""
+    """Maximum size of all bodies being received, in bytes."""
     memory_bytes: int
-    """Bytes of images in progress, encoded and decoded."""
+    """Maximum size of the images in progress, encoded and decoded, in bytes."""
     max_requests: int
-    """Requests in progress per model, at the most; 0: 128, or two full batches per instance if that is more."""
+    """Maximum number of requests in progress per model; 0 means 128, or two full batches per instance if that is more."""
     target_seconds: float
-    """How long a request may take when the gateway is full."""
+    """Target duration of a request while the gateway is full."""
     decode_threads: int
-    """Threads of all workers that can decode at the same time."""
+    """Number of threads, in all workers, that can decode at the same time."""
     anonymous_bytes: int
-    """Bytes of bodies of which nobody knows yet who sends them."""
+    """Maximum size of all anonymous bodies being received, in bytes."""
 
 
 class Share(NamedTuple):
-    """A part of a model's limit of requests in progress."""
+    """A share of a model's limit of requests in progress."""
 
     key: str
-    """The API key that it is reserved for; empty for what all other requests use."""
+    """The API key that the share is reserved for; empty for the share of all other requests."""
     fraction: float
 
 
 WHOLE = Share("", 1.0)
-"""The whole limit, if nothing is reserved."""
+"""The whole limit; used if nothing is reserved."""
 
 
 class Admission:
-    """Admits the requests of one worker, in view of those of all workers of the host."""
+    """Admits the requests of one worker, taking all workers of the host into account."""
 
     def __init__(self, table: WorkerTable, capacity: Capacity) -> None:
-        """Admit within a capacity, counting in a table."""
+        """Admit requests up to a capacity; count them in a table."""
         self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
         self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
         self._table = table
@@ -70,7 +70,7 @@ class Admission:
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
         self.queues: dict[str, ModelQueue] = {}
-        """By model."""
+        """Queues by model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         """The part of the memory that the encoded images of batches may take."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
@@ -78,13 +78,13 @@ class Admission:
         self._rejections = Pacer(_REJECTIONS_PER_SECOND)
 
     async def check(self, model: str, share: Share = WHOLE, *, is_batch: bool = False) -> None:
-        """Reject a request for a model early, before its body is received.
+        """Reject a request for a model before its body is received, if the gateway is full.
 
-        Clients that come back at once, and are rejected again, would take the CPU from the requests that were admitted:
-        if there are many of them, each waits for its rejection, or until there is room.
+        Clients that retry immediately would take CPU time from admitted requests. So above a rate of rejections, a request waits
+        first, and is then admitted if there is room.
 
         Raises:
-            GatewayFull: It would not be admitted now.
+            GatewayFull: The request cannot be admitted now.
         """
         try:
             self._check(model, share, is_batch=is_batch)
@@ -105,14 +105,14 @@ class Admission:
         """Admit a request whose body is complete.
 
         Args:
-            model: The model, which exists.
-            parallel_images: How many images the model processes at a time.
-            memory: What the request has reserved; if it is admitted, it is given back with the permit.
-            deadline: When the request must have its answer.
-            share: The part of the limit that it may use.
+            model: Reference of an existing model.
+            parallel_images: Number of images that the model processes in parallel.
+            memory: The request's reservation; if the request is admitted, it is released with the permit.
+            deadline: Deadline of the request.
+            share: The share of the limit that the request may use.
 
         Raises:
-            GatewayFull: It would not have its answer in time, or something is used up.
+            GatewayFull: The request would miss its deadline, or a resource is exhausted.
         """
         permit = await self._queue(model, parallel_images).admit(*share, deadline)
         permit.on_release(memory.release)
@@ -128,11 +128,11 @@ class Admission:
         return batches
 
     def reserve_for_batch(self, purpose: str) -> JointReservation:
-        """Return a reservation of no bytes for encoded images of a batch, whose purpose errors name."""
+        """Return an empty reservation for encoded images of a batch; `purpose` appears in errors."""
         return JointReservation((self.batch_memory, self.memory), purpose)
 
     def waiting_batch_images(self) -> Counter[str]:
-        """Count the images of batches that wait for their turn in this worker, by model."""
+        """Count the waiting images of batches in this worker, by model."""
         waiting: Counter[str] = Counter()
         for (model, _), batches in self._batch_queues.items():
             waiting[model] += batches.waiting
@@ -144,11 +144,11 @@ class Admission:
         return self.memory.own_bytes + self.upload_memory.own_bytes + self.anonymous_uploads.memory.own_bytes
 
     def limits(self) -> dict[str, int]:
-        """Return how many requests may be in progress now, by model."""
+        """Return the current limit of requests in progress, by model."""
         return {model: int(queue.limit) for model, queue in self.queues.items()}
 
     def refresh(self) -> None:
-        """Keep the limits up to date; to be called about once a second."""
+        """Update the limits; call this about once a second."""
         self._table.refresh()
         for queue in self.queues.values():
             queue.refresh()

@@ -10,7 +10,7 @@ from app.resilience.worker_table import WorkerTable
 if TYPE_CHECKING:
     from app.resilience.model_queue import ModelQueue, Permit
 
-# Of the limit: the rest is left to single requests, however many batches there are.
+# Fraction of the limit for batches; the rest is always left to single requests.
 _PART = 0.5
 
 
@@ -18,9 +18,9 @@ class BatchQueue:
     """Admits images of batches one by one; in progress are never more than a part of the model's limit, on the whole host."""
 
     def __init__(self, table: WorkerTable, queue: "ModelQueue", model: str, key: str) -> None:
-        """Count in a table, apart from others with the same model if the API key has a share of its own."""
+        """Count in a table; an API key with a share of its own is counted separately."""
         self.fraction = 1.0
-        """The part of the limit that single requests and batches with this key may use."""
+        """The fraction of the limit that single requests and batches with this key may use together."""
         self._table = table
         self._queue = queue
         self._key = key
@@ -30,21 +30,21 @@ class BatchQueue:
 
     @property
     def waiting(self) -> int:
-        """Images that wait in this worker."""
+        """Number of images that wait in this worker."""
         return self._table.own(self._waiting)
 
     def check(self, images: int, seconds: float) -> None:
-        """Reject a batch of which others are so far ahead that its images would not have their turn in time.
+        """Reject a batch if the images ahead of it would make it miss its deadline.
 
         Args:
-            images: How many it has.
+            images: Number of images in the batch.
             seconds: Time until its deadline.
 
         Raises:
-            GatewayFull: It would come too late.
+            GatewayFull: The batch would be too late.
         """
         ahead = self._table.total(self._waiting)
-        # As if there were no single requests: with many of them, the images that come too late fail alone.
+        # The estimate ignores single requests. If there are many, only the late images fail, not the batch.
         if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction:
             raise self._queue.full()
 
@@ -52,7 +52,7 @@ class BatchQueue:
         """Admit an image in its turn.
 
         Raises:
-            DeadlinePassed: Its turn has not come before the deadline.
+            DeadlinePassed: The deadline passed first.
         """
         permit = None if self._images else self._enter()
         if permit is not None:
@@ -66,8 +66,8 @@ class BatchQueue:
             self._table.add(self._waiting, -1)
 
     def _enter(self) -> "Permit | None":
-        """Admit an image if there is room, and no single request waits for it."""
-        self._table.add(self._active, 1)  # first, so that two workers never take the same place
+        """Admit an image if there is room and no single request is waiting."""
+        self._table.add(self._active, 1)  # counted first, so that two workers never take the same place
         permit = None
         if self._table.total(self._active) <= max(1, int(self._queue.limit * self.fraction * _PART)):
             permit = self._queue.try_admit(self._key, self.fraction)

@@ -1,4 +1,4 @@
-"""Reject requests at once while what they need is known to fail, and find out when it works again."""
+"""Circuit breaker: rejects requests at once while a model fails, and probes until it works again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,19 +22,18 @@ State = Literal["closed", "open", "half_open"]
 
 
 class CircuitBreaker:
-    """Opens after failures in succession, or when half of the calls of the last seconds failed; a probe closes it again.
+    """Opens after five consecutive failures, or if half of the calls in the last ten seconds failed; closes after a probe succeeds.
 
-    No request is risked for that: while the circuit is open, a task of its own repeats the probe, one at a time, until it
-    succeeds.
+    Requests are never used as probes: while the circuit is open, a background task repeats the probe until it succeeds.
     """
 
     def __init__(self, name: str, probe: Callable[[], Awaitable[object]], **context: str) -> None:
         """Start closed.
 
         Args:
-            name: For the log.
-            probe: Tries what the requests need; raises a `GatewayError` while it fails. It may take long.
-            context: More for the log.
+            name: Name of the model, for the log.
+            probe: Tests whether requests would succeed; raises a `GatewayError` if not. It may take long.
+            context: More fields for the log.
         """
         self.state: State = "closed"
         self._context = {"model": name, **context}
@@ -43,19 +42,19 @@ class CircuitBreaker:
         self._restart()
 
     def note_success(self) -> None:
-        """Count a call that was answered."""
+        """Count a successful call."""
         self._consecutive = 0
         self._bucket()[0] += 1
 
     def note_failure(self) -> None:
-        """Count a call that failed; open the circuit if it was one too many."""
+        """Count a failed call; open the circuit if too many calls have failed."""
         self._consecutive += 1
         self._bucket()[1] += 1
         if self._consecutive >= _CONSECUTIVE_FAILURES or self._fails_often():
             self.open()
 
     def open(self) -> None:
-        """Open it, and close it as soon as a probe succeeds."""
+        """Open the circuit, and start probing to close it again."""
         if self.state == "closed":
             LOG.warning("circuit opened", **self._context)
             self.state = "open"
@@ -93,7 +92,7 @@ class CircuitBreaker:
         return calls >= _MIN_CALLS and failures >= _FAILURE_RATE * calls
 
     def _bucket(self) -> list[int]:
-        """Return the number of successes and failures in this second, to be increased."""
+        """Return the mutable pair of successes and failures in this second."""
         second = int(monotonic())
         index = second % _WINDOW_SECONDS
         if self._seconds[index] != second:

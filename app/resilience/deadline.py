@@ -1,21 +1,21 @@
-"""The point in time at which a request must have its answer."""
+"""Deadlines of requests."""
 
 from time import monotonic
 from typing import NamedTuple
 
 
 class Deadline(NamedTuple):
-    """A time on the monotonic clock, which changes of the wall clock do not affect."""
+    """A time on the monotonic clock."""
 
     at: float
-    """Seconds, as `time.monotonic` counts them."""
+    """Seconds of `time.monotonic`."""
 
     @classmethod
     def after(cls, seconds: float) -> "Deadline":
-        """Set a deadline that many seconds from now."""
+        """Return the deadline this many seconds from now."""
         return cls(monotonic() + seconds)
 
     @property
     def remaining(self) -> float:
-        """Seconds left; negative once it has passed."""
+        """Seconds left; negative after the deadline."""
         return self.at - monotonic()

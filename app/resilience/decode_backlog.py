@@ -1,4 +1,4 @@
-"""Large images that wait for their decoding: how long they will keep the decoding threads of the host busy."""
+"""Backlog of large images to decode: estimates how long it keeps the decoding threads of the host busy."""
 
 import math
 
@@ -7,25 +7,24 @@ from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 
-# Smaller images are decoded in milliseconds: what they take is part of the usual duration of a request.
+# Smaller images are decoded in milliseconds, which is part of the usual duration of a request.
 _MIN_PIXELS = 1_000_000
 _INITIAL_SECONDS_PER_PIXEL = 12e-9
-# Formats differ by less; a few images that are crafted to be slow, or that are almost empty, must not decide for all.
+# Bounds of a measurement, wider than the differences between formats: crafted or nearly empty images must not dominate.
 _FASTEST, _SLOWEST = 4e-9, 48e-9
 _SMOOTHING = 0.1  # weight of the newest image in the average
-# The model needs some of a request's time, too, and other work may keep the CPUs busy.
+# Fraction of the remaining time for decoding. The model needs time as well, and other work may use the CPUs.
 _SHARE = 0.5
 
 
 class DecodeBacklog:
-    """Pixels that are to be decoded, in all workers of a host, and how many a thread decodes in a second.
+    """Pixels to decode in all workers of a host, and the measured decoding speed.
 
-    Admission counts requests, whose usual duration it knows. A burst of images that are much larger than the usual ones would
-    take longer than their deadline allows.
+    Admission assumes the usual duration of requests. A burst of unusually large images would exceed its deadline.
     """
 
     def __init__(self, table: WorkerTable, threads: int) -> None:
-        """Count in a table; so many threads of the host decode at a time."""
+        """Count in a table; `threads` is the number of decoding threads of the host."""
         self._table = table
         self._column = table.column("decode backlog")
         self._threads = threads
@@ -33,19 +32,19 @@ class DecodeBacklog:
 
     @property
     def pixels(self) -> int:
-        """Pixels that are to be decoded."""
+        """Number of pixels to decode."""
         return self._table.total(self._column)
 
     def add(self, pixels: int, deadline: Deadline) -> Lease:
-        """Count an image until the lease is released, in the event loop.
+        """Count an image until the lease is released. Call this in the event loop.
 
         Raises:
-            GatewayFull: The images before it, and it, would take more than half of the time that is left.
+            GatewayFull: Decoding it and the images before it would take more than half of the remaining time.
         """
         lease = Lease()
         if pixels < _MIN_PIXELS:
             return lease
-        self._table.add(self._column, pixels)  # first, so that two workers see each other
+        self._table.add(self._column, pixels)  # counted first, so that two workers see each other
         total = self.pixels
         seconds = total * self._seconds_per_pixel / self._threads
         if total > pixels and seconds > _SHARE * deadline.remaining:
@@ -55,7 +54,7 @@ class DecodeBacklog:
         return lease
 
     def measure(self, pixels: int, cpu_seconds: float) -> None:
-        """Take note of the CPU time that decoding an image took. From any thread."""
+        """Record the CPU time of decoding an image. Thread-safe."""
         if pixels >= _MIN_PIXELS:
             found = min(max(cpu_seconds / pixels, _FASTEST), _SLOWEST)
             self._seconds_per_pixel += (found - self._seconds_per_pixel) * _SMOOTHING

@@ -1,4 +1,4 @@
-"""Leave a block of code for a reason that arises outside of it."""
+"""Interrupt a block of code from outside of it."""
 
 import asyncio
 from types import TracebackType
@@ -6,9 +6,9 @@ from typing import Self
 
 
 class Interruption:
-    """A `with` block of a task that is cancelled by `interrupt`, and then raises the error that was given there.
+    """A `with` block that `interrupt` cancels; the block then raises the error passed to `interrupt`.
 
-    `asyncio.timeout` does the same for one reason only.
+    `asyncio.timeout` does the same for a timeout only.
     """
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Interruption:
         self._error: Exception | None = None
 
     def interrupt(self, error: Exception) -> None:
-        """Leave the block, if it has not ended yet. From the event loop, but not from the block itself."""
+        """Interrupt the block if it is running. Call this in the event loop, but not from the block itself."""
         if self._task is not None and self._error is None:
             self._error = error
             self._task.cancel()
@@ -32,4 +32,4 @@ class Interruption:
             if reason is not None and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
                 raise reason from None
         finally:
-            del task, reason, error  # they refer to this frame, which would refer to them
+            del task, reason, error  # break the reference cycle with this frame

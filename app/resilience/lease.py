@@ -1,4 +1,4 @@
-"""What a request holds, and gives back when its work has ended."""
+"""Resources that a request holds until its work has ended."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -9,14 +9,14 @@ class Job(Protocol):
     """A task or future of the event loop."""
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
-        """Call `callback` in the event loop once the job has ended."""
+        """Call `callback` in the event loop when the job has ended."""
 
 
 class Lease:
-    """Calls back when a `with` block has been left and all jobs passed to `keep_for` have ended, in the event loop.
+    """Runs callbacks in the event loop when a `with` block and all jobs passed to `keep_for` have ended.
 
-    A decoding thread cannot be stopped, and Triton reads shared memory until the RPC ends, whether or not the request
-    still waits for them: what they use is given back by their end, not by the end of the request.
+    A decoding thread cannot be stopped, and Triton reads shared memory until the RPC ends, even if the request no longer waits.
+    So resources are released when these jobs end, not when the request ends.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Lease:
         self._callbacks: list[Callable[[], object]] = []
 
     def on_release(self, callback: Callable[[], object]) -> None:
-        """Call `callback` in the end; those added last come first. From any thread that the lease is kept for."""
+        """Add a callback; the last one runs first. May be called from any thread that the lease is kept for."""
         self._callbacks.append(callback)
 
     def keep_for(self, job: Job) -> None:
-        """Keep the lease at least until a job has ended."""
+        """Keep the lease at least until the job has ended."""
         self._users += 1
         job.add_done_callback(self._remove_user)
 
@@ -54,5 +54,5 @@ class Lease:
             try:
                 self._callbacks.pop()()
             except BaseException:
-                self._call_back()  # the others, whichever fails
+                self._call_back()  # run the others even if one fails
                 raise

@@ -1,4 +1,4 @@
-"""The memory that requests of all workers may use at the same time."""
+"""Memory budgets that all workers of a host share."""
 
 from collections.abc import Sequence
 from threading import Lock
@@ -10,10 +10,10 @@ from app.resilience.worker_table import WorkerTable
 
 
 class MemoryBudget:
-    """Bytes in use by the requests of a host, under a limit."""
+    """Bytes that the requests of a host use, with a limit."""
 
     def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
-        """Count in the table's column of that key."""
+        """Count in the table's column with this key."""
         self.limit_bytes = limit_bytes
         self._table = table
         self._column = table.column(key)
@@ -26,7 +26,7 @@ class MemoryBudget:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the limit is reached."""
         return self._table.total(self._column) >= self.limit_bytes
 
     @property
@@ -35,17 +35,17 @@ class MemoryBudget:
         return self._table.own(self._column)
 
     def reserve(self, purpose: str = "an image of this size") -> "Reservation":
-        """Return a reservation of no bytes, to be enlarged, for a purpose that errors name."""
+        """Return an empty reservation; `purpose` appears in errors."""
         return Reservation(self, purpose)
 
     def add(self, nbytes: int) -> None:
-        """Count bytes, or discount them if the number is negative. From any thread."""
+        """Add to the bytes in use; `nbytes` may be negative. Thread-safe."""
         with self._lock:
             self._table.add(self._column, nbytes)
 
 
 class Reservation:
-    """A part of the budget that is given back at the end of a `with` block. From any thread."""
+    """A reserved part of a budget, released at the end of a `with` block. May be used from any thread."""
 
     def __init__(self, budget: MemoryBudget, purpose: str) -> None:
         self.nbytes = 0
@@ -53,27 +53,27 @@ class Reservation:
         self._purpose = purpose
 
     def add(self, nbytes: int) -> None:
-        """Reserve more.
+        """Reserve more bytes.
 
         Raises:
-            GatewayFull: The budget has no room for it now.
+            GatewayFull: The budget is exhausted.
         """
-        self._budget.add(nbytes)  # first, so that two workers never use the same room
+        self._budget.add(nbytes)  # counted first, so that two workers never use the same room
         self.nbytes += nbytes
         used = self._budget.used_bytes
-        if used > self._budget.limit_bytes and used > self.nbytes:  # one that is larger than the budget is possible alone
+        if used > self._budget.limit_bytes and used > self.nbytes:  # a single reservation may exceed the budget
             self.nbytes -= nbytes
             self._budget.add(-nbytes)
             raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 
     def keep(self, nbytes: int) -> None:
-        """Give back what is more than that."""
+        """Release all but `nbytes`."""
         if self.nbytes > nbytes:
             self._budget.add(nbytes - self.nbytes)
             self.nbytes = nbytes
 
     def release(self) -> None:
-        """Give it back."""
+        """Release all bytes."""
         self.keep(0)
 
     def __enter__(self) -> Self:
@@ -84,26 +84,26 @@ class Reservation:
 
 
 class JointReservation:
-    """The same part of several budgets. From any thread."""
+    """An equal reservation in several budgets. May be used from any thread."""
 
     def __init__(self, budgets: Sequence[MemoryBudget], purpose: str) -> None:
-        """Reserve nothing yet, for a purpose that errors name."""
+        """Create an empty reservation; `purpose` appears in errors."""
         self._parts = [budget.reserve(purpose) for budget in budgets]
 
     def add(self, nbytes: int) -> None:
-        """Reserve more.
+        """Reserve more bytes.
 
         Raises:
-            GatewayFull: One of the budgets has no room for it now; those before it may have reserved it.
+            GatewayFull: A budget is exhausted; the budgets before it may have reserved the bytes.
         """
         for part in self._parts:
             part.add(nbytes)
 
     def keep(self, nbytes: int) -> None:
-        """Give back what is more than that."""
+        """Release all but `nbytes`."""
         for part in self._parts:
             part.keep(nbytes)
 
     def release(self) -> None:
-        """Give it back."""
+        """Release all bytes."""
         self.keep(0)

@@ -1,4 +1,4 @@
-"""The requests for one model that are in progress on a host, and the few that wait for their turn."""
+"""The requests in progress at one model on a host, and the few that wait for their turn."""
 
 import math
 import random
@@ -16,20 +16,20 @@ _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
 # The limit until the model's speed is known.
 _INITIAL_LIMIT = 32.0
-# Requests that begin when so much of the limit is used show how long requests take at the limit.
+# A request that begins above this fraction of the limit counts as a measurement at the limit.
 _NEAR = 0.8
-# Deadlines below so many times the target, which is half of the usual deadline, are compared with the predicted wait.
+# Deadlines below this multiple of the target (half of the usual deadline) are compared with the predicted wait.
 _SHORT = 1.9
-# A worker that measures nothing for longer has no say in the limit.
+# A worker without measurements for this long does not contribute to the limit.
 _STALE_SECONDS = 5.0
-# Models that answer faster than this are not stalled when they pause as long.
+# A shorter pause is never treated as a stall.
 _MIN_STALL_SECONDS = 0.1
 _MILLI = 1_000
 _NANO = 1_000_000_000
 
 
 class Permit(Lease):
-    """Admits one request; given back when the work for it has ended."""
+    """Admission of one request; released when its work has ended."""
 
     def __init__(self, queue: "ModelQueue", part: "_Part", position: int, *, is_near: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Permit(Lease):
         self.on_release(self._leave)
 
     def measure(self, batch: BatchTimes | None = None) -> None:
-        """Measure how long the request took; to be called when its result is there, in time or not."""
+        """Record the duration of the request. Call this when its result arrives, in time or not."""
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
     def _leave(self) -> None:
@@ -58,7 +58,7 @@ class _Part:
 
 
 class ModelQueue:
-    """Admits requests for one model while their number is below a limit that follows the model's speed."""
+    """Admits requests to one model up to a limit that adapts to the model's speed."""
 
     def __init__(self, table: WorkerTable, model: str, ceiling: int, target_seconds: float) -> None:
         self._table = table
@@ -67,14 +67,14 @@ class ModelQueue:
         self._pace_column = table.column(f"pace:{model}")
         self._parts = {"": _Part(self, table.column(f"requests:{model}:"), 1.0)}
         self.limit = _INITIAL_LIMIT
-        """Requests that may be in progress on the host: what the workers that have measured it find on average."""
+        """Limit of the requests in progress on the host: the average over the workers that have measured it."""
         self._target_seconds = target_seconds
         self._measured = ConcurrencyLimit(_INITIAL_LIMIT, ceiling, target_seconds)
         self._measured_at = 0.0
         self.own = 0
-        """Requests of this worker that are in progress."""
+        """Number of this worker's requests in progress."""
         self._progress_at = 0.0
-        """When one of them ended last, or the first of them began."""
+        """When one of them last ended, or the first one began."""
         self._read_limit()
 
     @property
@@ -91,12 +91,12 @@ class ModelQueue:
         """Reject a request early.
 
         Args:
-            key: As `admit`.
-            fraction: As `admit`.
-            uploads: How many bodies this worker receives now, whose requests may come first.
+            key: As for `admit`.
+            fraction: As for `admit`.
+            uploads: Number of bodies that this worker is receiving; their requests may come first.
 
         Raises:
-            GatewayFull: There is no room, and none will be soon.
+            GatewayFull: There is no room now or soon.
         """
         part = self._part(key, fraction)
         has_room = not part.waiting and self._table.total(part.column) < self._room(part)
@@ -105,7 +105,7 @@ class ModelQueue:
             raise self.full()
 
     async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
-        """Admit a request, now or in its turn.
+        """Admit a request, now or when its turn comes.
 
         Args:
             key: Name of the part: the API key that has a share, or empty.
@@ -113,7 +113,7 @@ class ModelQueue:
             deadline: When the request must have its answer.
 
         Raises:
-            GatewayFull: There is no room, or it would come too late.
+            GatewayFull: There is no room, or the request would miss its deadline.
         """
         part = self._part(key, fraction)
         # With the usual deadline or a longer one, the limit is enough.
@@ -144,7 +144,7 @@ class ModelQueue:
         part.waiting.wake()
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
-        """Take note of how long a request took; see `ConcurrencyLimit.add`."""
+        """Record the duration of a request; see `ConcurrencyLimit.add`."""
         was_stale = self._is_stale
         self._measured_at = monotonic()
         is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
@@ -152,7 +152,7 @@ class ModelQueue:
             self._share_limit(self._measured.value)
 
     def refresh(self) -> None:
-        """Let the others know; or decide, if this worker has measured nothing for a while. To be called regularly."""
+        """Share this worker's limit with the other workers, or withdraw it if it is stale. Call this regularly."""
         self._share_limit(0.0 if self._is_stale else self._measured.value)
 
     @property
@@ -198,20 +198,20 @@ class ModelQueue:
         return Permit(self, part, position, is_near=requests >= _NEAR * room)
 
     def pace(self) -> float:
-        """Return the seconds between the ends of requests on this host, as far as is known; 0 if it is not."""
+        """Return the seconds between the ends of requests on this host; 0 if unknown."""
         pace = self._measured.pace
         if not pace:
             found = [value for value in self._table.values(self._pace_column) if value]
             return sum(found) / len(found) / _NANO if found else 0.0
         if not self.own:
             return pace
-        # Nothing has ended for longer than a request takes: the model has become slower by as much.
+        # If no request has ended for longer than a request takes, scale the pace up accordingly.
         pause = monotonic() - self._progress_at
         return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
 
     def full(self) -> GatewayFull:
-        """Return the error for a request that cannot be admitted; it tells when to come back."""
-        # When the requests in progress will have ended; spread, so that those rejected together do not come back together.
+        """Return the error for a request that cannot be admitted, with a Retry-After time."""
+        # The expected end of the requests in progress, with jitter to spread the retries.
         seconds = math.ceil(self.in_progress * self.pace() * random.uniform(1, 2))  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
         return GatewayFull("as many requests as can be answered in time are in progress", "requests", seconds)

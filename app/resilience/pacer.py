@@ -1,4 +1,4 @@
-"""Space out what is less urgent than the rest of the work."""
+"""Delay events that exceed a rate."""
 
 from time import monotonic
 
@@ -7,10 +7,10 @@ _MAX_WAIT_SECONDS = 1
 
 
 class Pacer:
-    """Says how long each event has to wait so that they do not come more often than a rate.
+    """Computes the delay of each event that limits a rate.
 
-    Three seconds' worth of them passes at once. None waits longer than a second, so that above the rate they are delayed,
-    but not fewer in the end.
+    A burst of three seconds' worth of events passes without delay. The delay is at most one second, so a permanently higher rate
+    is delayed but not reduced.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -18,7 +18,7 @@ class Pacer:
         self._due = 0.0
 
     def wait(self) -> float:
-        """Return how long the next event has to wait, in seconds; 0 while they are rare."""
+        """Return the delay of the next event in seconds; 0 below the rate."""
         now = monotonic()
         self._due = min(max(self._due, now - _BURST_SECONDS) + self._interval, now + _MAX_WAIT_SECONDS)
         return max(0.0, self._due - now)

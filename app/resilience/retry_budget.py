@@ -1,22 +1,22 @@
-"""How many requests may be tried again: few enough that retries never add to an overload."""
+"""Budget of retries, small enough that retries never worsen an overload."""
 
 from time import monotonic
 
 _SHARE = 0.1
-_PER_SECOND = 0.1  # for rare requests
+_PER_SECOND = 0.1  # for low traffic
 
 
 class RetryBudget:
-    """One retry for every ten requests, and one every ten seconds; a few can be saved up."""
+    """One retry per ten requests plus one per ten seconds; unused retries are saved up to a maximum."""
 
     def __init__(self, max_saved: float = 3.0) -> None:
-        """Start with all that can be saved up."""
+        """Start with the maximum."""
         self._max_saved = self._saved = max_saved
         self._at = monotonic()
 
     @property
     def saved(self) -> int:
-        """Retries that are left; negative if more than that were spent."""
+        """Remaining retries; negative if more were spent than saved."""
         now = monotonic()
         self._save((now - self._at) * _PER_SECOND)
         self._at = now
@@ -27,14 +27,14 @@ class RetryBudget:
         self._save(_SHARE)
 
     def take(self) -> bool:
-        """Take one retry; return whether there was one."""
+        """Take one retry if there is one; return whether it was taken."""
         if self.saved < 1:
             return False
         self.spend(1)
         return True
 
     def spend(self, retries: int) -> None:
-        """Take retries that cannot be refused any more; there are none until as many are saved up again."""
+        """Take retries that have already happened, even if the budget becomes negative."""
         self._saved -= retries
 
     def _save(self, retries: float) -> None:

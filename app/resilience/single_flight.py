@@ -1,4 +1,4 @@
-"""Concurrent calls for the same thing share one execution."""
+"""Share one execution among concurrent calls with the same key."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -9,15 +9,15 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """Work in progress by key. A result is not kept: the next call after it starts anew."""
+    """Work in progress, by key. Results are not cached: a call after the end runs the work again."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[T]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work`, or wait for the run of the same key that is in progress.
+        """Run `work`, or wait for the current run with the same key.
 
-        The work continues when a caller that waits for it is cancelled.
+        The work continues if a waiting caller is cancelled.
         """
         task = self._tasks.get(key)
         if task is None:
@@ -26,14 +26,14 @@ class SingleFlight(Generic[T]):
         try:
             return await asyncio.shield(task)
         finally:
-            del task  # a failed task refers to its exception, whose traceback refers to this frame
+            del task  # break the reference cycle: task, exception, traceback, this frame
 
     async def wait(self) -> None:
         """Wait until nothing is in progress."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
-        """Forget work that has ended, and retrieve its exception, which asyncio would report if no caller waits any more."""
+        """Remove finished work, and retrieve its exception: otherwise asyncio would report it if no caller waits."""
         del self._tasks[key]
         if not task.cancelled():
             task.exception()

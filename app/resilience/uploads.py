@@ -1,4 +1,4 @@
-"""Bodies that are being received: how many on the whole host, and how many bytes of them."""
+"""Bodies being received: their number and bytes on the whole host."""
 
 import hashlib
 from ipaddress import IPv6Address, ip_address
@@ -13,10 +13,10 @@ _ANONYMOUS_PER_ADDRESS = 8
 
 
 class Upload(Lease):
-    """One body that is being received and parsed; counted until it is released."""
+    """A body being received and parsed; counted until it is released."""
 
     def __init__(self, budget: MemoryBudget, table: WorkerTable, column: int, mark: int = 1) -> None:
-        """Count it in a worker's cell, by a mark that is added, and its bytes in a budget."""
+        """Add `mark` to this worker's cell in `column`; count the bytes in a budget."""
         super().__init__()
         self._budget = budget
         self._memory: Reservation | None = None
@@ -25,14 +25,14 @@ class Upload(Lease):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are counted."""
+        """Number of counted bytes."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def add(self, nbytes: int) -> None:
-        """Count bytes that were received.
+        """Count received bytes.
 
         Raises:
-            GatewayFull: There are too many bytes of bodies that are being received.
+            GatewayFull: The budget is exhausted.
         """
         if self._memory is None:
             self._memory = self._budget.reserve()
@@ -41,28 +41,28 @@ class Upload(Lease):
 
 
 class AnonymousUploads:
-    """Bodies of which nobody knows yet who sends them: a few on the whole host, and very few from one address.
+    """Bodies of anonymous requests: at most 64 on the whole host, and 8 per client address.
 
-    Each worker has a row of 64 cells, one for each of its bodies, which hold a hash of the sender's address.
+    Each worker has 64 cells, one per body, which contain a hash of the client's address.
     """
 
     def __init__(self, table: WorkerTable, max_bytes: int) -> None:
-        """Count in a table; no more than so many bytes."""
+        """Count in a table, up to `max_bytes`."""
         self._table = table
         self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
         self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)
 
     def start(self, address: str) -> Upload:
-        """Count a body from an address; empty if that is not known, as on a unix socket, whose permissions say who may connect.
+        """Count a body from an address; an empty address (a unix socket without a proxy) has no limit of its own.
 
         Raises:
-            GatewayFull: There are too many of them.
+            GatewayFull: There are too many anonymous bodies.
         """
         free_column = next((column for column in self._columns if not self._table.own(column)), None)
         if free_column is None:
             raise _full()
         mark = int.from_bytes(hashlib.blake2b(_network_of(address).encode(), digest_size=7).digest()) + 1
-        upload = Upload(self.memory, self._table, free_column, mark)  # first, so that two workers never use the same room
+        upload = Upload(self.memory, self._table, free_column, mark)  # counted first, so that two workers never use the same room
         marks = [cell for column in self._columns for cell in self._table.values(column) if cell]
         if len(marks) > _ANONYMOUS or (address and marks.count(mark) > _ANONYMOUS_PER_ADDRESS):
             upload.release()
@@ -71,7 +71,7 @@ class AnonymousUploads:
 
 
 def _network_of(address: str) -> str:
-    """Return what one sender has: an address of IPv4, or the 64 bits of an IPv6 network."""
+    """Return the part of an address that identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
     if not address:
         return address
     parsed = ip_address(address)

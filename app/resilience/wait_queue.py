@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from app.resilience.lease import Lease
 
-# Nobody tells when a request of another worker ends.
+# There is no notification when a request of another worker ends.
 _POLL_SECONDS = 0.005
 
 L = TypeVar("L", bound=Lease)
@@ -21,17 +21,17 @@ class WaitQueue(Generic[L]):
         self._enter = enter
         self._turns: deque[asyncio.Future[L]] = deque()
         self._poll: asyncio.TimerHandle | None = None
-        """When to look for room again."""
+        """Timer of the next check for room."""
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting requests."""
         return len(self._turns)
 
     async def wait(self, seconds: float) -> L:
-        """Wait for a turn, behind all that wait already.
+        """Wait for a turn, at the end of the line.
 
         Raises:
-            TimeoutError: It has not come within that time.
+            TimeoutError: The turn did not come in time.
         """
         turn: asyncio.Future[L] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
@@ -43,12 +43,12 @@ class WaitQueue(Generic[L]):
         except BaseException:
             if turn in self._turns:
                 self._turns.remove(turn)
-            elif not turn.cancelled():  # its turn came at the same moment
+            elif not turn.cancelled():  # the turn came at the same moment
                 turn.result().release()
             raise
 
     def wake(self) -> None:
-        """Let those in line enter while there is room."""
+        """Admit waiting requests while there is room."""
         while self._turns:
             turn = self._turns.popleft()
             if turn.cancelled():
@@ -60,12 +60,12 @@ class WaitQueue(Generic[L]):
             turn.set_result(lease)
 
     def wake_soon(self) -> None:
-        """The same, in the next round of the event loop."""
+        """Call `wake` in the next iteration of the event loop."""
         if self._turns:
             asyncio.get_running_loop().call_soon(self.wake)
 
     def _look(self) -> None:
-        """Look now and then whether requests of other workers have ended."""
+        """Check periodically whether requests of other workers have ended."""
         self._poll = None
         self.wake()
         if self._turns:

@@ -1,8 +1,8 @@
-"""Counters that all workers of a host share: each writes its own row, and reads the rows of all.
+"""Counters that all workers of a host share: each worker writes its own row and reads all rows.
 
-The table lies in a memory file that the first parent process creates and all workers inherit. A worker holds a lock on its
-row as long as it lives, so the row of a killed worker is no longer counted after a refresh, and another may take it. The new
-one goes on from what the old one has counted in the columns of counters; all other columns begin at zero.
+The table is a memory file that the first parent process creates and all workers inherit. A worker locks its row while it lives, so
+the row of a killed worker is ignored after a refresh, and another worker may take it. The new worker continues the old values in
+counter columns; all other columns start at zero.
 """
 
 import fcntl
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _ROWS = 512
-_COLUMNS = 16384  # of which only those in use take memory
-_CELL_BYTES = 8  # aligned, so a reader never sees half of a write
+_COLUMNS = 16384  # unused columns take no memory
+_CELL_BYTES = 8  # aligned, so reads are atomic
 _CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
-# Behind the cells are the keys of the columns. The first row holds their lengths, and in its last cell how many workers there
-# have ever been and, in the lower bits, the highest row in use.
+# The keys of the columns follow the cells. The first row contains their lengths; its last cell contains the number of workers ever
+# started and, in the lower bits, the highest row used.
 _KEYS = 0
-_KEY_BYTES = 384  # Triton's names of models have up to 255
+_KEY_BYTES = 384  # Triton's model names have up to 255
 _SIZE = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
 _LAST = _COLUMNS - 1
 _COUNTER = "counter "
@@ -28,10 +28,10 @@ _PROCESS, _BEATS = "process", "beats"
 
 
 def create() -> int:
-    """Create the table of this host, for this process and all that it starts, unless it has inherited one.
+    """Create the table of this host, for this process and its children, unless the process has inherited one.
 
     Returns:
-        The descriptor, which has to be passed on to other programs.
+        The descriptor, which must be passed on to other programs.
     """
     if not os.environ.get(_VARIABLE):
         descriptor = _create_file()
@@ -44,22 +44,22 @@ class TableView:
     """A view of all rows. Columns are found by key."""
 
     def __init__(self) -> None:
-        """View the host's table; a new one if this process has inherited none."""
+        """Open the host's table, or a new one if this process has not inherited any."""
         inherited = os.environ.get(_VARIABLE)
         if not inherited:
             self._descriptor = _create_file()
         else:
-            # Locks belong to an open file, which workers would share if they used the descriptor they have inherited.
+            # Locks belong to an open file. With the inherited descriptor, all workers would share one.
             self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}
-        """Of those keys that this process knows, in the order of the columns, and of those that share the last one."""
+        """Columns by key: the keys that this process knows, and keys that share the last column."""
         self._known = 0
-        """How many columns have been looked at."""
+        """Number of columns whose keys have been read."""
 
     def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers. Keys that are too long or find no free one share the last one."""
+        """Return the column of a key, the same in all workers. If the key is too long or no column is free, it is the last one."""
         if key not in self._columns:
             if self._memory.closed:
                 return _LAST
@@ -68,11 +68,11 @@ class TableView:
         return self._columns[key]
 
     def counter(self, key: str) -> int:
-        """Return the column of a counter, which is never reset; its key is apart from those of other columns."""
+        """Return the column of a counter, which is never reset. Counters have a key namespace of their own."""
         return self.column(_COUNTER + key)
 
     def keys(self) -> list[str]:
-        """List the keys that any worker has used, without those of counters."""
+        """List the keys that any worker has used, except those of counters."""
         return [key for key in self._keys() if not key.startswith(_COUNTER)]
 
     def counters(self) -> list[str]:
@@ -80,7 +80,7 @@ class TableView:
         return [key.removeprefix(_COUNTER) for key in self._keys() if key.startswith(_COUNTER)]
 
     def total_ever(self, column: int) -> int:
-        """Return the sum over all workers that there have ever been."""
+        """Return the sum over all workers ever started."""
         return sum(self._cells[row * _COLUMNS + column] for row in range(_KEYS + 1, self._cells[_LAST] % _ROWS + 1))
 
     def beats(self) -> dict[int, int]:
@@ -90,7 +90,7 @@ class TableView:
         return {self._cells[row + process]: self._cells[row + beats] for row in rows}
 
     def close(self) -> None:
-        """Close it."""
+        """Close the view."""
         self._cells = memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")
         self._memory.close()
         os.close(self._descriptor)
@@ -115,13 +115,13 @@ class TableView:
             return _LAST
         start = _CELLS_SIZE + self._known * _KEY_BYTES
         self._memory[start : start + len(encoded)] = encoded
-        self._cells[self._known] = len(encoded)  # last, for those that read the keys without the lock
+        self._cells[self._known] = len(encoded)  # last, because readers do not lock
         self._known += 1
         return self._known - 1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing the keys."""
+        """Prevent other processes from changing the keys."""
         while not self._lock(_KEYS):  # held for microseconds
             os.sched_yield()
         try:
@@ -136,17 +136,17 @@ class TableView:
         return False
 
     def _is_locked(self, row: int) -> bool:
-        """Return whether another open file, which is another worker's, has locked a row."""
+        """Return whether another worker has locked a row."""
         return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
 
     def _control(self, command: int, kind: int, row: int) -> int:
-        """Call fcntl with a `struct flock` for one row, and return the type of lock that it answers."""
+        """Call fcntl with a `struct flock` for one row, and return the resulting lock type."""
         answer = fcntl.fcntl(self._descriptor, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, row, 1, 0))
         return int(struct.unpack_from("h", answer)[0])
 
 
 class WorkerTable(TableView):
-    """One row of the table, and a view of all; rows of workers that have ended do not count."""
+    """One row of the table, and a view of all rows of living workers."""
 
     def __init__(self) -> None:
         """Take a free row of the host's table.
@@ -168,12 +168,12 @@ class WorkerTable(TableView):
         self.refresh()
 
     def beat(self) -> None:
-        """Show that this worker's event loop runs; to be called about once a second."""
+        """Record that this worker's event loop runs. Call this about once a second."""
         self.set(self.column(_PROCESS), os.getpid())
         self.add(self.column(_BEATS), 1)
 
     def add(self, column: int, value: int) -> None:
-        """Add to this worker's cell; from one thread at a time."""
+        """Add to this worker's cell. Not thread-safe."""
         self._cells[self._own + column] += value
 
     def set(self, column: int, value: int) -> None:
@@ -185,23 +185,23 @@ class WorkerTable(TableView):
         return self._cells[self._own + column]
 
     def values(self, column: int) -> list[int]:
-        """Return the cells of all living workers, this one's included."""
+        """Return the cells of all living workers, including this one."""
         cells = self._cells
-        if cells[_LAST] > self._seen:  # another worker has come
+        if cells[_LAST] > self._seen:  # a worker has started
             self.refresh()
         return [cells[row + column] for row in self._living]
 
     def rows(self) -> list[int]:
-        """Return the numbers of the rows of all living workers, in the order of `values`."""
+        """Return the row numbers of all living workers, in the order of `values`."""
         return [row // _COLUMNS for row in self._living]
 
     def total(self, column: int) -> int:
         """Return the sum over all living workers."""
         cells = self._cells
-        if cells[_LAST] > self._seen:  # another worker has come
+        if cells[_LAST] > self._seen:  # a worker has started
             self.refresh()
         total = 0
-        for row in self._living:  # few, and this is called several times for each request
+        for row in self._living:  # a hot path: called several times per request
             total += cells[row + column]
         return total
 
@@ -211,19 +211,19 @@ class WorkerTable(TableView):
         return len(self._living)
 
     def refresh(self) -> None:
-        """Find out which workers live; to be called about once a second, because some are killed."""
+        """Find the living workers. Call this about once a second, to notice killed workers."""
         self._seen = self._cells[_LAST]
         self._living = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if row == self._row or self._is_locked(row)]
 
     def close(self) -> None:
-        """Give the row back. What is counted after that counts nowhere."""
+        """Release the row. Later changes have no effect."""
         super().close()
         self._own = 0
         self._living = [0]
 
 
 def _create_file() -> int:
-    """Create an empty table in memory, and return its descriptor."""
+    """Create an empty table in memory; return its descriptor."""
     descriptor = os.memfd_create("nereid-workers")
     os.truncate(descriptor, _SIZE)
     return descriptor

@@ -1,1 +1,1 @@
-"""Logs, metrics, request timing and traces. Never knows what is logged, counted or timed."""
+"""Logs, metrics, request timing and traces. Independent of what is logged, counted or timed."""

@@ -1,7 +1,7 @@
-"""Prometheus metrics that all workers of a host count together.
+"""Prometheus metrics that all workers of a host share.
 
-prometheus-client writes the exposition format. Its own support for several processes is not used: each process has files of its
-own, which pile up as workers are replaced, and a full disk ends the process with SIGBUS.
+prometheus-client writes the exposition format. Its multiprocess mode is not used: it needs files per process, which accumulate as
+workers are replaced, and a full disk kills the process with SIGBUS.
 """
 
 from bisect import bisect_left
@@ -18,11 +18,11 @@ _MICRO = 1_000_000
 
 Labels = tuple[str, ...]
 Names = Mapping[str, Sequence[Labels]]
-"""Label values by the name of their metric."""
+"""Label values by metric name."""
 
 
 class Table(Protocol):
-    """Integers of all workers, in columns."""
+    """Integers of all workers in columns; see `WorkerTable`."""
 
     def column(self, key: str) -> int:
         """Return the column of a key, the same in all workers."""
@@ -31,7 +31,7 @@ class Table(Protocol):
         """Return the column of a counter, which is never reset."""
 
     def keys(self) -> list[str]:
-        """List the keys of columns, without those of counters."""
+        """List the keys of columns, except those of counters."""
 
     def counters(self) -> list[str]:
         """List the keys of counters."""
@@ -46,10 +46,10 @@ class Table(Protocol):
         """Return the values of all living workers."""
 
     def rows(self) -> list[int]:
-        """Return the numbers of all living workers."""
+        """Return the row numbers of all living workers."""
 
     def total_ever(self, column: int) -> int:
-        """Return the sum over all workers that there have ever been."""
+        """Return the sum over all workers ever started."""
 
 
 class Counter:
@@ -60,10 +60,10 @@ class Counter:
 
         Args:
             table: The workers' table.
-            name: Without the suffix `_total`.
-            description: For the user.
+            name: Name of the metric, without the suffix `_total`.
+            description: Help text.
             labels: Names of the labels.
-            known: Values of the only label, to be shown before there are events.
+            known: Values of the only label that are exported before their first event.
         """
         self.name, self._description, self._labels = name, description, labels
         self._table = table
@@ -78,7 +78,7 @@ class Counter:
         self._table.add(self._column(values), events)
 
     def collect(self, counters: Names) -> Metric:
-        """Return what all workers have counted."""
+        """Return the counts of all workers."""
         family = CounterMetricFamily(self.name, self._description, labels=self._labels)
         for values in counters.get(self.name, ()):
             family.add_metric(values, self._table.total_ever(self._column(values)))
@@ -92,17 +92,17 @@ class Counter:
 
 
 class Histogram:
-    """Counts durations or sizes by how large they are, and by label values."""
+    """Counts durations or sizes in buckets, by label value."""
 
     def __init__(self, table: Table, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
         """Count in a table.
 
         Args:
             table: The workers' table.
-            name: With the suffix `_seconds`, if it counts durations.
-            description: For the user.
+            name: Name of the metric, with the suffix `_seconds` for durations.
+            description: Help text.
             label: Name of the label.
-            bounds: Upper bounds of the buckets, in ascending order; there is another bucket for what is above them.
+            bounds: Upper bounds of the buckets, ascending; one more bucket contains larger values.
         """
         self.name, self._description, self._label = name, description, label
         self._table = table
@@ -111,7 +111,7 @@ class Histogram:
         self._columns: dict[str, list[int]] = {}
 
     def observe(self, number: float, value: str) -> None:
-        """Count a duration, seconds, or a size, with this label value."""
+        """Count a duration in seconds, or a size, with this label value."""
         columns = self._columns.get(value)
         if columns is None:
             columns = self._columns[value] = self._find_columns(value)
@@ -119,7 +119,7 @@ class Histogram:
         self._table.add(columns[-1], round(number * _MICRO))
 
     def collect(self, counters: Names) -> Metric:
-        """Return what all workers have counted."""
+        """Return the counts of all workers."""
         family = HistogramMetricFamily(self.name, self._description, labels=[self._label])
         for value in sorted({values[0] for values in counters.get(self.name, ())}):
             *counts, total = map(self._table.total_ever, self._find_columns(value))
@@ -132,7 +132,7 @@ class Histogram:
 
 
 class Gauge:
-    """A number that each worker sets or changes; those of all living workers are added up."""
+    """A number that each worker sets or changes; exported as the sum over all living workers."""
 
     def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
         self.name, self._description, self._labels = name, description, labels
@@ -150,7 +150,7 @@ class Gauge:
         self._table.set(self._column(values), value)
 
     def clear_except(self, known: Collection[str]) -> None:
-        """Set this worker's numbers to 0 where the value of the first label is not a known one: what it names is gone."""
+        """Reset this worker's numbers whose first label value is not in `known`, because the labelled object is gone."""
         for values, column in self._columns.items():
             if values[0] not in known:
                 self._table.set(column, 0)
@@ -175,14 +175,14 @@ class Gauge:
 
 
 class CommonGauge(Gauge):
-    """A number that means the same in all workers; 0 where it is not known. The largest one is shown, if there is one."""
+    """A number that is the same for all workers, or 0 if a worker does not know it; exported as the maximum unless that is 0."""
 
     def _merge(self, numbers: list[int]) -> int | None:
         return max(numbers) or None
 
 
 class WorkerGauge(Gauge):
-    """A number of each worker, shown with the label `worker`, which numbers the living ones."""
+    """A number of each living worker, exported with the label `worker`, the worker's row number."""
 
     def numbers(self) -> list[int]:
         """Return the numbers of all living workers."""
@@ -197,7 +197,7 @@ class WorkerGauge(Gauge):
 
 
 def read_names(keys: Iterable[str]) -> Names:
-    """Read the names of metrics and their label values from the keys of a table."""
+    """Parse metric names and label values from the keys of a table."""
     found: dict[str, list[Labels]] = {}
     for key in keys:
         name, *values = key.split(_SEPARATOR)

@@ -1,4 +1,4 @@
-"""Structured logs on stdout for machines, plain messages on stderr for the user."""
+"""Structured logs on stdout, plain messages for the user on stderr."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
         if to_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_to_json)]
     )
-    # Tracebacks never show local variables: those hold images and whatever else callers sent.
+    # Tracebacks never include local variables, which contain images and other request data.
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -39,11 +39,11 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
 
 
 def forward(library: str, *, silent: str) -> None:
-    """Write to our log what a library logs with Python's own module, which would go to stderr as plain text.
+    """Forward a library's messages from Python's `logging` to the structured log; by default they go to stderr as plain text.
 
     Args:
         library: Name of its logger.
-        silent: Name of the one of its loggers that may tell secrets.
+        silent: Name of a logger to disable, because its messages may contain secrets.
     """
     logger = logging.getLogger(library)
     logger.handlers, logger.propagate = [_Forwarder()], False
@@ -58,12 +58,12 @@ class _Forwarder(logging.Handler):
 
 
 class _Lossy:
-    """A stream that loses what cannot be written: a full disk must not change what the rest of the program does."""
+    """A stream that ignores write errors, so that a full disk does not affect the program."""
 
     def __init__(self, stream: TextIO | BinaryIO) -> None:
         self._stream = stream
 
-    def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, as the stream takes it
+    def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, depending on the stream
         with suppress(OSError):
             self._stream.write(line)
 
@@ -72,7 +72,7 @@ class _Lossy:
             self._stream.flush()
 
 
-def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of anything
+def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of any values
     try:
         return msgspec.json.encode(event, enc_hook=default)
     except UnicodeEncodeError:  # a lone surrogate, from bytes that are not UTF-8
@@ -80,9 +80,9 @@ def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN40
 
 
 def write_whole_lines() -> None:
-    """Let stdout and stderr of this process, and of its forks, write each line at once: several processes share them.
+    """Make stdout and stderr of this process and its forks write whole lines, because several processes share them.
 
-    With PYTHONUNBUFFERED, as containers set it, Python writes the parts of a line one by one.
+    With PYTHONUNBUFFERED, which containers set, Python writes the parts of a line separately.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

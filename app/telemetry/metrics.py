@@ -1,4 +1,4 @@
-"""Everything that Prometheus scrapes."""
+"""The metrics of the gateway."""
 
 import platform
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Ta
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
-"""Reasons for which a request is rejected while the gateway is full."""
+"""Reasons for rejecting a request while the gateway is full."""
 RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready", "model_died", "overloaded")
-"""Reasons for which an inference is tried again."""
+"""Reasons for retrying an inference."""
 
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
@@ -24,7 +24,7 @@ _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """The metrics of a host; each worker has one of these, and any of them shows the totals of all."""
+    """The metrics of a host. Each worker has an instance; each instance reports the totals of all workers."""
 
     def __init__(self, table: Table, version: str) -> None:
         """Count in the table that all workers share."""
@@ -108,7 +108,7 @@ class Metrics:
 
 
 class _Families(Collector):
-    """Metrics that have been collected already."""
+    """A collector of metrics that are already collected."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -118,10 +118,10 @@ class _Families(Collector):
 
 
 def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """Render metrics in a format that the `Accept` header of a scraper names; return its content type, too."""
+    """Render metrics in the format that a scraper's `Accept` header selects; return them and their content type."""
     try:
         encode, content_type = choose_encoder(accept)
-    except (TypeError, ValueError):  # of a version that is no number
+    except (TypeError, ValueError):  # invalid version in the header
         encode, content_type = choose_encoder("")
     registry = CollectorRegistry()
     registry.register(_Families(families))

@@ -1,17 +1,17 @@
-"""How long each stage of a request took."""
+"""Durations of the stages of a request."""
 
 from time import perf_counter
 
 STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
 """The stages of a request, in order."""
 FETCH = "fetch"
-"""The stage between `read` and `model` in which an image is fetched, if the request names it by its address."""
+"""The stage between `read` and `model` that fetches an image by its URL."""
 DRAW = "draw"
-"""The stage after `post` in which a picture is drawn, if the request asks for one."""
+"""The stage after `post` that draws a picture, if the request asks for one."""
 
 
 class Timing:
-    """Stopwatch of one request, started when it is created. Durations are milliseconds."""
+    """Stopwatch of one request, started on creation. Durations are in milliseconds."""
 
     def __init__(self) -> None:
         self._start = self._lap_start = perf_counter()
@@ -20,18 +20,18 @@ class Timing:
         self._starts: dict[str, float] = {}
         self._descriptions: dict[str, str] = {}
         self._extra_stage = ""
-        """The stage in progress, if it is none of `STAGES`."""
+        """The stage in progress, if it is not in `STAGES`."""
 
     def begin(self, stage: str) -> None:
-        """Note that the stage in progress, until the next lap, is none of `STAGES`."""
+        """Set the stage in progress until the next lap; for stages that are not in `STAGES`."""
         self._extra_stage = stage
 
     def start_lap(self) -> None:
-        """Start the next lap now; the time since the last one belongs to no stage."""
+        """Start the next lap now. The time since the last lap is not assigned to any stage."""
         self._lap_start = perf_counter()
 
     def lap(self, stage: str, description: str = "") -> None:
-        """Record the time since the last lap (or the start) as `stage`, and what else a caller may want to know of it."""
+        """Record the time since the last lap (or the start) as `stage`, with an optional description for Server-Timing."""
         now = perf_counter()
         self._starts[stage] = self._lap_start
         self.stages[stage] = (now - self._lap_start) * 1e3
@@ -41,10 +41,9 @@ class Timing:
             self._descriptions[stage] = description
 
     def fail(self) -> str:
-        """Record the time since the last lap as the stage that `begin` named, or else as the first of `STAGES` that has not ended.
+        """Record the time since the last lap as the stage in progress, and return that stage.
 
-        Returns:
-            That stage.
+        It is the stage named by `begin`, or the first of `STAGES` that is not recorded.
         """
         stage = self._extra_stage or next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
         self.lap(stage)
@@ -56,8 +55,8 @@ class Timing:
         return (perf_counter() - self._start) * 1e3
 
     def intervals(self) -> list[tuple[str, float, float]]:
-        """Return the name of each stage, and when it began and ended, in milliseconds since the start."""
-        # A copy: a thread whose request has timed out may still record a stage.
+        """Return the name, begin and end of each stage, in milliseconds since the start."""
+        # Copied because a thread may still record a stage after a timeout.
         stages = list(self.stages.copy().items())
         begun = [(self._starts[stage] - self._start) * 1e3 for stage, _ in stages]
         return [(stage, begin, begin + duration) for (stage, duration), begin in zip(stages, begun, strict=True)]

@@ -1,7 +1,7 @@
-"""OpenTelemetry: a span for each request and for each of its stages, exported with OTLP over HTTP.
+"""OpenTelemetry: spans of requests and their stages, exported with OTLP over HTTP.
 
-Imported only if tracing is on. OpenTelemetry's own variables, `OTEL_*`, set endpoint, sampler, service name and batches. A thread
-exports the spans; those that it cannot export in time are dropped.
+Imported only if tracing is on. OpenTelemetry's variables `OTEL_*` set endpoint, sampler, service name and batching. A thread
+exports the spans; spans that it cannot export in time are dropped.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from app.telemetry.trace_context import TraceContext
 
 _FLUSH_SECONDS = 3.0
 _FIRST_SERVER_ERROR = 500
-# Any other is a name that a caller has made up.
+# Other methods are recorded as `_OTHER`, because callers can invent them.
 _METHODS = {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"}
 
 
 class RequestSpan:
-    """The span of one request. The spans of its stages are made when it ends, from what its timing has recorded."""
+    """The span of one request. The spans of its stages are created when it ends, from the recorded timing."""
 
     def __init__(self, tracer: Tracer, parent: TraceContext | None, timing: Timing, method: str, path: str) -> None:
         """Start the span.
 
         Args:
-            tracer: Makes the spans; its sampler decides whether they are exported.
+            tracer: Creates the spans; its sampler decides whether they are exported.
             parent: The span of the caller.
-            timing: When the request has begun, and its stages.
+            timing: Start and stages of the request.
             method: The request's method.
             path: The request's path, printable.
         """
@@ -59,7 +59,7 @@ class RequestSpan:
 
     @property
     def context(self) -> TraceContext | None:
-        """The span as the parent of others; None if OpenTelemetry is disabled."""
+        """The span as a parent of others; None if OpenTelemetry is disabled."""
         context = self._span.get_span_context()
         if not context.is_valid:
             return None
@@ -70,9 +70,9 @@ class RequestSpan:
         """End the span.
 
         Args:
-            route: Template of the request's path; None if there is no such route.
+            route: Template of the request's path; None if no route matched.
             status: Status of the response.
-            attributes: More about the request.
+            attributes: More attributes of the span.
         """
         span = self._span
         if not span.is_recording():
@@ -90,12 +90,12 @@ class RequestSpan:
         span.end(self._at(self._timing.total))
 
     def _at(self, milliseconds: float) -> int:
-        """Return a time since the request's start as OpenTelemetry has it: nanoseconds since 1970."""
+        """Convert a time since the request's start to OpenTelemetry's format, nanoseconds since 1970."""
         return self._start_ns + round(milliseconds * 1e6)
 
 
 class Tracing:
-    """Makes and exports the spans of one worker."""
+    """Creates and exports the spans of one worker."""
 
     def __init__(self) -> None:
         ours = Resource({"service.name": "nereid", "service.version": __version__})
@@ -105,11 +105,11 @@ class Tracing:
         self._tracer = self._provider.get_tracer("nereid", __version__)
 
     def start(self, parent: TraceContext | None, timing: Timing, method: str, path: str) -> RequestSpan:
-        """Start the span of a request, as `RequestSpan` says."""
+        """Start the span of a request; arguments as for `RequestSpan`."""
         return RequestSpan(self._tracer, parent, timing, method, path)
 
     async def close(self) -> None:
-        """Export what is left, for up to three seconds."""
+        """Export the remaining spans, for up to three seconds."""
         # OpenTelemetry's own limit is 30 s.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
@@ -124,5 +124,5 @@ def _to_context(parent: TraceContext | None) -> Context:
     return set_span_in_context(NonRecordingSpan(SpanContext(*ids, is_remote=True, trace_flags=flags, trace_state=state)), Context())
 
 
-if __name__ == "__main__":  # to see whether it accepts its settings
+if __name__ == "__main__":  # checks the settings
     Tracing()

@@ -1,1 +1,1 @@
-"""What a request must pass before its body is received: framing, key, type, length, circuit, capacity."""
+"""Checks of a request before its body is received: framing, key, type, length, circuit, capacity."""

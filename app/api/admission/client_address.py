@@ -1,4 +1,4 @@
-"""The address of a client that is behind a proxy."""
+"""The address of a client behind a proxy."""
 
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -6,19 +6,19 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from litestar.types import HTTPScope
 
 Proxies = tuple[IPv4Network | IPv6Network, ...]
-"""Networks of proxies that are believed when they name their client."""
+"""Networks of trusted proxies."""
 
 
 def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Proxies) -> str:
-    """Return the address of whoever has sent a request: as a trusted proxy names it, else that of the connection.
+    """Return the client's address: `X-Real-IP` if a trusted proxy sent it, else the peer address of the connection.
 
     Args:
-        scope: Of the request.
-        headers: Of the request; a proxy must replace whatever `X-Real-IP` it was sent.
-        proxies: Those that are trusted. On a unix socket any is: the socket's permissions say who may connect.
+        scope: The scope of the request.
+        headers: The headers of the request. A proxy must replace any `X-Real-IP` that its client sent.
+        proxies: The trusted networks. A peer on a unix socket is always trusted: the socket's permissions control who connects.
 
     Returns:
-        The address; empty if the connection is one to a unix socket, and the proxy names no client.
+        The address; empty on a unix socket without a valid `X-Real-IP`.
     """
     peer = (scope.get("client") or ("", 0))[0]
     named = headers.get(b"x-real-ip")
@@ -34,5 +34,5 @@ def _is_in(peer: str, networks: Proxies) -> bool:
     if not networks:
         return False
     address = ip_address(peer)
-    address = getattr(address, "ipv4_mapped", None) or address  # of a socket for both versions
+    address = getattr(address, "ipv4_mapped", None) or address  # a dual-stack socket reports IPv4 peers this way
     return any(address in network for network in networks)

@@ -1,4 +1,4 @@
-"""Decide what can be decided before Litestar is called: whose path it is, and whether the gateway is full."""
+"""The checks before Litestar is called: which route has the path, and whether the gateway is full."""
 
 from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
@@ -13,10 +13,10 @@ from app.errors import GatewayFull, MalformedRequest
 
 
 class DispatchMiddleware:
-    """Sends requests at the paths of dialects to them, and rejects what is malformed or cannot be admitted now.
+    """Routes the paths of dialects, and rejects requests that are malformed or cannot be admitted now.
 
-    Under overload most requests are rejected, and what that costs is missing to the others: routing, guards and error handlers
-    would cost more than the check. Whatever it lets through is checked again by admission.
+    Under overload most requests are rejected. Rejecting them here is cheaper than running Litestar's routing, guards and error
+    handlers. Admission checks the accepted requests again.
     """
 
     def __init__(self, app: ASGIApp, table: RouteTable, worker: WorkerResources, write_error: WriteError) -> None:
@@ -47,6 +47,6 @@ class DispatchMiddleware:
             context = context_of(scope)
             context.has_model_route = True
             guards.note_key(scope, target.handler, self._worker)
-            if self._worker.keys is None or context.api_key is not None:  # others are told nothing of a model
+            if self._worker.keys is None or context.api_key is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
                 await guards.check_capacity(scope, target.handler, model, self._worker)

@@ -1,6 +1,6 @@
-"""What a request must pass before its body is received.
+"""Guards: checks of a request before its body is received.
 
-If several causes hold, the caller is told the first of this order:
+If several checks fail, the response reports the first in this order:
 
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
@@ -10,11 +10,11 @@ If several causes hold, the caller is told the first of this order:
     429  the gateway is full                                            `check_capacity`
 
 `app.api.admission.dispatch` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
-where the key is known or none is needed. An open circuit still comes before it.
+if the key is valid or none is needed. An open circuit still takes precedence over the 429.
 
-A key that comes with the body is checked by `admit_with_body`. Until then the request is anonymous: its body may be as large as
-one image, must come within two seconds, and counts in a budget that all anonymous requests share. So 408 and 429 may come before
-401.
+A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one
+image, must arrive within two seconds, and counts against a budget that all anonymous requests share. So 408 and 429 may come
+before 401.
 """
 
 import base64
@@ -44,7 +44,7 @@ from app.errors import Forbidden, MalformedRequest, Unauthorized, UnsupportedMed
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 MAX_PATH = 1024
-"""Characters of a path; the longest that has a meaning here has a model's name in it."""
+"""Maximum length of a path, in characters. The longest valid paths contain a model name."""
 _MAX_PARAMETERS = 64
 _LENGTH_DIGITS = 19
 _TEXT_BYTES = 1 << 16
@@ -52,11 +52,11 @@ _ANONYMOUS_SECONDS = 2.0
 
 
 def check_framing(scope: HTTPScope) -> None:
-    """Reject a request that servers and proxies may read in different ways, or that takes long to read or to route.
+    """Reject a request that servers and proxies may interpret differently, or that is slow to parse or route.
 
     Raises:
-        MalformedRequest: In HTTP/1.1 it has no Host, or several; its Content-Length is not a number; or path or query are longer
-            than any that has a meaning here.
+        MalformedRequest: An HTTP/1.1 request has no Host or several; Content-Length is not a number; or the path or the query is
+            too long.
     """
     if len(scope["path"]) > MAX_PATH or scope["query_string"].count(b"&") >= _MAX_PARAMETERS:
         raise MalformedRequest(f"the path has more than {MAX_PATH} characters, or the query more than {_MAX_PARAMETERS} parameters")
@@ -71,10 +71,10 @@ def check_framing(scope: HTTPScope) -> None:
 
 
 def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, str], worker: WorkerResources) -> str:
-    """Note which model a request names in path, headers or query, and return its reference.
+    """Record the model that a request names in its path, headers or query, and return the model's reference.
 
-    It is that of the default model if none is named, and empty if the body must name one. The body may still name another model or
-    version. Until it is received, the model named here counts, in its newest version unless the request says otherwise.
+    The reference is that of the default model if the request names none, and empty if the body must name one. The body may still
+    name another model or version. Until it is received, the model named here is used, in its newest version by default.
     """
     query = scope["query_string"]
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
@@ -91,7 +91,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
 
 
 def note_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Note whose request it is, as far as it has a valid key; if it has none, `guard_key` rejects it."""
+    """Record the request's key if it is valid; otherwise `guard_key` rejects the request later."""
     if worker.keys is None:
         return
     context = context_of(scope)
@@ -102,21 +102,21 @@ def note_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> No
 
 
 async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
-    """Reject a request while the gateway is full, if it would pass `guard_key`.
+    """Reject a request that would pass `guard_key` while the gateway is full.
 
     Raises:
-        GatewayFull: It would not be admitted now.
+        GatewayFull: The request cannot be admitted now.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if context.api_key is not None and "detect" not in context.api_key.scopes:
         return
-    # While the circuit is open, a guard rejects the request for that: calls that Triton did not answer may have filled the gateway.
+    # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if route.takes != "text" and (not model or pipeline.is_usable(model)):
         await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
 
 
 def guard_model(worker: WorkerResources) -> Guard:
-    """Make the guard of all routes at which models are asked; other routes pass it."""
+    """Make the guard of all routes that run a model; requests to other routes pass it."""
 
     async def guard(connection: Connection, route: BaseRouteHandler) -> None:  # a plain function would run in a thread
         scope = cast("HTTPScope", connection.scope)
@@ -124,7 +124,7 @@ def guard_model(worker: WorkerResources) -> Guard:
             return
         context = context_of(scope)
         if not context.has_model_route:
-            raise NotFoundException  # Litestar takes a path for the route's that the table does not, such as one with other digits
+            raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
         guard_key(scope, route, worker)
         guard_payload(scope, route, worker)
         if route.takes != "text":
@@ -135,7 +135,7 @@ def guard_model(worker: WorkerResources) -> Guard:
 
 
 def guard_scope(worker: WorkerResources, scope: Scope) -> Guard:
-    """Make the guard of routes that need a key for this scope, but ask no model.
+    """Make the guard of routes that need a key with this scope, but run no model.
 
     The guard raises:
         Unauthorized: There is no key, more than one, or a wrong one.
@@ -149,7 +149,7 @@ def guard_scope(worker: WorkerResources, scope: Scope) -> Guard:
 
 
 def require_key(connection: Connection, worker: WorkerResources) -> None:
-    """Reject a request to a dialect that asks no model, unless it has a key for the scope `detect`, or there are no keys.
+    """Reject a dialect's request that runs no model and lacks a key with the scope `detect`; pass it if keys are not configured.
 
     Raises:
         Unauthorized: There is no key, more than one, or a wrong one.
@@ -161,7 +161,7 @@ def require_key(connection: Connection, worker: WorkerResources) -> None:
 
 
 def guard_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Reject a request without a key for the scope `detect`, unless its body may have one.
+    """Reject a request without a key with the scope `detect`, unless its body may contain one.
 
     Raises:
         Unauthorized: There is no key, more than one, or a wrong one.
@@ -170,12 +170,12 @@ def guard_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> N
     context = context_of(scope)
     if context.api_key is not None:
         _require_scope(context.api_key, "detect")
-    elif worker.keys is not None and not context.is_anonymous:  # once more, for the error
+    elif worker.keys is not None and not context.is_anonymous:  # repeated, to raise the error
         _check_key(_key_headers(scope, is_dialect=route.key_in != "header"), "detect", context, worker)
 
 
 def admit_with_body(given: str | None, context: RequestContext, worker: WorkerResources) -> None:
-    """Reject an anonymous request without a key for the scope `detect` in its body.
+    """Reject an anonymous request whose body contains no key with the scope `detect`.
 
     Raises:
         Unauthorized: There is no key, or a wrong one.
@@ -184,15 +184,15 @@ def admit_with_body(given: str | None, context: RequestContext, worker: WorkerRe
     if context.is_anonymous:
         _check_key([(b"x-api-key", given.encode())] if given else [], "detect", context, worker)
         context.is_anonymous = False
-        context.body_limits = BodyLimits(context.max_body_bytes, *worker.deployment.body_limits[1:])  # for its answer
+        context.body_limits = BodyLimits(context.max_body_bytes, *worker.deployment.body_limits[1:])  # the limits of the response
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Reject a body by its declared type and length, and note in its context how long any other may be.
+    """Reject a body by its declared type and length, and store the length limit in the context.
 
     Raises:
-        UnsupportedMediaType: The route does not take the type, or the body is compressed in a way that is not supported.
-        BodyTooLarge: The length is above the limit.
+        UnsupportedMediaType: The route does not accept the type, or the content encoding is not supported.
+        BodyTooLarge: The declared length exceeds the limit.
     """
     context, deployment = context_of(scope), worker.deployment
     declared = media_type(context.content_type)
@@ -215,7 +215,7 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
 
 
 def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
-    """Reject a request while Triton is known not to run its model; of a model, an anonymous one is told nothing.
+    """Reject a request while the circuit of its model is open. Anonymous requests pass: they must not learn about models.
 
     Raises:
         CircuitOpen: The circuit of the model is open.
@@ -225,7 +225,7 @@ def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
 
 
 def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
-    """Set how long its body, and the answer, may take and when the request counts as slow, and start the clock of its stages."""
+    """Set the time limits of the body and the response and the slow-request threshold, and start the stage timing."""
     _, pause, total = worker.deployment.body_limits
     if context.is_anonymous:
         pause = total = _ANONYMOUS_SECONDS
@@ -253,7 +253,7 @@ def _require_scope(key: ApiKey | None, scope: Scope) -> None:
 
 
 def _key_headers(scope: Any, *, is_dialect: bool = False) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types
-    """Return the headers with a key. Clients of dialects may have it in `Basic`, or in the query if no header has one."""
+    """Return the headers with a key. Clients of dialects may send it as `Basic`, or in the query if no header has one."""
     headers = [(name, value) for name, value in scope["headers"] if name in {b"authorization", b"x-api-key"}]
     if not is_dialect:
         return headers
@@ -264,7 +264,7 @@ def _key_headers(scope: Any, *, is_dialect: bool = False) -> list[tuple[bytes, b
 
 
 def _to_bearer(authorization: bytes) -> bytes:
-    """Make `Bearer ID.SECRET` of a header with the user ID and the password SECRET; leave any other as it is."""
+    """Convert `Basic` with user ID and password SECRET to `Bearer ID.SECRET`; return any other header unchanged."""
     scheme, _, encoded = authorization.partition(b" ")
     if scheme.lower() != b"basic":
         return authorization
@@ -275,5 +275,5 @@ def _to_bearer(authorization: bytes) -> bytes:
 
 
 def header_of(scope: HTTPScope, wanted: bytes) -> str:
-    """Return the value of a header, empty if there is none. Litestar would make an object of all headers to find it."""
+    """Return the value of a header; empty if absent. Unlike Litestar's lookup, it builds no object of all headers."""
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")

@@ -1,13 +1,13 @@
-"""API keys: the file that lists them, and finding the key of a credential.
+"""API keys: the file that lists them, and the lookup of a credential.
 
-The file is TOML, with one table for each key, named by the key's id:
+The file is TOML, with one table per key, named after the key's id:
 
     [camera-1]
-    sha256 = ["<SHA-256 of the secret, in hex>"]   # two while a secret is replaced by another
+    sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
     scopes = ["detect"]                            # what the key may do: detect, health
-    share = 0.25                                   # optional: fraction of the requests in progress that is reserved for it
+    share = 0.25                                   # optional: reserved fraction of the requests in progress
 
-A credential is `id.secret`. The file has only hashes: an unsalted SHA-256 is enough for secrets of 256 random bits.
+A credential is `id.secret`. The file contains only hashes; an unsalted SHA-256 is enough for secrets of 256 random bits.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from app.errors import Unauthorized
 from app.resilience.admission import Share
 
 Scope = Literal["detect", "health"]
-"""What a key may be used for. `detect`: what asks or lists models, also by dialects; `health`: GET /health."""
+"""Permission of a key. `detect`: run or list models, also through dialects; `health`: health and metrics."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"
@@ -41,18 +41,18 @@ LOG = structlog.get_logger()
 
 
 class ApiKey(NamedTuple):
-    """A key as the gateway uses it."""
+    """A key as read from the file."""
 
     id: str
     digests: tuple[bytes, bytes]
-    """SHA-256 of the accepted secrets; the same twice if there is one."""
+    """SHA-256 of the accepted secrets; the same digest twice if there is only one secret."""
     scopes: frozenset[Scope]
     share: float
     """Fraction of the requests in progress that is reserved for the key."""
 
 
 class KeysError(Exception):
-    """The file of API keys is not valid, or an id is not. The message names the place and never repeats the file's content."""
+    """The file of API keys or an id is invalid. The message names the position and never quotes the file."""
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,8 +64,8 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ApiKeys:
     """The keys in a file, which is read again when it changes.
 
-    An invalid file is logged, once for each change, and the keys from before stay in use. A worker that starts with an
-    invalid file has none until the file is valid.
+    An invalid file is logged once per change, and the previous keys stay in use. A worker that starts with an invalid file has
+    no keys until the file is valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +73,7 @@ class ApiKeys:
         self._keys: dict[str, ApiKey] = {}
         self._version: tuple[int, ...] | None = ()
         self._next_check = 0.0
-        # Stands in for a key that does not exist: looking for it takes as long.
+        # Used for unknown ids, so that the comparison takes the same time.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), 0.0)
         self._read_if_changed()
 
@@ -91,7 +91,7 @@ class ApiKeys:
     def find(self, credential: bytes) -> ApiKey | None:
         """Return the key of a credential, `id.secret`; None if the id is unknown or the secret is wrong.
 
-        It takes the same time for each credential of the same length, so that nobody can measure which ids exist.
+        The time depends only on the length of the credential, so that a client cannot measure which ids exist.
         """
         if (now := monotonic()) >= self._next_check:
             self._next_check = now + _CHECK_SECONDS
@@ -103,7 +103,7 @@ class ApiKeys:
         return key if any(matches) else None
 
     def share_of(self, key: ApiKey) -> Share:
-        """Return the part of a model's limit that requests with a key may use: the key's own, or what none has reserved."""
+        """Return the share of a model's limit that requests with a key may use: the key's own, or the unreserved rest."""
         if key.share:
             return Share(key.id, key.share)
         return Share("", 1 - sum(other.share for other in self._keys.values()))
@@ -122,7 +122,7 @@ class ApiKeys:
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys, by id.
+    """Read a file of keys; return them by id.
 
     Raises:
         KeysError: The file cannot be read or is not valid.
@@ -131,7 +131,7 @@ def load(path: Path) -> dict[str, ApiKey]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KeysError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are; before its position, the message may quote the file
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError; the text before the position may quote the file
         raise KeysError(f"{path} is not valid TOML: {str(error).rpartition('(')[2].rstrip(')')}") from None
     keys = {id_: _to_key(path, id_, table) for id_, table in document.items()}
     if fsum(key.share for key in keys.values()) >= 1:
@@ -153,7 +153,7 @@ def create(id_: str) -> tuple[str, str]:
 
 
 def _to_key(path: Path, id_: str, table: object) -> ApiKey:
-    # No message repeats what it complains of: somebody may have pasted a credential into the file.
+    # The messages never quote the file: it may contain a pasted credential.
     if not _ID.fullmatch(id_):
         raise KeysError(f"{path}: {_ID_RULE}")
     try:
@@ -165,7 +165,7 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
 
 
 def _version_of(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None if there is no such file."""
+    """Return a value that changes when the file is written or replaced; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""From a result or an error to a response: JSON, a picture, problem+json."""
+"""Conversion of a result or an error to a response: JSON, a picture, problem+json."""

@@ -12,14 +12,14 @@ _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)",
 
 
 def best(accept: bytes, media_types: Sequence[str]) -> str | None:
-    """Return the media type that a caller likes best.
+    """Return the media type that a caller prefers.
 
     Args:
-        accept: The header; one without any valid media type accepts all.
-        media_types: Those that there are, in lower case; of several that the caller likes equally, the first one is taken.
+        accept: The header. A header without any valid media type accepts all types.
+        media_types: The available types, in lower case. The first one wins if the caller prefers several equally.
 
     Returns:
-        One of them; None if the caller accepts none.
+        One of `media_types`; None if the caller accepts none of them.
     """
     qualities = _qualities(accept)
     if not qualities:
@@ -30,10 +30,10 @@ def best(accept: bytes, media_types: Sequence[str]) -> str | None:
 
 
 def negotiate(accept: bytes, media_types: Sequence[str]) -> str:
-    """Return the media type that a caller likes best; arguments as `best`.
+    """Return the media type that a caller prefers; arguments as for `best`.
 
     Raises:
-        NotAcceptable: It accepts none of them.
+        NotAcceptable: The caller accepts none of them.
     """
     media_type = best(accept, media_types)
     if media_type is None:
@@ -52,6 +52,6 @@ def _qualities(accept: bytes) -> dict[str, float]:
 
 
 def _quality_of(media_type: str, qualities: dict[str, float]) -> float:
-    """Return the quality of a type: that of the most specific range that it belongs to."""
+    """Return the quality of a type, which is the quality of the most specific matching range."""
     ranges = media_type, media_type.partition("/")[0] + "/*", "*/*"
     return next((qualities[name] for name in ranges if name in qualities), 0.0)

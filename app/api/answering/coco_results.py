@@ -10,7 +10,7 @@ from app.pipeline.call import Detections
 
 
 def to_results(found: Detections, image_id: int) -> list[CocoResult]:
-    """Describe each detection in the image of this number."""
+    """Convert the detections in an image to COCO results with this image id."""
     return [
         CocoResult(image_id, class_id, (x, y, width, height), score)
         for class_id, (x, y, width, height), score in zip(

@@ -38,17 +38,17 @@ async def respond_with_pictures(
     describe: Callable[[list[bytes]], object],
     picture_type: PictureType = "image/jpeg",
 ) -> LargeResponse:
-    """Respond with JSON that has pictures in base64.
+    """Respond with JSON that contains pictures in base64.
 
     Args:
-        pipeline: What has found the objects.
-        call: What goes with the request.
-        images: Each encoded image, and what was found in it.
-        describe: Gets the encoded pictures, of which each shows what was found in an image; returns what is to be JSON.
-        picture_type: Of the pictures.
+        pipeline: The pipeline that produced the detections.
+        call: The call context of the request.
+        images: Each encoded image with its detections.
+        describe: Takes the encoded pictures, one per image, and returns the object to encode as JSON.
+        picture_type: The media type of the pictures.
 
     Raises:
-        GatewayError: As `draw` says.
+        GatewayError: As for `draw`.
     """
     lease, memory = Lease(), pipeline.admission.memory.reserve()
     pictures: list[bytes] = []
@@ -57,7 +57,7 @@ async def respond_with_pictures(
         memory.add(sum(len(image) for image, _ in images))
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
-            memory.add(3 * len(pictures[-1]))  # itself, and in base64
+            memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
         body = await pipeline.run_in_thread(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 

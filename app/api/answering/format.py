@@ -21,11 +21,11 @@ class Presentation(NamedTuple):
     """How a caller wants a result to be written."""
 
     format: str | None = None
-    """Name of the format; None for what `Accept` says."""
+    """Name of the format; None to choose it by `Accept`."""
     boxes: BoxFormat = "normalized"
-    """How boxes are written, for a format that leaves this to the caller."""
+    """Unit and layout of boxes, in formats that let the caller choose."""
     image_id: int = 0
-    """What the caller calls the image, for a format that names it."""
+    """The caller's number for the image, in formats that contain one."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):

@@ -1,4 +1,4 @@
-"""Results as the gateway's own JSON: detections, with boxes as the caller asked for, and classifications."""
+"""Results as the gateway's own JSON: detections, with boxes in the requested format, and classifications."""
 
 import msgspec
 import numpy as np
@@ -9,7 +9,7 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import BoxFormat, Classification, ClassifyResponse, Detection, DetectResponse, ImageSize, ModelUsed
 from app.pipeline.call import Classifications, Detections
 
-# A ten-thousandth of the score, a hundredth of a pixel, a sixtieth of a pixel in the widest image.
+# Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
@@ -31,11 +31,11 @@ def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, reques
 
 
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
-    """Describe each detection.
+    """Convert detections to their JSON objects.
 
     Args:
         found: Boxes in pixels.
-        unit: `normalized` 0 to 1 of the image, or in pixels `pixel`, `coco` x y width height, `cxcywh` centre x y width height.
+        unit: `normalized` corners, 0 to 1; in pixels: `pixel` corners, `coco` x y width height, `cxcywh` centre x y width height.
     """
     return [
         Detection(
@@ -50,7 +50,7 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
 
 
 def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
-    """Return the four numbers of each box in that unit, rounded."""
+    """Return the four numbers of each box in this unit, rounded."""
     if not len(found.scores):
         return []
     boxes = found.boxes.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Convert every exception to a response: of type application/problem+json, unless a dialect writes it."""
+"""Conversion of exceptions to responses: application/problem+json, or the error format of a dialect."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,16 +40,16 @@ class WrittenError(NamedTuple):
 
 
 WriteError = Callable[[Problem, Scope], WrittenError]
-"""Writes a problem for the caller whose request has this scope."""
+"""Encodes a problem as the response to the request with this scope."""
 
 
 def write(problem: Problem, _: Scope | None = None) -> WrittenError:
-    """Write a problem as RFC 9457 says."""
+    """Encode a problem according to RFC 9457."""
     return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
 
 
 def handlers(write: WriteError = write) -> ExceptionHandlersMap:
-    """Return the handlers of all exceptions."""
+    """Return the handlers for all exceptions."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         headers, problem = _describe(request, error)
@@ -67,7 +67,7 @@ _INTERNAL = "internal_error", "Internal error", "the failure has been logged wit
 
 
 async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError) -> None:
-    """Send the response to an error where Litestar's handlers are not called."""
+    """Send the response to an error outside of Litestar, whose handlers are not called there."""
     headers, problem = _from_gateway_error(context_of(scope), error)
     status, media_type, body = write(problem, scope)
     headers |= {"content-type": media_type, "content-length": str(len(body))}
@@ -77,7 +77,7 @@ async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError)
 
 
 def to_problem(error: Exception, request_id: str) -> Problem:
-    """Describe the failure of a part of a request, as it would be described if it were the whole; log it if it is unexpected."""
+    """Describe the failure of one part of a request as if it were the whole request; log an unexpected exception."""
     if isinstance(error, GatewayError):
         return _problem(error.status, error.code, error.title, error.detail, request_id)
     LOG.error("unexpected exception", request_id=request_id, exc_info=error)
@@ -85,7 +85,7 @@ def to_problem(error: Exception, request_id: str) -> Problem:
 
 
 def _describe(request: Request[Any, Any, Any], error: Exception) -> tuple[dict[str, str], Problem]:
-    """Return the headers of the response to an exception, and what it tells; note that for the log."""
+    """Return the headers and the problem of the response to an exception; store the problem for the log."""
     context = context_of(request.scope)
     if isinstance(error, GatewayError):
         return _from_gateway_error(context, error)
@@ -119,13 +119,13 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
         context.rejection_reason = error.reason
     if error.repeats_request:
         context.is_detail_logged = False
-    elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # so would Triton's text
+    elif error.__cause__ is not None and not isinstance(error, UnknownModel):  # Triton's text would repeat the request
         context.log_fields["cause"] = f"{type(error.__cause__).__name__}: {error.__cause__}"[:500]
     headers = {} if error.retry_after_seconds is None else {"Retry-After": str(error.retry_after_seconds)}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     status = error.status
-    if isinstance(error, ClientGone):  # a client that still reads the response has sent a broken body instead
+    if isinstance(error, ClientGone):  # if the client can still read the response, it sent a broken body
         context.is_client_gone = True
         status = HTTPStatus.BAD_REQUEST
     problem = _problem(status, error.code, error.title, error.detail, context.request_id)
@@ -134,14 +134,14 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
 
 
 def _note_route_of_other_method(request: Request[Any, Any, Any], method: str) -> None:
-    """Store the template of a path that has a route for `method`, but none for the method of the request."""
+    """Store the template of a path that has a route for `method`, but not for the request's method."""
     with suppress(HTTPException):
         *_, template = request.app.asgi_router.handle_routing(path=normalize_path(request.scope["path"]), method=method)
         note_route(request.scope, template)
 
 
 def _note(context: RequestContext, problem: Problem) -> None:
-    """Note a problem for the log."""
+    """Store a problem for the log."""
     context.error = context.log_fields["code"] = problem.code
     if context.is_detail_logged:
         context.log_fields["detail"] = problem.detail

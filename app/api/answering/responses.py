@@ -1,4 +1,4 @@
-"""The response of the routes that must be fast."""
+"""Response classes: encoded JSON, large bodies, files."""
 
 import asyncio
 from contextlib import suppress
@@ -11,17 +11,17 @@ from app.api.context import RequestContext, context_of
 from app.resilience.memory import MemoryBudget
 
 VARY = b"vary", b"Accept"
-"""The header of whatever `Accept` has a say in."""
+"""The `Vary` header of responses that depend on `Accept`."""
 
 
 class JsonResponse(ASGIResponse):
-    """Sends JSON that has been encoded, with status 200.
+    """Sends encoded JSON with status 200.
 
-    Litestar's own response also prepares for cookies, background tasks and HEAD, which costs some 15 us, up to a tenth of the
-    step `framework` in `./just bench stages`.
+    Litestar's own response also handles cookies, background tasks and HEAD, which costs about 15 us: up to a tenth of the step
+    `framework` in `./just bench stages`.
     """
 
-    def __init__(self, body: bytes) -> None:  # deliberately not the constructor of its base
+    def __init__(self, body: bytes) -> None:  # deliberately skips the base constructor
         self.body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
@@ -35,22 +35,22 @@ _CHUNK_BYTES = 1 << 18
 
 
 class LargeResponse(ASGIResponse):
-    """Sends a body with status 200, and counts its memory as long as the client has not taken it.
+    """Sends a body with status 200, and reserves memory for it until the client has received it.
 
-    The server would take a whole body at once and keep it for a client that does not read, so it is handed over in pieces, and
-    the client has as much time to take them as it has to send a body.
+    The server would buffer a whole body for a client that does not read. So the body is sent in chunks, and the client has as
+    much time to receive them as it has to send a body.
     """
 
-    def __init__(self, body: bytes, content_type: str, memory: MemoryBudget) -> None:  # deliberately not that of its base
+    def __init__(self, body: bytes, content_type: str, memory: MemoryBudget) -> None:  # deliberately skips the base constructor
         self.body = body
         self._content_type = content_type
         self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send the response, or the part of it that the client takes.
+        """Send the response, or as much of it as the client receives in time.
 
         Raises:
-            GatewayFull: The memory for images is in use; nothing has been sent.
+            GatewayFull: The memory for images is exhausted; nothing has been sent.
         """
         with self._memory.reserve() as memory:
             memory.add(len(self.body))
@@ -63,7 +63,7 @@ class LargeResponse(ASGIResponse):
             await self._send_body(context_of(scope), send)
 
     async def _send_body(self, context: RequestContext, send: Send) -> None:
-        """Hand over the body, until the client has it or is too slow; then the server closes the connection."""
+        """Send the body in chunks. If the client is too slow, stop; the server then closes the connection."""
         time = asyncio.get_running_loop().time
         end = time() + context.body_limits.total_seconds
         left = len(self.body)
@@ -81,7 +81,7 @@ Header = tuple[bytes, bytes]
 
 
 class FileResponse:
-    """Sends a file. The server reads it piece by piece if it can: a client that does not read it costs no memory."""
+    """Sends a file. If the server supports `pathsend`, it reads the file in chunks, so a slow client costs no memory."""
 
     def __init__(self, path: Path, media_type: str, headers: tuple[Header, ...] = ()) -> None:
         self._path = path

@@ -13,10 +13,10 @@ BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 
 
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
-    """One object: corners in the unit the caller asked for, or a `bbox` in pixels, never both.
+    """One object: corners in the requested unit, or a `bbox` in pixels, never both.
 
-    Both are relative to the top left of the upright image. `bbox` is x, y, width, height: of `coco`, x and y are the top left
-    corner, as in COCO files; of `cxcywh`, the centre.
+    Both are relative to the top left of the upright image. `bbox` is x, y, width, height: for `coco`, x and y are the top left
+    corner, as in COCO files; for `cxcywh`, the centre.
     """
 
     x1: float | UnsetType = UNSET
@@ -38,7 +38,7 @@ class ImageSize(msgspec.Struct, frozen=True):
 
 
 class ModelUsed(msgspec.Struct, frozen=True):
-    """The model that answered, and its device."""
+    """The model that produced the result, and its device."""
 
     name: str
     version: str
@@ -47,12 +47,12 @@ class ModelUsed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: Detections | Classifications) -> "ModelUsed":
-        """Describe the model that found this."""
+        """Describe the model that produced a result."""
         return cls(found.spec.name, found.version, "triton", found.spec.device)
 
 
 class DetectResponse(msgspec.Struct, frozen=True):
-    """Detections by descending confidence."""
+    """Detections, by descending confidence."""
 
     detections: list[Detection]
     num_detections: int
@@ -62,21 +62,21 @@ class DetectResponse(msgspec.Struct, frozen=True):
     total_time_ms: float
     request_id: str
     visualization: bytes | UnsetType = UNSET
-    """The picture with the detections drawn on it, in base64; for `format=image_and_json` only."""
+    """The picture with the detections drawn on it, in base64; only for `format=image_and_json`."""
 
 
 class CocoResult(msgspec.Struct, frozen=True):
-    """One object as in the results of COCO; `bbox` is x, y, width, height in pixels of the upright image."""
+    """One object as a COCO result; `bbox` is x, y, width, height in pixels of the upright image."""
 
     image_id: int
     category_id: int
-    """The class id of the model, from 0."""
+    """The model's class id, from 0."""
     bbox: tuple[float, float, float, float]
     score: float
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):
-    """One class that the image may show."""
+    """One class with its confidence."""
 
     class_: int = msgspec.field(name="class")
     class_id: int
@@ -85,7 +85,7 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassifyResponse(msgspec.Struct, frozen=True):
-    """Classes by descending confidence."""
+    """Classes, by descending confidence."""
 
     classifications: list[Classification]
     num_classifications: int
@@ -108,14 +108,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model that Triton knows or that `pull` can get."""
+    """A model in Triton's repository, or one that `pull` can download."""
 
     name: str
     state: Literal["ready", "not_ready", "not_pulled"]
     version: str | None = None
-    """The version that answers, unless a request asks for another one: the newest."""
+    """The default version: the newest one."""
     versions: list[str] = []
-    """All that are ready, ascending."""
+    """The ready versions, ascending."""
     width: int | None = None
     height: int | None = None
     task: Task | None = None
@@ -126,18 +126,18 @@ class ModelInfo(msgspec.Struct, frozen=True):
     licence: str | None = None
     detail: str | None = None
     status: str | None = None
-    """Its state as Triton names it, such as `READY`; null if Triton does not have it, or does not tell."""
+    """Triton's state of the model, such as `READY`; null if Triton does not have the model or does not report a state."""
     backend: str | None = None
-    """What runs it in Triton."""
+    """The Triton backend that runs it."""
     max_batch_size: int | None = None
     has_labels: bool = False
     num_classes: int | None = None
     input_shape: list[int] | None = None
-    """Of one image, without the batch dimension."""
+    """Shape of one image, without the batch dimension."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A model as OpenAI's API lists it, which many clients read."""
+    """A model in the format of OpenAI's model list, which many clients read."""
 
     id: str
     object: Literal["model"] = "model"
@@ -152,7 +152,7 @@ class ModelList(msgspec.Struct, frozen=True):
     models: list[ModelInfo]
     total: int
     data: list[ModelCard]
-    """Those that are ready; the default model is the first, if it is one of them."""
+    """The ready models; the default model is first if it is ready."""
     object: Literal["list"] = "list"
     triton_status: Literal["READY"] = "READY"
-    """Without Triton there is no list; the answer is 503."""
+    """Constant: without Triton the response is 503."""

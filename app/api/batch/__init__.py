@@ -1,1 +1,1 @@
-"""POST /detect/batch: several images in one request, each of which succeeds or fails alone."""
+"""POST /detect/batch: several images in one request. Each image succeeds or fails on its own."""

@@ -1,4 +1,4 @@
-"""Describe what became of the images of a batch: in one document, or in lines."""
+"""The response to a batch: one document, or one line per image."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class BatchAnswer:
-    """Describes each image when it is done, and all of them in the end; counts them for the metrics and the log."""
+    """Encodes the result of each image when it is done and then the whole response; counts images for metrics and log."""
 
     def __init__(self, names: list[str | None], unit: BoxFormat, context: RequestContext, metrics: Metrics) -> None:
-        """Describe images with these file names."""
+        """Prepare the response for images with these file names."""
         self._names = names
         self._unit = unit
         self._context = context
@@ -39,7 +39,7 @@ class BatchAnswer:
         self._model: ModelUsed | None = None
 
     def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
-        """Describe an image for the document. Encoded at once: for all of them together the event loop would have to wait."""
+        """Add an image to the document. It is encoded now: encoding all images together would block the event loop."""
         name = self._names[index]
         if isinstance(found, Exception):
             problem = self.count_failure(found, timing)
@@ -50,7 +50,7 @@ class BatchAnswer:
             self._results[index] = _encode(BatchResult(name, index, detections, len(detections), "success", None, size))
 
     def to_line(self, index: int, found: Detections | Exception, timing: Timing) -> bytes:
-        """Describe an image in a line of its own."""
+        """Encode the result of an image as one line."""
         name = self._names[index]
         if isinstance(found, Exception):
             problem = self.count_failure(found, timing)
@@ -62,7 +62,7 @@ class BatchAnswer:
         return msgspec.json.encode(line) + b"\n"
 
     def document(self) -> bytes:
-        """Describe all images."""
+        """Encode the whole document."""
         failures = _in_order(self._failures) if self._failures else None
         return msgspec.json.encode(
             BatchResponse(
@@ -79,7 +79,7 @@ class BatchAnswer:
         )
 
     def summary(self) -> bytes:
-        """Describe all images in a last line."""
+        """Encode the summary, the last line."""
         summary = BatchSummary(
             len(self._names),
             self._processed,
@@ -92,7 +92,7 @@ class BatchAnswer:
         return msgspec.json.encode(summary) + b"\n"
 
     def log(self) -> None:
-        """Note for the log line what has been counted so far."""
+        """Add the counts so far to the request's log line."""
         fields = {"images": len(self._names), "failed": self._codes.total(), "detections": self._detections}
         self._context.log_fields |= fields | ({"failures": dict(self._codes)} if self._codes else {})
 
@@ -101,14 +101,14 @@ class BatchAnswer:
         return "success" if self._processed else "all_failed"
 
     def count(self, found: Detections, timing: Timing) -> None:
-        """Count an image that was done."""
+        """Count an image that succeeded."""
         self._processed += 1
         self._detections += len(found.scores)
         self._model = ModelUsed.of(found)
         count_image(self._metrics, timing, _OK)
 
     def count_failure(self, error: Exception, timing: Timing) -> Problem:
-        """Count an image that failed, and describe why."""
+        """Count an image that failed, and return its problem."""
         problem = problems.to_problem(error, self._context.request_id)
         self._codes[problem.code] += 1
         count_image(self._metrics, timing, problem.status)
@@ -124,12 +124,12 @@ def _in_order(described: dict[int, T]) -> list[T]:
 
 
 def copy_error(error: Exception) -> Exception:
-    """Copy an error that is to be raised later: its traceback would refer to the image. An unexpected one has been logged."""
+    """Copy an error to raise later, because its traceback refers to the image. An unexpected error is already logged."""
     return copy(error) if isinstance(error, GatewayError) else RuntimeError("an image of a batch failed")
 
 
 def first_error(errors: Mapping[int, Exception], images: int) -> Exception:
-    """Return the error of the first image that failed, by index; of several images, it says which one."""
+    """Return the error of the first failed image, by index. If the batch has several images, the detail names the index."""
     index, error = min(errors.items())
     if isinstance(error, GatewayError) and images > 1:
         error.detail = f"{len(errors)} of {images} images failed; at index {index}: {error.detail}"

@@ -1,4 +1,4 @@
-"""Parse the body of a batch: a multipart form with several files, or JSON with a list of images in base64 or of addresses."""
+"""Parse the body of a batch: a multipart form with several files, or JSON with a list of base64 images or URLs."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ FIELDS = ("images", "image", "file")
 _MAX_PARAMETERS = 16
 _EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
 _EMPTY = MalformedRequest("the image is empty")
-# A Struct, so that parsing stops at the first image too many, however many follow.
+# A Struct stops parsing at the first excess image.
 _Images: Any = msgspec.defstruct(
     "_Images",
     [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES)],
@@ -33,22 +33,22 @@ _EXAMPLE = 'expected a JSON object such as {"images": ["<base64>", "<base64>"], 
 
 
 class ParsedBatch(NamedTuple):
-    """What the caller sent."""
+    """A parsed batch."""
 
     images: list[Image]
-    """At least one."""
+    """The images, at least one."""
     names: list[str | None]
-    """The file name of each image, if it has one."""
+    """The file name of each image, or None."""
     parameters: list[tuple[str, str]]
     """Name and value of each parameter in the body."""
 
 
 def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
-    """Parse a multipart or JSON body with parameters of a kind; its `Content-Type` header tells which.
+    """Parse a multipart or JSON body, depending on its `Content-Type`, with parameters of a kind.
 
     Raises:
-        MalformedRequest: It is not well formed, or contains no image or too many.
-        InvalidParameter: A parameter in it is unknown or not text.
+        MalformedRequest: The body is not well formed, or contains no image or too many.
+        InvalidParameter: A parameter in the body is unknown or not text.
     """
     parsed = _parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else _parse_json(data, kind)
     if not parsed.images:
@@ -91,7 +91,7 @@ def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
 
     Raises:
         MalformedRequest: There are too many.
-        msgspec.DecodeError, ValueError, RecursionError: It is not a list, or not JSON.
+        msgspec.DecodeError, ValueError, RecursionError: The content is not a list, or not JSON.
     """
     try:
         images = msgspec.json.decode(content, type=_Images)
@@ -103,7 +103,6 @@ def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def _decode(content: msgspec.Raw) -> Image:
-    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
     try:
         return decode_text(msgspec.json.decode(content, type=str))
     except msgspec.DecodeError:
@@ -111,7 +110,7 @@ def _decode(content: msgspec.Raw) -> Image:
 
 
 def decode_text(text: str) -> Image:
-    """Decode an image in base64, unless it is an address; return the error if that is not possible."""
+    """Return a URL unchanged; decode other text from base64. Return, not raise, the error if it is invalid."""
     try:
         return text if is_address(text) else decode_base64(text) or _EMPTY
     except MalformedRequest:
@@ -119,7 +118,7 @@ def decode_text(text: str) -> Image:
 
 
 def refuse_large(images: list[Image], max_bytes: int) -> None:
-    """Put the error that a larger image would get alone in its place."""
+    """Replace each image above the limit by the error that it would get in a request of its own."""
     for index, image in enumerate(images):
         if isinstance(image, bytes) and len(image) > max_bytes:
             images[index] = body_too_large(max_bytes)

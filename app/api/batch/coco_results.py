@@ -1,4 +1,4 @@
-"""Describe what was found in the images of a batch in one list of COCO results."""
+"""The response to a batch as one list of COCO results."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,17 @@ from app.telemetry.timing import Timing
 
 
 class CocoAnswer(BatchAnswer):
-    """Describes all images, or none: a list of results cannot tell an image that failed from one in which nothing was found."""
+    """Collects the results of all images. One failure fails the batch: the list cannot tell it from an image without objects."""
 
     def __init__(self, names: list[str | None], image_ids: Sequence[int], context: RequestContext, metrics: Metrics) -> None:
-        """Describe images with these file names and numbers."""
+        """Prepare the response for images with these file names and image ids."""
         super().__init__(names, "coco", context, metrics)
         self._image_ids = image_ids
         self._lists: dict[int, bytes] = {}
         self._errors: dict[int, Exception] = {}
 
     def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
-        """Describe the objects in an image."""
+        """Add the results of an image."""
         if isinstance(found, Exception):
             self.count_failure(found, timing)
             self._errors[index] = copy_error(found)
@@ -32,11 +32,11 @@ class CocoAnswer(BatchAnswer):
             self._lists[index] = msgspec.json.encode(to_results(found, self._image_ids[index]))
 
     def document(self) -> bytes:
-        """Describe the objects in all images.
+        """Encode the results of all images.
 
         Raises:
-            GatewayError: An image has failed: the first one's error, which says which image it is.
-            RuntimeError: Its failure was unexpected.
+            GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
+            RuntimeError: The first failure was an unexpected exception.
         """
         if self._errors:
             raise first_error(self._errors, len(self._image_ids))

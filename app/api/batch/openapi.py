@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of batches."""
+"""The OpenAPI description of batches."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from app.api.documentation.openapi import PROBLEMS, DetectOperation
 from app.api.parameters.tasks import BatchParameters
 
 LINES = "application/x-ndjson"
-"""The media type of an answer in lines."""
+"""The media type of a response in lines."""
 RESPONSES = {
     200: ResponseSpec(BatchResponse | list[CocoResult], description="What became of each image", generate_examples=False),
     **PROBLEMS,
@@ -21,7 +21,7 @@ RESPONSES = {
 
 @dataclass
 class BatchOperation(DetectOperation):
-    """Describes a body with several images, and the answer in lines."""
+    """Describes a body with several images, and the response in lines."""
 
     kinds = (BatchParameters,)
     picture_types = ()
@@ -37,7 +37,7 @@ class BatchOperation(DetectOperation):
         )
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body, which may have these parameters beside the images."""
+        """Describe the body with the images and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
         encoded = Schema(
             type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"

@@ -1,4 +1,4 @@
-"""POST /detect/batch: the route, and the answer in lines."""
+"""POST /detect/batch: the route, and the response in lines."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
@@ -28,7 +28,7 @@ from app.pipeline.batch_request import BatchRequest
 
 _HEADERS = [
     (b"content-type", LINES.encode()),
-    (b"x-accel-buffering", b"no"),  # NGINX would hold lines back until a buffer is full
+    (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
     VARY,
 ]
 
@@ -42,10 +42,10 @@ _HEADERS = [
     responses=RESPONSES,
 )
 async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Detect objects in up to 64 images, each of which succeeds or fails alone.
+    """Detect objects in up to 64 images. Each image succeeds or fails on its own.
 
-    With `Accept: application/x-ndjson` there is a line for each image as soon as it is done, and then one that sums up. With
-    `format=coco-results` there is one list of COCO results for all images; if any of them fails, so does the request.
+    With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
+    line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ExitStack() as stack:
@@ -82,22 +82,22 @@ async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[
 class _Lines(ASGIResponse):
     """Sends a line for each image as soon as it is done, then a summary."""
 
-    def __init__(  # deliberately not the constructor of its base
+    def __init__(  # deliberately skips the base constructor
         self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
     ) -> None:
-        """Prepare to answer.
+        """Prepare the response.
 
         Args:
-            running: Begins the work; gives the lines.
-            answer: Gives the summary.
-            request: What must last until the answer has ended.
+            running: Runs the batch; yields the lines.
+            answer: Makes the summary.
+            request: Resources that are released when the response has ended.
         """
         self._running = running
         self._answer = answer
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send the lines. A client that disconnects, or does not read for too long, gets no more of them."""
+        """Send the lines; stop if the client disconnects or does not read for too long."""
         context = context_of(scope)
         pause = context.body_limits.pause_seconds
         try:
@@ -114,7 +114,7 @@ class _Lines(ASGIResponse):
 
 
 async def _send_line(send: Send, line: bytes, seconds: float, *, more_body: bool = True) -> None:
-    """Send a line; raise ClientGone if the client does not take it in that time."""
+    """Send a line; raise ClientGone if the client does not receive it in time."""
     try:
         async with asyncio.timeout(seconds):
             await send({"type": "http.response.body", "body": line, "more_body": more_body})

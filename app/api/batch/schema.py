@@ -1,4 +1,4 @@
-"""The JSON of a batch, in one document or in lines."""
+"""The JSON of a batch, as one document or in lines."""
 
 from typing import Literal
 
@@ -9,34 +9,34 @@ from app.api.answering.schema import Detection, ImageSize, ModelUsed, Problem
 
 
 class BatchResult(msgspec.Struct, frozen=True):
-    """What was found in one image of a batch."""
+    """The detections in one image of a batch."""
 
     filename: str | None
     image_index: int
-    """From 0, in the order of the request."""
+    """Position in the request, from 0."""
     detections: list[Detection]
-    """By descending confidence."""
+    """The detections, by descending confidence."""
     num_detections: int
     status: Literal["success"]
     pipeline: None
-    """For clients of other gateways, as `error`."""
+    """Always null, as `error`: present for clients of other gateways."""
     image: ImageSize
     error: None = None
 
 
 class BatchFailure(msgspec.Struct, frozen=True):
-    """Why one image of a batch failed."""
+    """The failure of one image of a batch."""
 
     filename: str | None
     index: int
     error: str
     """The problem's detail."""
     problem: Problem
-    """What the image would have been answered if it had been alone; the status, too."""
+    """The response, including the status, that the image would get in a request of its own."""
 
 
 class BatchResponse(msgspec.Struct, frozen=True):
-    """The images of a batch in the order of the request: those that were done, and those that failed."""
+    """The results and the failures of a batch, each in the order of the request."""
 
     total_images: int
     processed_images: int
@@ -44,20 +44,20 @@ class BatchResponse(msgspec.Struct, frozen=True):
     results: list[BatchResult]
     failures: list[BatchFailure] | None
     status: Literal["success", "all_failed"]
-    """`success` as long as any image was done."""
+    """`success` if at least one image succeeded."""
     model: ModelUsed | None
-    """None if all have failed."""
+    """The model that produced the results; null if all images failed."""
     total_time_ms: float
     request_id: str
 
 
 class ImageLine(msgspec.Struct, frozen=True):
-    """One image of a batch, in a line of its own: with its detections, or with its problem."""
+    """The line of one image of a batch, with its detections or its problem."""
 
     index: int
     filename: str | None
     status: int
-    """What the image would have been answered if it had been alone."""
+    """The status that the image would get in a request of its own."""
     detections: list[Detection] | UnsetType = UNSET
     num_detections: int | UnsetType = UNSET
     image: ImageSize | UnsetType = UNSET

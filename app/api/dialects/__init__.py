@@ -1,1 +1,1 @@
-"""Interfaces of other detection services, each a module: their paths, requests, answers and errors."""
+"""Interfaces of other detection services, one module each: their paths, requests, responses and errors."""

@@ -1,4 +1,4 @@
-"""The dialect of Nuclio's dashboard, as far as CVAT asks it: each detector is a function that annotates images.
+"""The dialect of Nuclio's dashboard, as far as CVAT uses it: each detector is a function that annotates images.
 
 Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `LambdaFunction`.
 """
@@ -34,17 +34,17 @@ _FUNCTION = b"x-nuclio-function-name"
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """CVAT sends none unless its user sets one; its own functions take this one then."""
+    """The default of CVAT's own functions; CVAT sends a threshold only if its user sets one."""
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
 
 
 class _Invocation(msgspec.Struct, frozen=True):
     image: str
-    """In base64."""
+    """The image in base64."""
     threshold: float | None = None
 
 
@@ -57,15 +57,15 @@ class Label(msgspec.Struct, frozen=True):
 
 
 class Annotations(msgspec.Struct, frozen=True, kw_only=True):
-    """What CVAT knows of a function."""
+    """The annotations of a function."""
 
     name: str
-    """What CVAT shows."""
+    """The name that CVAT shows."""
     type: Literal["detector"] = "detector"
     version: Literal["1"] = "1"
-    """Of the function, not of the model. CVAT makes an integer of it."""
+    """Version of the function, not of the model. CVAT converts it to an integer."""
     spec: str
-    """JSON: a list of labels, whose names must differ, or CVAT does not use the function."""
+    """A list of labels in JSON. Their names must be unique, otherwise CVAT does not use the function."""
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -76,13 +76,13 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):
-    """What CVAT shows of a function beside its name."""
+    """The description that CVAT shows next to a function's name."""
 
     description: str
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether a function can be called. It has no port of its own: CVAT must call it by the dashboard."""
+    """State of a function. It has no port of its own: CVAT must call it through the dashboard."""
 
     state: Literal["ready"] = "ready"
     http_port: int = 0
@@ -129,7 +129,7 @@ async def invoke(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 
 
 def to_function(spec: ModelSpec) -> Function:
-    """Describe a detector. Of classes with the same name, only the first is a label: they mean the same to CVAT."""
+    """Describe a detector. Only the first of several classes with the same name becomes a label: CVAT needs unique names."""
     labels = {spec.class_name(id_): id_ for id_ in reversed(range(len(spec.labels)))}
     encoded = msgspec.json.encode([Label(id_, name) for name, id_ in reversed(labels.items())]).decode()
     annotations = Annotations(name=spec.name, spec=encoded)

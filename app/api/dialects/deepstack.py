@@ -33,9 +33,9 @@ from app.api.routes import ModelRoute
 from app.pipeline.call import Detections, DetectOptions
 
 _NAMED = 20
-"""Objects that the summary of an answer names."""
+"""Maximum number of objects named in `message`."""
 _HOST = "localhost"
-# CodeProject.AI's own names.
+# CodeProject.AI's spelling of the members.
 _CASED = {
     "inference_ms": "inferenceMs",
     "process_ms": "processMs",
@@ -54,13 +54,13 @@ _CASED = {
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     min_confidence: Annotated[float, Meta(ge=0, le=1)] = 0.4
     url: str | None = None
-    """The address of the image, if its field has one. No part of DeepStack."""
+    """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
-    """Names or ids, separated by commas. No part of DeepStack: Frigate ignores all objects after one that it does not know."""
+    """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), MAX_OBJECTS, version=self.version)
 
 
@@ -76,7 +76,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
-    """Objects by falling confidence, as DeepStack describes them, and what CodeProject.AI adds. Times are milliseconds."""
+    """DeepStack's response, objects by descending confidence, with CodeProject.AI's additions. Times are in milliseconds."""
 
     success: Literal[True] = True
     predictions: list[Prediction]
@@ -97,7 +97,7 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
 
 
 class ModelNames(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
-    """The detectors that `/v1/vision/custom/{model}` can use."""
+    """The detectors available at `/v1/vision/custom/{model}`."""
 
     success: Literal[True] = True
     models: list[str]
@@ -125,7 +125,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class UpdateStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Whether there is an update: the gateway never looks for one."""
+    """The update status: always no update, because the gateway does not check for updates."""
 
     success: Literal[True] = True
     message: str = ""
@@ -159,7 +159,7 @@ async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResourc
 
 @get("/v1/status/updateavailable")
 async def update_available() -> UpdateStatus:
-    """Say that there is no update, which clients ask before they show the service as working."""
+    """Report that there is no update. Clients request this before they show the service as working."""
     major, minor, patch = map(int, __version__.split(".")[:3])
     version = Version(major=major, minor=minor, patch=patch)
     return UpdateStatus(current=version, latest=version)
@@ -177,7 +177,7 @@ async def _detect(
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    """Parse a form that need not have an image; without files, clients send it as names and values, or nothing."""
+    """Parse a form without an image. Clients may send it as multipart, URL-encoded or empty."""
     if not data:
         return ParsedBody(b"", [])
     if media_type(content_type) == URLENCODED:
@@ -219,7 +219,7 @@ def to_predictions(given: ResponseInput[Detections], command: Literal["detect", 
 
 
 def write_error(problem: Problem) -> dict[str, Any]:
-    """Write an error as DeepStack does, with the `code` of CodeProject.AI."""
+    """Convert a problem to DeepStack's error format, with CodeProject.AI's `code`."""
     return {"success": False, "error": problem.detail, "duration": 0, "code": problem.status}
 
 
@@ -227,5 +227,5 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-# DeepStack's own clients take no other status for a bad image.
+# DeepStack's own clients expect 400 for a bad image.
 DIALECT = Dialect("deepstack", [detection, custom, list_custom, update_available], write_error, statuses={415: 400, 422: 400})

@@ -1,4 +1,4 @@
-"""Answer the requests of a dialect."""
+"""Request handling that the dialects share."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -29,7 +29,7 @@ P = TypeVar("P", bound=DialectParameters)
 _OK = 200
 
 
-async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
+async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     request: AnyRequest,
     worker: WorkerResources,
     kind: type[P],
@@ -40,11 +40,11 @@ async def detect(  # noqa: PLR0913, PLR0917 - what a dialect says of a request
     """Answer a request with one image.
 
     Args:
-        request: Of a dialect.
-        worker: Has the pipeline and the keys.
-        kind: The parameters that query, body and path may have.
-        parse: Takes image and parameters from a body; as `intake.receive` says.
-        respond: Describes what was found.
+        request: The request.
+        worker: The resources of the worker, with the pipeline and the keys.
+        kind: The type of the parameters in query, body and path.
+        parse: Extracts the image and the parameters from a body, as for `intake.receive`.
+        respond: Makes the response from the detections.
         in_path: Parameters in the path.
 
     Raises:
@@ -62,17 +62,17 @@ async def detect_each(
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
     respond: Callable[[list[Detections | Exception], P, CallContext], Awaitable[ASGIResponse]],
 ) -> ASGIResponse:
-    """Answer a request with several images, as `/detect/batch` does. A single one is treated as by `/detect`.
+    """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
     Args:
-        request: Of a dialect.
-        worker: Has the pipeline and the keys.
-        kind: The parameters that query and body may have.
-        parse: Takes images and parameters from a body; as `intake.receive` says.
-        respond: Describes what was found in each image, or why it failed.
+        request: The request.
+        worker: The resources of the worker, with the pipeline and the keys.
+        kind: The type of the parameters in query and body.
+        parse: Extracts the images and the parameters from a body, as for `intake.receive`.
+        respond: Makes the response from the detections or the error of each image.
 
     Raises:
-        GatewayError: As for a request to `/detect/batch`; with a single image, also why it failed.
+        GatewayError: As for a request to `/detect/batch`; for a single image, also its own error.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
@@ -97,10 +97,10 @@ async def detect_each(
 
 
 def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
-    """Return what was found in all images.
+    """Return the detections in all images.
 
     Raises:
-        GatewayError: An image failed: the first one's error, which says which image it is.
+        GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
     """
     errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
     if errors:
@@ -109,7 +109,7 @@ def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
 
 
 async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Exception]:
-    """Return what was found in each image, or why it failed."""
+    """Return the detections in each image, or its error."""
     found: dict[int, Detections | Exception] = {}
 
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
@@ -131,10 +131,10 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
 async def receive_text(
     request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
 ) -> Received[C, P]:
-    """Receive a request whose body has no image; arguments as those of `detect`.
+    """Receive a request whose body contains no image; arguments as for `detect`.
 
     Raises:
-        GatewayError: As `intake.receive` says.
+        GatewayError: As for `intake.receive`.
     """
     with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)

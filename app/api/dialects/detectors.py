@@ -1,4 +1,4 @@
-"""List the detectors to clients of a dialect."""
+"""The detectors that dialects list and use."""
 
 from app.api.admission.guards import require_key
 from app.api.dependencies import WorkerResources
@@ -10,7 +10,7 @@ from app.pipeline.call import CallContext
 
 
 async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
-    """Return the detectors that can be used, by name, to a caller who may use them.
+    """Return the available detectors, sorted by name, after checking the caller's key.
 
     Raises:
         GatewayError: The API key is missing or wrong; Triton does not answer.
@@ -22,10 +22,10 @@ async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelS
 
 
 async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
-    """Return a detector: the default one without a name, the newest one without a version.
+    """Return a detector: the default one if `name` is None, the newest version if `version` is None.
 
     Raises:
-        GatewayError: There is no such detector, or it cannot be used.
+        GatewayError: The detector does not exist or cannot be used.
     """
     pipeline = worker.pipeline
     spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
@@ -34,7 +34,7 @@ async def find_detector(worker: WorkerResources, name: str | None, version: int 
 
 
 async def _spec(worker: WorkerResources, name: str) -> ModelSpec | None:
-    """Return the spec of a model; None if it cannot be used, as `/models` explains."""
+    """Return the spec of a model; None if it cannot be used (`/models` reports the reason)."""
     try:
         return await worker.pipeline.spec(name)
     except GatewayError:

@@ -1,4 +1,4 @@
-"""What a dialect is, and the parameters that all of them have."""
+"""Interface of a dialect, and the parameters that all dialects share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -20,11 +20,11 @@ from app.pipeline.call import DetectOptions
 AnyRequest = Request[Any, Any, Any]
 
 MAX_OBJECTS = 300
-"""In an answer about an image, unless a request asks for fewer."""
+"""Maximum number of objects per image; a request may ask for fewer."""
 
 
 def write_detail(problem: Problem) -> dict[str, str]:
-    """Write an error as an object that has nothing but its text."""
+    """Convert a problem to an object that contains only its detail."""
     return {"error": problem.detail}
 
 
@@ -32,15 +32,15 @@ class Dialect(NamedTuple):
     """The interface of another detection service."""
 
     name: str
-    """As the setting `dialects` has it."""
+    """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
-    """Their paths are those of the other service."""
+    """Route handlers, with the paths of the other service."""
     write_error: Callable[[Problem], Any] = write_detail
-    """Makes of an error what the body of the response has as JSON."""
+    """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
-    """By the gateway's status of an error: that of the other service, where its clients would not understand the gateway's."""
+    """Replacements of the gateway's error statuses that clients of the other service would not understand."""
     callers: Mapping[str, Callable[[HTTPScope], bool]] = {}
-    """By path that the gateway or another dialect has, too: whether a request there is for this dialect."""
+    """Predicates, by path that the gateway or another dialect also has: whether a request belongs to this dialect."""
 
 
 def load(names: Iterable[str]) -> list[Dialect]:
@@ -49,7 +49,7 @@ def load(names: Iterable[str]) -> list[Dialect]:
 
 
 def error_writer(dialects: Sequence[Dialect]) -> WriteError:
-    """Return what writes an error as the dialect does whose request it is; any other as the gateway does."""
+    """Return a function that encodes a problem in the format of the request's dialect, or in the gateway's own format."""
     by_name = {dialect.name: dialect for dialect in dialects}
 
     def write(problem: Problem, scope: Scope) -> WrittenError:
@@ -63,12 +63,12 @@ def error_writer(dialects: Sequence[Dialect]) -> WriteError:
 
 
 class DialectParameters(Parameters, frozen=True, kw_only=True):
-    """Those of every dialect. Clients send others, too, which are ignored."""
+    """Parameters of every dialect. Unknown parameters are ignored."""
 
     ignores_unknown: ClassVar[bool] = True
     api_key: Annotated[str | None, Meta(description="The API key, if no header has it.")] = None
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The dialect of NVIDIA NIM for Object Detection 1.x, which `aiperf` measures as `image_retrieval`.
+"""The dialect of NVIDIA NIM for Object Detection 1.x, the endpoint type `image_retrieval` of `aiperf`.
 
 Source: NVIDIA's API reference of NIM for Object Detection; nim_image_retrieval.py of ai-dynamo/aiperf; model_interface/yolox.py and
 helpers.py of NVIDIA/nv-ingest.
@@ -42,12 +42,12 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
 
 
 class _Document(msgspec.Struct):
-    """The JSON object of a request; what else it has is of no use here."""
+    """The JSON object of a request; other members are ignored."""
 
     input: msgspec.Raw = msgspec.Raw()
     threshold: float | None = None
@@ -70,28 +70,28 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class ImageBoxes(msgspec.Struct, frozen=True):
-    """The objects of one image by label, each by falling confidence."""
+    """The objects of one image, by label; those of a label by descending confidence."""
 
     index: int
     bounding_boxes: dict[str, list[Box]]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the request has used."""
+    """Usage statistics of the request."""
 
     images_size_mb: float
-    """Of the encoded images that came with it, in megabytes."""
+    """Size of the encoded images in the body, in megabytes."""
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """The answer."""
+    """The response to `/v1/infer`."""
 
     data: list[ImageBoxes]
     usage: Usage
 
 
 class HealthMessage(msgspec.Struct, frozen=True):
-    """The answer of a probe."""
+    """The response to a probe."""
 
     message: str
     object: Literal["health.response"] = "health.response"
@@ -105,7 +105,7 @@ class NimModelInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NimMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What the service is, and its models."""
+    """Version and models of the service."""
 
     version: str
     model_info: list[NimModelInfo]
@@ -114,7 +114,7 @@ class NimMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 @ModelRoute("/v1/infer", takes="images", key_in="query")
 async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Detect objects in up to 64 images. Where one of them fails, the request does."""
+    """Detect objects in up to 64 images. If one image fails, the request fails."""
     nbytes = 0
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
@@ -127,7 +127,7 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
         describe = partial(_describe, require_all(found), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
-        with Lease() as lease:  # in a thread: thousands of objects take a tenth of a second
+        with Lease() as lease:  # encoding thousands of objects takes 0.1 s
             return JsonResponse(await worker.pipeline.run_in_thread(describe, call.deadline, lease))
 
     return await detect_each(request, worker, _Parameters, parse, respond)
@@ -144,7 +144,7 @@ async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
     """Readiness probe, as `/readyz`.
 
     Raises:
-        ModelNotReady: The default model cannot be used, or the worker is about to be stopped.
+        ModelNotReady: The default model is not ready, or the worker is about to stop.
     """
     if not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
@@ -153,25 +153,25 @@ async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
 
 @get("/v1/models")
 async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelList:
-    """List the models: the gateway's own list has what clients of this service read."""
+    """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker)
     return await list_models(worker.tritons, worker.pipeline)
 
 
 @get("/v1/metadata")
 async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> NimMetadata:
-    """Describe the service; clients take the first model for the only one."""
+    """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
     specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
     return NimMetadata(__version__, [NimModelInfo(f"{spec.name}:{spec.version}", spec.source) for spec in specs])
 
 
 def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
-    """Parse the JSON object of a request, whose images are base64 in data URLs, or addresses.
+    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs.
 
     Raises:
-        UnsupportedMediaType: It is not declared to be JSON.
-        MalformedRequest: It is not well formed, or contains no image or too many.
+        UnsupportedMediaType: The declared type is not JSON.
+        MalformedRequest: The body is not well formed, or contains no image or too many.
     """
     document = json_body.decode(data, content_type, _Document, _EXAMPLE)
     if kind_of(document.input) != "a list":
@@ -195,7 +195,7 @@ def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
 
 
 def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
-    """Describe what was found in an image."""
+    """Convert the detections in an image to boxes by class name."""
     boxes = defaultdict(list)
     corners, scores = to_boxes(found, "normalized"), to_scores(found.scores)
     for id_, (x_min, y_min, x_max, y_max), score in zip(found.class_ids.tolist(), corners, scores, strict=True):
@@ -206,5 +206,5 @@ def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
 DIALECT = Dialect(
     "nim",
     [infer, live, ready, models, metadata],
-    callers={"/v1/models": lambda _: False},  # the gateway's own route answers the same
+    callers={"/v1/models": lambda _: False},  # the gateway's own route gives the same response
 )

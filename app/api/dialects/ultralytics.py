@@ -1,4 +1,4 @@
-"""The dialect of the Ultralytics Platform: its dedicated endpoints, and the one that its models share.
+"""The dialect of the Ultralytics Platform: its dedicated endpoints and its shared endpoint.
 
 Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/api/index.md of ultralytics/ultralytics.
 """
@@ -34,28 +34,28 @@ _FIELDS = (*FILE_FIELDS, "source")
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
-    """Those of the platform, whose ranges are a little smaller: `conf` from 0.01, `iou` up to 0.95."""
+    """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
 
     url: str | None = None
-    """The address of the image, as `source` may have it."""
+    """The URL of the image, which `source` may contain."""
     conf: Annotated[float, Meta(ge=0, le=1)] = 0.25
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Default: 0.7."""
     imgsz: Annotated[int, Meta(ge=32, le=1280)] | None = None
-    """Without effect: models have one input size."""
+    """Ignored: models have a fixed input size."""
     normalize: bool = False
     decimals: Annotated[int, Meta(ge=0, le=10)] = 5
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(
             self.model, self.conf, None, MAX_OBJECTS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
         )
 
 
 class Box(msgspec.Struct, frozen=True):
-    """Corners, in pixels of the upright image or as fractions of it."""
+    """Corners, in pixels or as fractions of the upright image."""
 
     x1: float
     y1: float
@@ -73,7 +73,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """How long the steps took, in milliseconds."""
+    """Durations of the steps, in milliseconds."""
 
     preprocess: float
     inference: float
@@ -81,7 +81,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class ImageResults(msgspec.Struct, frozen=True):
-    """The objects of one image by falling confidence."""
+    """The objects of one image, by descending confidence."""
 
     shape: tuple[int, int]
     """Height and width of the upright image, in pixels."""
@@ -90,18 +90,18 @@ class ImageResults(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What answered."""
+    """Model and programs that produced the response."""
 
     image_count: int
     function_time_call: float
-    """Seconds since the request came."""
+    """Seconds since the request arrived."""
     model: str
     version: dict[str, str]
-    """Of the programs that answered, and of the model."""
+    """Versions of the programs and of the model."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """The answer."""
+    """The response."""
 
     images: list[ImageResults]
     metadata: Metadata
@@ -109,7 +109,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 @ModelRoute("/predict", key_in="query")
 async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Detect objects with the default model, as a dedicated endpoint does with its own."""
+    """Detect objects with the default model; stands in for a dedicated endpoint."""
     return await _detect(request, worker)
 
 
@@ -134,7 +134,7 @@ async def _respond(given: ResponseInput[Detections], wanted: _Parameters) -> Jso
 
 
 def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Prediction:
-    """Describe what was found."""
+    """Convert the detections in an image."""
     boxes = found.boxes.astype(float)
     if wanted.normalize:
         boxes /= (found.width, found.height) * 2
@@ -151,7 +151,7 @@ def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Pre
 
 
 def _is_not_json(scope: HTTPScope) -> bool:
-    """Return whether a request is for this dialect: other services want JSON at its path."""
+    """Return whether a request is for this dialect: another dialect takes JSON at the same path."""
     return media_type(context_of(scope).content_type) != JSON
 
 

@@ -1,1 +1,1 @@
-"""What the gateway says of how it is used: the OpenAPI document, its page, and the page at `/`."""
+"""Documentation for callers: the OpenAPI document, its page, and the page at `/`."""

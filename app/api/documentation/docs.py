@@ -1,4 +1,4 @@
-"""The documentation page, Swagger UI, with every file served from here."""
+"""The documentation page, Swagger UI. The gateway serves all of its files."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from litestar.types import ASGIApp
 from app import __version__
 from app.api.answering.responses import FileResponse
 
-# Swagger UI's own files, under the names the package offapi gives them.
+# Swagger UI's files, with their names in the package offapi.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
 _ASSETS_PATH = "/docs-assets"
 
@@ -28,7 +28,7 @@ async def docs_asset(name: FromPath[str]) -> ASGIApp:
 
 
 def config(components: Components) -> OpenAPIConfig:
-    """Configure the OpenAPI document, with these components beside those of the handlers, and its page."""
+    """Configure the OpenAPI document, with these additional components, and its page."""
     return OpenAPIConfig(
         title="Nereid",
         version=__version__,
@@ -50,7 +50,7 @@ def config(components: Components) -> OpenAPIConfig:
 
 
 def _assets_folder() -> Path:
-    spec = find_spec("offapi")  # located, not imported: only its files are needed
+    spec = find_spec("offapi")  # only its files are needed, so it is not imported
     if spec is None or spec.origin is None:
         raise RuntimeError("the package offapi, which contains Swagger UI, is not installed; run ./just")
     return Path(spec.origin).parent

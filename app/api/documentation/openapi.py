@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
+"""OpenAPI descriptions of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -67,8 +67,8 @@ _RAW_TYPES = (
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
-    """Translate the part of JSON Schema that msgspec writes for parameters."""
-    # `str | None` is written as anyOf, and an enumeration of strings without any type.
+    """Convert the subset of JSON Schema that msgspec generates for parameters."""
+    # msgspec describes `str | None` as anyOf, and an enumeration of strings without a type.
     kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
     description = {"type": "string"} | kind | description
     return Schema(
@@ -82,7 +82,7 @@ def _to_schema(description: dict[str, Any]) -> Schema:
 
 
 def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
-    """Describe the parameters of all kinds; what a second kind says of the same name is added to the description."""
+    """Describe the parameters of all kinds. If two kinds differ in a parameter, its description combines both."""
     schemas: dict[str, Schema] = {}
     (_, components) = msgspec.json.schema_components(kinds)
     for kind in kinds:
@@ -105,15 +105,15 @@ def _binary(media_type: str) -> OpenAPIMediaType:
 
 @dataclass
 class DetectOperation(Operation):
-    """Adds what Litestar cannot see in a handler that takes the raw body: bodies, parameters and pictures."""
+    """Adds bodies, parameters and pictures, which Litestar cannot derive from a handler that takes the raw body."""
 
     kinds: ClassVar[tuple[type[Parameters], ...]] = (DetectParameters,)
-    """The parameters."""
+    """Types of the parameters."""
     picture_types: ClassVar[tuple[str, ...]] = tuple(kind for kind in DETECTIONS.media_types if kind != JSON)
-    """Types of answers that are pictures."""
+    """Media types of responses that are pictures."""
 
     def __post_init__(self) -> None:
-        """Complete the operation that Litestar has made."""
+        """Complete the operation that Litestar has generated."""
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
         fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}
         self.parameters = [
@@ -128,7 +128,7 @@ class DetectOperation(Operation):
         self.request_body = self.describe_body(fields)
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body, which may have these parameters beside the image."""
+        """Describe the body with the image and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
         encoded = Schema(
             type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
@@ -152,7 +152,7 @@ class DetectOperation(Operation):
 
 @dataclass
 class ClassifyOperation(DetectOperation):
-    """The same for classification."""
+    """`DetectOperation` for classification."""
 
     kinds = (ClassifyParameters,)
     picture_types = ()
@@ -160,6 +160,6 @@ class ClassifyOperation(DetectOperation):
 
 @dataclass
 class PredictOperation(DetectOperation):
-    """The same for a model of any task."""
+    """`DetectOperation` for a model of any task."""
 
     kinds = (DetectParameters, ClassifyParameters)

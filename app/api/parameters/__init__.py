@@ -1,1 +1,1 @@
-"""The parameters of requests: what each kind of request may have, and how they are parsed."""
+"""The parameters of each kind of request, and their parsing."""

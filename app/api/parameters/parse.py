@@ -1,6 +1,6 @@
-"""Parse the parameters of a request: the same in the query, in form fields and in JSON members.
+"""Parse the parameters of a request, which are the same in the query, in form fields and in JSON members.
 
-Each kind of request has a class of parameters, which says all that is known of them.
+The parameters of each kind of request are defined by a class.
 """
 
 import re
@@ -20,20 +20,20 @@ from app.remote.address import is_empty
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
 MODEL_NAMES = ("model", "model_name")
-"""Names of the parameter that names the model."""
+"""Names of the parameter `model`, including its alias."""
 _MAX_LENGTH = 4096
-# Parameters have similar names, which are not what is meant.
+# Names of the image, for which no similar parameter is suggested.
 _IMAGE_NAMES = {"image", "images", "file"}
 _OR_ITS_ADDRESS = ", or its address into 'url'"
-# Below a half, names have little in common; `conf` for `confidence` is just above.
+# Minimum similarity, 0 to 1, of a suggested name; `conf` and `confidence` have 0.57.
 _SIMILARITY = 0.55
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of every request for an inference."""
+    """Parameters of every inference request."""
 
     ignores_unknown: ClassVar[bool] = False
-    """Whether a request may have parameters of other names."""
+    """Whether unknown parameters are ignored instead of rejected."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
     version: Annotated[
@@ -46,7 +46,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = None
 
     def __post_init__(self) -> None:
-        """Check what a type cannot tell.
+        """Check constraints beyond the types.
 
         Raises:
             UnknownModel: No model can have this name.
@@ -56,18 +56,18 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def options(self) -> Question[Detections | Classifications]:
-        """What they ask of the model."""
+        """The options of the inference."""
         raise NotImplementedError
 
     @property
     def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it, or the kind has no `url`."""
+        """The URL of the image; None if the body contains the image, or this kind has no `url`."""
         url: str | None = getattr(self, "url", None)
         return None if url is None or is_empty(url) else url
 
     @property
     def presentation(self) -> Presentation:
-        """How the answer is to be written."""
+        """The presentation of the result."""
         return Presentation()
 
 
@@ -75,12 +75,12 @@ P = TypeVar("P", bound=Parameters)
 
 
 def names(kind: type[Parameters]) -> tuple[str, ...]:
-    """Return all names of a kind's parameters, including aliases."""
+    """Return the names of all parameters of a kind, including aliases."""
     return (*kind.__struct_fields__, *_ALIASES)
 
 
 def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
-    """Return the error for a name that is not a parameter of this kind; it suggests a similar one, and lists all."""
+    """Return the error for an unknown parameter of this kind. It suggests a similar name and lists all names."""
     given = name[:64].lower()
     similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
     question = f"did you mean {similar[0]!r}? " if similar else ""
@@ -91,7 +91,7 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
 
 
 def split_classes(classes: str | None) -> list[str] | None:
-    """Split comma-separated names or ids; None, for all classes, stays None."""
+    """Split comma-separated names or ids; None means all classes and stays None."""
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
@@ -99,8 +99,8 @@ def parse_parameters(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
 
     Args:
-        pairs: Of one request.
-        kind: The parameters of its task.
+        pairs: Names and values of the request's parameters.
+        kind: The type of the parameters.
 
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
@@ -135,14 +135,14 @@ def check_model_name(name: str) -> None:
     """Reject a name that no model can have.
 
     Raises:
-        UnknownModel: It is one.
+        UnknownModel: The name is not valid.
     """
     if not _MODEL_NAME.fullmatch(name):
         raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
 
 
 def expected_value(kind: type, name: str) -> str:
-    """Return what a field of a Struct must be, such as `a number from 0 to 1`."""
+    """Describe the valid values of a Struct's field, such as `a number from 0 to 1`."""
     struct = inspect.type_info(kind)
     assert isinstance(struct, inspect.StructType)  # noqa: S101
     return next(_describe(field.type) for field in struct.fields if field.name == name)

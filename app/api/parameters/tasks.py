@@ -26,7 +26,7 @@ else:
 """Name of a format of detections, and of one of classes."""
 
 _MAX_ID = 2**53
-"""Up to which JavaScript's numbers are exact."""
+"""JavaScript represents integers up to this value exactly."""
 _ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
 _Url = Annotated[
     str | None,
@@ -38,7 +38,7 @@ _Url = Annotated[
 
 
 class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of every request for detections."""
+    """Parameters of every detection request."""
 
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
     iou: Annotated[
@@ -65,11 +65,11 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
     ] = "normalized"
 
     def __post_init__(self) -> None:
-        """Check what a type cannot tell.
+        """Check constraints beyond the types.
 
         Raises:
             UnknownModel: No model can have this name.
-            InvalidParameter: There are no classes in the list of classes.
+            InvalidParameter: The list of classes is empty.
         """
         super().__post_init__()
         if split_classes(self.classes) == []:
@@ -77,14 +77,14 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(
             self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
         )
 
 
 class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of a request for detections in one image."""
+    """Parameters of a detection request for one image."""
 
     url: _Url = None
     format: Annotated[
@@ -99,12 +99,12 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
 
     @property
     def presentation(self) -> Presentation:
-        """How the answer is to be written."""
+        """The presentation of the result."""
         return Presentation(self.format, self.boxes, self.image_id)
 
 
 class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of a request for detections in several images."""
+    """Parameters of a detection request for several images."""
 
     format: Annotated[
         Literal["json", "coco-results"] | None,
@@ -122,21 +122,21 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
     ] = None
 
     def __post_init__(self) -> None:
-        """Check what a type cannot tell.
+        """Check constraints beyond the types.
 
         Raises:
             UnknownModel: No model can have this name.
-            InvalidParameter: A list is empty, or has something else than numbers, or the same number twice.
+            InvalidParameter: The list of classes is empty; or the image ids are not distinct whole numbers.
         """
         super().__post_init__()
         if self.image_ids is not None:
             _split_ids(self.image_ids)
 
     def ids_of(self, images: int) -> Sequence[int]:
-        """Return the `image_id` of each of so many images.
+        """Return the `image_id` of each image.
 
         Raises:
-            InvalidParameter: There are more or fewer of them.
+            InvalidParameter: The number of ids is not the number of images.
         """
         if self.image_ids is None:
             return range(images)
@@ -147,7 +147,7 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
 
 
 class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of a request for classes."""
+    """Parameters of a classification request."""
 
     url: _Url = None
     top_k: Annotated[
@@ -158,17 +158,17 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def options(self) -> ClassifyOptions:
-        """What they ask of the model."""
+        """The options of the classification."""
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
     @property
     def presentation(self) -> Presentation:
-        """How the answer is to be written."""
+        """The presentation of the result."""
         return Presentation(self.format)
 
 
 def _split_ids(text: str) -> list[int]:
-    """Split comma-separated numbers of images, all of which differ: results of two images could not be told apart."""
+    """Split comma-separated image ids. They must be distinct, so that each result belongs to one image."""
     try:
         ids = msgspec.convert([number.strip() for number in text.split(",")], list[_ImageId], strict=False)
     except msgspec.ValidationError as error:
@@ -179,12 +179,12 @@ def _split_ids(text: str) -> list[int]:
 
 
 class TaskForm(NamedTuple):
-    """How requests for a task and their answers look."""
+    """Parameters and response formats of a task."""
 
     parameters: type[Parameters]
     formats: Formats
     results: str
-    """What the answer consists of, for the log, which has their number."""
+    """Name of the results; the log field with their number."""
 
 
 FORMS: dict[Task, TaskForm] = {

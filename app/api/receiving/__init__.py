@@ -1,1 +1,1 @@
-"""From a request's body to the encoded image and the fields that came with it, whatever the body's type."""
+"""Extraction of the encoded image and the parameters from a request body of any supported type."""

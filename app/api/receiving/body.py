@@ -25,55 +25,55 @@ MAX_PARTS = 16
 _Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.(\w+)(\[.*\])?`")
-# What other services call the image, but for case and punctuation.
+# Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _NOT_LETTERS = re.compile(r"[^a-z]")
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
-# How much memory a body takes beside itself while it is parsed, relative to its size: multipart has the image in pieces and
-# joined; base64 is text, is text again without white space, and is decoded.
+# Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
+# without white space, and decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
 _SEVERAL = "POST /detect/batch takes several"
 NOT_BOTH = "send either an image or a url, not both"
-"""What a request is told that has both."""
+"""The error for a request with both."""
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 _PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
 class ParsedBody(NamedTuple):
-    """What the caller sent."""
+    """A parsed body."""
 
     image: bytes
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
-    """Name and value of each parameter in the body. An image that is given by its address is the parameter `url`."""
+    """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
 
     @property
     def has_url(self) -> bool:
-        """Whether the image is given by its address."""
+        """Whether the body contains the URL of an image."""
         return any(name == "url" and not is_empty(value) for name, value in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
-    """Return whether a body with these `Content-Type` and `Content-Encoding` headers has to be parsed; any other is the image."""
+    """Return whether a body with these `Content-Type` and `Content-Encoding` headers must be parsed; otherwise it is the image."""
     return media_type(content_type) in {MULTIPART, JSON, URLENCODED} or not content_encoding.is_plain(encoding)
 
 
 def parsing_bytes(size: int, content_type: str) -> int:
-    """Return how many bytes of memory are used, at the most, to parse a body of a size and with this `Content-Type` header."""
+    """Return the maximum memory, in bytes, for parsing a body of this size with this `Content-Type` header."""
     return size * _COPIES.get(media_type(content_type), 0) + _MAX_MEMBER_BYTES
 
 
 def parse_body(
     data: bytes, content_type: str, kind: type[Parameters] = DetectParameters, fields: Sequence[str] = FILE_FIELDS
 ) -> ParsedBody:
-    """Parse a body with parameters of a kind: a form, JSON or the image itself, as its `Content-Type` header says.
+    """Parse a body with parameters of a kind: a form, JSON or the image itself, depending on its `Content-Type` header.
 
-    One of the `fields` of a form, `FILE_FIELDS` and maybe others, has the image or its address.
+    In a form, one of the `fields` contains the image or its URL.
 
     Raises:
-        MalformedRequest: It is not well formed, or contains neither exactly one image nor the address of one.
-        InvalidParameter: A parameter in it is not text.
+        MalformedRequest: The body is not well formed, or does not contain exactly one image or URL.
+        InvalidParameter: A parameter in the body is not text.
     """
     declared = body_type(content_type, data)
     if declared == MULTIPART:
@@ -93,7 +93,7 @@ def parse_body(
 
 
 def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
-    """Parse a multipart form, whose boundary is in the `Content-Type` header. Raises as `parse_body`."""
+    """Parse a multipart form with the boundary in its `Content-Type` header. Raises the same errors as `parse_body`."""
     images: list[multipart.Part] = []
     pairs = []
     for part in multipart.read_parts(data, content_type, MAX_PARTS):
@@ -112,7 +112,7 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
-    """Parse a form of names and values, whose image is base64 or an address. Raises as `parse_body`."""
+    """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
     form = urlencoded.split(data, fields, MAX_PARTS)
     _check_number(len(form.images), [name for name, _ in form.others])
     return ParsedBody(decode_base64(form.images[0]) if form.images else b"", form.others)
@@ -120,9 +120,9 @@ def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> Parsed
 
 @cache
 def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
-    """Make the types of a JSON object that has a member `content` and parameters of a kind: all as it is, and with types.
+    """Make two types of a JSON object with a member `content` and parameters of a kind: raw members, and typed members.
 
-    Structs instead of dicts: parsing stops at the first unknown member, however many follow.
+    They are Structs, not dicts, so that parsing stops at the first unknown member.
     """
     names = (content, *parameter_names(kind))
     outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
@@ -130,7 +130,7 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a JSON object whose `image` is base64 or an address, or whose `url` is. Raises as `parse_body`."""
+    """Parse a JSON object with a base64 image or a URL in `image`, or a URL in `url`. Raises the same errors as `parse_body`."""
     outline, typed = outlines("image", kind)
     document = view_document(data)
     try:
@@ -153,7 +153,7 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
 
 
 def _other_kind(image: msgspec.Raw) -> str:
-    """Say what an `image` that is not a string is; nothing for a string."""
+    """Describe an `image` that is not a string; return nothing for a string."""
     kind = kind_of(image)
     if kind == "a list":
         return f"it is a list; {_SEVERAL}"
@@ -163,18 +163,18 @@ def _other_kind(image: msgspec.Raw) -> str:
 
 
 def kind_of(value: msgspec.Raw) -> str:
-    """Say what a JSON value is; nothing if it is missing."""
+    """Return the kind of a JSON value; nothing if the value is missing."""
     start = bytes(memoryview(value)[:1])
     return _KINDS.get(start, "a number") if start else ""
 
 
 def describe_member(error: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter | None:
-    """Return the error for the member that msgspec's text is about; None if that is about anything else.
+    """Return the error for a member that msgspec rejected; None if msgspec reports any other defect.
 
     Args:
-        error: msgspec's text.
+        error: msgspec's message.
         content: Name of the member with the image or images.
-        kind: The parameters that may stand beside it.
+        kind: The type of the parameters.
     """
     if found := _UNKNOWN.fullmatch(error):
         return _unknown_member(found[1], content, kind)
@@ -196,14 +196,12 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
 
 
 def parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object beside its `content`, whose name this is, and which may be missing.
-
-    They may have few bytes, and must be of the types of a Struct.
+    """Parse the members of a JSON object other than its `content`, the member `name`, which may be missing.
 
     Raises:
-        MalformedRequest: They have too many bytes.
-        InvalidParameter: There are several members of that name.
-        msgspec.DecodeError, ValueError, RecursionError: A value is not one of a parameter.
+        MalformedRequest: The other members are too large.
+        InvalidParameter: The object has several members `name`.
+        msgspec.DecodeError, ValueError, RecursionError: A value does not have the type in `typed`.
     """
     if len(data) - len(content) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
@@ -211,7 +209,7 @@ def parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type
     rest = bytes(data[:start])
     if content:
         rest += b'""' + data[start + len(content) :]
-    msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of several members of one name
+    msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of repeated members
     pairs = _PAIRS.decode(rest.decode())
     if [member for member, _ in pairs].count(name) > 1:
         raise InvalidParameter(f"{name} is given more than once")
@@ -223,7 +221,7 @@ def _address(data: memoryview | msgspec.Raw) -> int:
 
 
 def _check_number(images: int, others: Sequence[str]) -> None:
-    """Check that a form has one image, or its address, and say what it has instead."""
+    """Check that a form has one image or a URL; the error reports what it has instead."""
     expected = f"expected one image in the field {_EXPECTED}, found {images}"
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")

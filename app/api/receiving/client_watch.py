@@ -1,4 +1,4 @@
-"""Receive a request's body from its client, and stop work for a client that is too slow or has disconnected."""
+"""Receive the body of a request, and stop work for a client that is too slow or has disconnected."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ from app.resilience.uploads import Upload
 
 _MAX_CHUNKS = 64
 _COUNT_BYTES = 1 << 16
-# To wait for a disconnect takes a task, so short requests are not watched.
+# Waiting for a disconnect needs a task, so short requests are not watched.
 _CHECK_SECONDS = 0.25
 
 
 class BodyLimits(NamedTuple):
-    """What a request body may be, and how long it may take."""
+    """Size and time limits of a request body."""
 
     max_bytes: int
     pause_seconds: float
-    """Between two reads."""
+    """Maximum time between two reads."""
     total_seconds: float
 
 
 class ClientWatch(Interruption):
-    """Interrupts a `with` block when the body arrives too slowly, or when the client disconnects after it.
+    """Interrupts a `with` block when the body arrives too slowly, or when the client disconnects after the body.
 
     The block then raises `BodyTimeout` or `ClientGone`.
     """
 
     def __init__(self, receive: Receive, limits: BodyLimits) -> None:
-        """Watch the client from which `receive` gets messages."""
+        """Watch the client whose messages `receive` returns."""
         super().__init__()
         self.is_body_complete = False
         self._receive = receive
@@ -57,15 +57,15 @@ class ClientWatch(Interruption):
         """Receive the whole body.
 
         Args:
-            upload: Counts what has arrived, while more is to come; not the bodies of small images.
-            may_be_empty: Whether the request needs no body.
-            is_last: Whether the client is in time once its body is there; if not, once `is_body_complete` is set.
+            upload: Counts the received bytes while more are expected; small bodies are not counted.
+            may_be_empty: Whether the body may be empty.
+            is_last: Whether the time limit ends with the body; if not, it ends when the caller sets `is_body_complete`.
 
         Raises:
             MalformedRequest: The body is empty, but must not be.
-            BodyTooLarge: It is larger than allowed.
+            BodyTooLarge: The body exceeds the limit.
             GatewayFull: Too many bytes of bodies are being received.
-            ClientGone: The client disconnected before its end.
+            ClientGone: The client disconnected before the end of the body.
         """
         receive, max_bytes = self._receive, self._limits.max_bytes
         chunks: list[bytes | bytearray] = []
@@ -94,10 +94,10 @@ class ClientWatch(Interruption):
             raise MalformedRequest("the body is empty")
         if rest:
             chunks.append(rest)
-        return b"".join(chunks)  # does not copy a single chunk
+        return b"".join(chunks)  # no copy if there is only one chunk
 
     def _check(self) -> None:
-        """Find out now and then whether the body is late; once it is complete, begin to wait for a disconnect."""
+        """Check periodically whether the body is late; once it is complete, wait for a disconnect."""
         if self.is_body_complete:
             self._waiting = self._loop.create_task(self._wait_for_disconnect())
             return
@@ -128,7 +128,7 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def drain(receive: Receive) -> None:
-    """Receive the rest of a body and throw it away, for up to two seconds."""
+    """Receive and discard the rest of a body, for up to two seconds."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
             while (await receive()).get("more_body"):

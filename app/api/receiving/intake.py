@@ -1,4 +1,4 @@
-"""Receive a request for detection: its parameters, its body or the image that it names, and its deadline."""
+"""Receive an inference request: its parameters, its body or the image at its URL, and its deadline."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Content(Protocol):
-    """What a body contains."""
+    """Content of a parsed body."""
 
     @property
     def parameters(self) -> Pairs:
@@ -46,10 +46,10 @@ class DeferredParameters(Protocol[P_co]):
 
     @property
     def common(self) -> P_co:
-        """What the query says of the parameters that are the same in each kind."""
+        """The parameters in the query that all kinds share."""
 
     async def find_kind(self, deadline: Deadline) -> type[P_co]:
-        """Return the kind; raise a GatewayError if that is not possible."""
+        """Return the type of the parameters, or raise a GatewayError."""
 
 
 class Received(NamedTuple, Generic[C, P]):
@@ -57,11 +57,11 @@ class Received(NamedTuple, Generic[C, P]):
 
     content: C
     wanted: P
-    """The parameters of path, query and body."""
+    """The parameters in path, query and body."""
     call: CallContext
 
 
-async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
+async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     client: ClientWatch,
     scope: HTTPScope,
     worker: WorkerResources,
@@ -74,9 +74,9 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
     """Receive a request.
 
     Args:
-        client: Watches the client, whose body it reads.
-        scope: Of the request.
-        worker: Has the keys, and the threads in which a form or JSON is parsed.
+        client: Watches the client and reads its body.
+        scope: The scope of the request.
+        worker: The resources of the worker, with the keys and the threads for parsing.
         pairs: Parameters in the path.
         kind: The parameters that it may have. Deferred ones are found after the body has been read: only then does the server
             tell that the client has left.
@@ -120,10 +120,10 @@ async def receive(  # noqa: PLR0913, PLR0917 - what a request consists of
         with pipeline.admission.start_upload() as upload:
             image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
         content = parse(image, "", kind)
-    # Triton would export spans of a trace that is not sampled, too.
+    # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
-    return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # there is a body or a url
+    return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 
 def _start_upload(admission: Admission, context: RequestContext) -> Upload:
@@ -138,19 +138,19 @@ def query_of(scope: HTTPScope) -> Pairs:
 def _decode_and_parse(
     parse: Callable[[bytes, str, type[P]], C], data: bytes, kind: type[P], context: RequestContext, upload: Upload
 ) -> C:
-    upload.add(len(data) - upload.nbytes)  # its end, which came last
+    upload.add(len(data) - upload.nbytes)  # the rest, which `read_body` did not count
     plain = content_encoding.decode(data, context.content_encoding, context.body_limits.max_bytes, upload.add)
     upload.add(body.parsing_bytes(len(plain), context.content_type))
     return parse(plain, context.content_type, kind)
 
 
 async def fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
-    """Fetch an image as a stage of a request, whose upload it counts to.
+    """Fetch an image as a stage of a request, and count its bytes in `upload`.
 
-    The log gets its host; path and query may contain secrets.
+    Only the host of the URL is logged, because path and query may contain secrets.
 
     Raises:
-        GatewayError: As `Fetcher.parse` and `Fetcher.fetch` say.
+        GatewayError: As for `Fetcher.parse` and `Fetcher.fetch`.
     """
     context.timing.begin(FETCH)
     address = fetcher.parse(url)

@@ -1,4 +1,4 @@
-"""Bodies that are JSON, and images in them as base64."""
+"""JSON bodies, and base64 images in them."""
 
 from binascii import a2b_base64
 from contextlib import suppress
@@ -10,18 +10,18 @@ from app.api.receiving.content_type import JSON, body_type
 from app.errors import MalformedRequest, UnsupportedMediaType
 
 JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
-"""What JSON leads to that is not as it should be. ValueError: not UTF-8, or an integer of many digits."""
+"""Errors that invalid JSON raises. ValueError: not UTF-8, or an integer with too many digits."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COUNTED_BYTES = 1 << 20
-# Bytes of JSON for each escaped character. Some programs escape `/`, and `+`, each of which is every 64th character of base64.
+# Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
 _PER_ESCAPE = 16
 
 
 def view_document(data: bytes) -> memoryview:
-    """View JSON without the byte order mark that some programs write in front of it. Source: RFC 8259, 8.1.
+    """View JSON without the byte order mark that some programs add. Source: RFC 8259, 8.1.
 
     Raises:
-        MalformedRequest: It consists of escaped characters to such a part that no other thread would run while it is decoded.
+        MalformedRequest: It has so many escapes that decoding it would block all threads for long.
     """
     escapes = 0
     for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
@@ -36,13 +36,13 @@ _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 
 def decode_base64(encoded: str) -> bytes:
-    """Decode base64 or a data URL; white space, in which long lines are often broken, does not count.
+    """Decode base64 or a data URL; ignore white space, such as line breaks.
 
-    The alphabet of URLs, which needs no padding, is read as well. Source: RFC 4648, 5. Never more than two copies of the text are
-    in memory, beside it or the result.
+    The URL-safe alphabet without padding is also accepted. Source: RFC 4648, 5. At most two copies of the text are in memory, in
+    addition to the text or the result.
 
     Raises:
-        MalformedRequest: It is neither.
+        MalformedRequest: The text is not base64.
     """
     start = 0
     if encoded[:5].lower() == "data:":
@@ -55,7 +55,7 @@ def decode_base64(encoded: str) -> bytes:
         text = text.translate(_STANDARD_ALPHABET, _SPACES)
         text += b"=" * (-len(text) % 4)
         return a2b_base64(text, strict_mode=True)
-    except ValueError as error:  # it is not ASCII, or not base64
+    except ValueError as error:  # not ASCII, or not base64
         raise MalformedRequest('"image" is not base64') from error
 
 
@@ -63,18 +63,18 @@ T = TypeVar("T")
 
 
 def decode(data: bytes, content_type: str, kind: type[T], example: str) -> T:
-    """Decode JSON of a type.
+    """Decode JSON to a type.
 
     Args:
         data: The body.
-        content_type: Its `Content-Type` header, which may be that of a form, as curl declares any body. JSON of another type would
-            be decoded by the event loop, not by a thread.
+        content_type: Its `Content-Type` header, JSON or curl's default, a form. Other types are rejected because their bodies are
+            not parsed in a thread.
         kind: The type.
-        example: JSON as it should be.
+        example: A valid example, for error messages.
 
     Raises:
-        UnsupportedMediaType: The header does not say that it is JSON.
-        MalformedRequest: It is not JSON of that type.
+        UnsupportedMediaType: The header does not declare JSON.
+        MalformedRequest: The body is not JSON of this type.
     """
     if body_type(content_type, data) != JSON:
         raise UnsupportedMediaType(f"send {JSON}, such as {example}")

@@ -14,32 +14,32 @@ class Part(NamedTuple):
     """A part of a form."""
 
     name: str
-    """Of its field."""
+    """Name of the field."""
     file_name: str | None
-    """None if the part is not a file."""
+    """The file name; None if the part is not a file."""
     content: bytes
 
     @property
     def text(self) -> str:
-        """The content if it is text and not that of a file; else nothing. No image is ASCII without zeros."""
+        """The content if the part is text and not a file; otherwise empty. No image is ASCII without zero bytes."""
         is_text = self.file_name is None and self.content.isascii() and b"\0" not in self.content
         return self.content.decode() if is_text else ""
 
 
 def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
-    """Read the parts of a form, whose boundary is in the `Content-Type` header, one by one.
+    """Yield the parts of a form with the boundary in its `Content-Type` header.
 
     Raises:
-        MalformedRequest: It is not well formed, has too many parts, or one without a name.
+        MalformedRequest: The form is not well formed, has too many parts, or a part without a name.
     """
     name, file_name = "", None
     chunks: list[bytes] = []
     _, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     try:
-        # Names may have any encoding, so that none is an error here.
+        # Latin-1 accepts names in any encoding.
         with PushMultipartParser(boundary, max_segment_count=max_parts, header_charset="latin-1") as parser:
-            # In pieces: the parser copies what it gets.
+            # In pieces, because the parser copies its input.
             for at in range(0, len(data), _FEED_BYTES):
                 for event in parser.parse(data[at : at + _FEED_BYTES]):
                     if isinstance(event, MultipartSegment):
@@ -51,21 +51,21 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
                     else:
                         content, chunks = b"".join(chunks), []
                         yield Part(_to_name(name), file_name and _to_name(file_name), content)
-    except ValueError as error:  # MultipartError is one, and so is text that cannot be encoded
-        # Not `from error`: its text, which would be logged, repeats parts of the body.
+    except ValueError as error:  # includes MultipartError and UnicodeError
+        # `from None`, because the log must not contain the parser's message, which quotes the body.
         raise MalformedRequest(_describe_defect(error, data, boundary, max_parts)) from None
 
 
 def to_parameter(part: Part, expected: str) -> tuple[str, str]:
-    """Return name and value of a parameter.
+    """Return the name and value of a parameter.
 
     Args:
-        part: One that is not an image.
-        expected: The fields in which an image would be expected.
+        part: A part that is not an image.
+        expected: The names of the image fields, for error messages.
 
     Raises:
-        MalformedRequest: It is a file.
-        InvalidParameter: It is not text.
+        MalformedRequest: The part is a file.
+        InvalidParameter: The part is not text.
     """
     if part.file_name is not None:
         raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}", repeats_request=True)
@@ -76,7 +76,7 @@ def to_parameter(part: Part, expected: str) -> tuple[str, str]:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote names, up to 64 characters of all together."""
+    """Quote names, up to 64 characters in total."""
     quoted, left = [], 64
     for name in names:
         quoted.append(repr(name[:left]))
@@ -87,7 +87,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def _to_name(name: str) -> str:
-    """Return a name as it was meant: in UTF-8, or else in Latin-1."""
+    """Decode a name as UTF-8, or as Latin-1 if it is not valid UTF-8."""
     try:
         return name.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -95,7 +95,7 @@ def _to_name(name: str) -> str:
 
 
 _BY_BOUNDARY = "the form is not well formed behind one of its boundaries: a line break or two hyphens must follow"
-# The texts of the parser's errors, of which it has no other kind. They are not shown: some repeat parts of the body.
+# By the parser's error message, its only distinction. The messages are not shown: some quote the body.
 _DEFECTS = {
     "Empty boundary": 'the Content-Type header has no boundary; let the HTTP client write it: "multipart/form-data; boundary=x"',
     "Invalid characters in boundary": "the boundary in the Content-Type header has characters that no boundary may have",
@@ -123,7 +123,7 @@ _END = "Unexpected end of multipart stream"
 
 
 def _describe_defect(error: ValueError, data: bytes, boundary: str, max_parts: int) -> str:
-    """Return a sentence for the error that `PushMultipartParser` has raised for a body with this boundary."""
+    """Describe an error that `PushMultipartParser` raised for a body with this boundary."""
     text = str(error.args[0]) if error.args else ""
     if text.startswith(_END):
         if not data.startswith(f"--{boundary}".encode()) and f"\n--{boundary}".encode() not in data:

@@ -1,6 +1,6 @@
-"""Split a body of the type `application/x-www-form-urlencoded`: names and values, joined by `&`.
+"""Split a body of the type `application/x-www-form-urlencoded`.
 
-curl gives this type to whatever it sends with `--data-binary`, so that a body of it may be the image itself as well.
+curl declares this type for all data of `--data-binary`, so the body may also be the image itself.
 """
 
 from collections.abc import Sequence
@@ -11,30 +11,30 @@ from app.errors import MalformedRequest
 from app.remote.address import is_address
 
 _MAX_OTHER_BYTES = 1 << 16
-# All that may be escaped in base64 and in front of it in a data URL. To unescape anything would make a list of all escapes.
+# Characters that may be escaped in base64 or a data URL. A general unescape would build a list of all escapes.
 _ESCAPED = b"+/=,:; \r\n"
-# Other threads, such as the one that answers probes, wait while a slice is searched and copied.
+# Other threads, such as the event loop, wait while a slice is searched and copied.
 _SLICE_BYTES = 1 << 20
-# Enough for `https://` with all that is escaped in it.
+# Enough for `https://` with every character escaped.
 _MAX_ADDRESS_START = 64
 _JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
 _EXAMPLE = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 
 
 class Fields(NamedTuple):
-    """What a form has."""
+    """The fields of a form."""
 
     images: list[str]
-    """Values of the fields that may hold the image in base64, not decoded."""
+    """Values of the image fields: base64, not yet decoded."""
     others: list[tuple[str, str]]
-    """Name and value of each other field. An image that is given by its address is the field `url`."""
+    """Name and value of each other field. The URL of an image is the field `url`."""
 
 
 def is_form(data: bytes) -> bool:
-    """Return whether a body is a form; else it is the image itself. A form is ASCII, and every image has other bytes.
+    """Return whether a body is a form; otherwise it is the image itself. A form is ASCII, which no image is.
 
     Raises:
-        MalformedRequest: It is an image that `curl --data` has spoilt: it leaves out zeros and line breaks.
+        MalformedRequest: The body is an image corrupted by `curl --data`, which removes zeros and line breaks.
     """
     if data.isascii() and b"\0" not in data:
         return True
@@ -47,7 +47,7 @@ def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
     """Split a form.
 
     Raises:
-        MalformedRequest: It has too many fields or too many bytes beside the image, or is no form at all.
+        MalformedRequest: It has too many fields, too many bytes besides the image, or is not a form.
     """
     parts = data.split(b"&", max_fields)
     if len(parts) > max_fields:
@@ -72,7 +72,7 @@ def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
 
 
 def _unescape(value: bytes) -> bytes:
-    """Undo the escapes of base64. A `+` stays, which some clients do not escape; no base64 has the space that it stands for."""
+    """Unescape base64. `+` is kept, because some clients do not escape it and base64 contains no spaces."""
     if b"%" not in value:
         return value
     pieces = []

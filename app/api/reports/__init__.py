@@ -1,1 +1,1 @@
-"""What the gateway reports of itself: health, readiness, metrics, models."""
+"""Reports of the gateway's state: health, readiness, metrics, models."""

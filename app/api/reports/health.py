@@ -31,7 +31,7 @@ from app.pipeline.pipeline import Pipeline
 from app.triton.gpu import Gpu, read_gpus
 
 API_VERSION = "v1"
-"""Of the routes."""
+"""Version of the HTTP API."""
 
 _RETRY = {"Retry-After": "1"}
 _NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
@@ -53,7 +53,7 @@ async def live() -> Liveness:
 
 @get("/readyz", summary="The default model is ready", responses=_NOT_READY)
 async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
-    """Readiness probe: 200 while the default model is ready in Triton, and its inferences do not fail; 503 before a stop."""
+    """Readiness probe: 200 while the default model is ready in Triton and its inferences succeed; 503 before a stop."""
     if await worker.is_ready():
         return Response(Readiness("ready"))
     return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
@@ -61,7 +61,7 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 
 @get("/ready", summary="The default model is ready, and on what that depends", responses=_REPORTED_NOT_READY)
 async def ready(worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
-    """Report readiness, with the status of `/readyz`, and on what it depends."""
+    """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     servers = await server_health.examine(worker.tritons, worker.pipeline.default_model)
     triton_health = server_health.summarize(servers, is_usable=True)
     is_ready = not worker.is_draining and triton_health.status == "ready"
@@ -107,7 +107,7 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
 
 
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
-    """Return the spec of the default model; None if it cannot be used, which the log explains."""
+    """Return the spec of the default model; None if it cannot be used, with the reason in the log."""
     try:
         return await pipeline.spec(pipeline.default_model)
     except GatewayError as error:

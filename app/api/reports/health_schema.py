@@ -1,4 +1,4 @@
-"""The JSON of reports on health and readiness."""
+"""The JSON of the health and readiness reports."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class TritonHealth(msgspec.Struct, frozen=True):
-    """What Triton says of itself."""
+    """State of Triton."""
 
     status: Literal["ready", "not_ready", "unreachable"]
     version: str | None = None
     latency_ms: float | None = None
-    """How long it took to answer the question for its version."""
+    """Latency of the request for its version."""
     models_ready: list[str] = []
 
 
@@ -21,19 +21,19 @@ class ServerHealth(msgspec.Struct, frozen=True):
     address: str
     """`host:port` of its gRPC endpoint."""
     status: Literal["ready", "not_ready", "unreachable"]
-    """Whether the default model is ready there."""
+    """State of the default model on this Triton."""
     version: str | None
     latency_ms: float | None
     models_ready: list[str]
     transport: Literal["shm", "inline"]
     left_out: list[str]
-    """Models that the worker that answered does not ask it for now, because it fails."""
+    """Models for which the answering worker currently avoids this Triton, because their inferences fail."""
     share: float
-    """Its part of the images that this worker has sent in the last seconds; 0 if there were none."""
+    """Share, 0 to 1, of the images that the answering worker sent to it in the last seconds; 0 if none were sent."""
 
 
 class GpuDevice(msgspec.Struct, frozen=True):
-    """A GPU that Triton sees; what it does not tell is null."""
+    """A GPU that Triton sees; unreported values are null."""
 
     id: str
     utilization: float | None
@@ -42,21 +42,21 @@ class GpuDevice(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """Whether the default model runs on a GPU, and all that Triton sees."""
+    """Whether the default model runs on a GPU, and all GPUs that Triton sees."""
 
     in_use: bool
     devices: list[GpuDevice]
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Resident memory of the worker that answered, and of all workers of the host."""
+    """Resident memory of the answering worker, and of all workers of the host."""
 
     rss_mb: float
     workers_mb: list[float]
 
 
 class LimitsInForce(msgspec.Struct, frozen=True):
-    """What the gateway allows. Sizes are MiB, except those of images; times are seconds."""
+    """Limits of the gateway. Byte sizes are in MiB, image sizes in megapixels, times in seconds."""
 
     max_file_size_mb: float
     max_batch_size_mb: float
@@ -67,47 +67,47 @@ class LimitsInForce(msgspec.Struct, frozen=True):
     timeout_seconds: float
     max_timeout_seconds: float
     requests: dict[str, int] = {}
-    """By model, as many as can be answered in time."""
+    """Limit of requests in progress, by model."""
 
 
 class Performance(msgspec.Struct, frozen=True):
-    """Memory of all workers of the host, and which optimizations are in use."""
+    """Memory of all workers of the host, and the active optimizations."""
 
     memory_mb: float
     optimizations: dict[str, bool | str]
 
 
 class TritonService(msgspec.Struct, frozen=True):
-    """Whether any Triton answers."""
+    """Whether any Triton responds."""
 
     ok: bool
     detail: str
     url: str
-    """`host:port` of its gRPC endpoint; of several, separated by commas."""
+    """`host:port` of the gRPC endpoints, separated by commas."""
 
 
 class Services(msgspec.Struct, frozen=True):
-    """What the gateway needs to work."""
+    """The services that the gateway depends on."""
 
     triton: TritonService
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What the worker that answered uses."""
+    """Resource usage of the answering worker."""
 
     memory_mb: float
     cpu_percent: float
-    """Of one core, on average since the worker was started."""
+    """Percent of one core, averaged since the worker started."""
 
 
 class Health(msgspec.Struct, frozen=True):
-    """State of the gateway, Triton and the default model; the status is 503 when no detection is possible."""
+    """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
     status: Literal["healthy", "unhealthy"]
     version: str
     api: Literal["healthy"]
     triton: TritonHealth
-    """The only Triton; or the best of several, with the models of all."""
+    """The Triton in the best state, with the models of all Tritons."""
     tritons: list[ServerHealth]
     model: str
     model_ready: bool
@@ -121,7 +121,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Liveness(msgspec.Struct, frozen=True):
-    """The worker process answers."""
+    """The worker process responds."""
 
     status: Literal["alive"]
 
@@ -133,7 +133,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class ReadinessReport(msgspec.Struct, frozen=True):
-    """Whether the default model is ready, and on what that depends."""
+    """Whether the default model is ready, and the services it depends on."""
 
     status: Literal["ready", "not_ready"]
     version: str

@@ -1,4 +1,4 @@
-"""GET /metrics, and what a request adds to it."""
+"""GET /metrics, and the metrics of requests."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from app.triton.metrics import read_metrics
 
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
-    """Show the metrics of all workers of this host, in a format that Prometheus reads."""
+    """Return the metrics of all workers of this host in a Prometheus format."""
     worker.pipeline.sample()
     ours = worker.metrics
     models = {split_reference(model)[0] for model in ours.models()}
@@ -26,7 +26,7 @@ async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 
 
 def count_image(metrics: Metrics, timing: Timing, status: int) -> None:
-    """Count an image of a batch that is done."""
+    """Count an image of a batch that has ended."""
     metrics.batch_images.add(1, str(status))
     _observe_stages(metrics, timing)
 

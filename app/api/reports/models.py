@@ -1,4 +1,4 @@
-"""GET /models: the models that can be used, and those that could be pulled."""
+"""GET /models: the models in Triton, and those that can be pulled."""
 
 from litestar import get
 from litestar.di import NamedDependency
@@ -13,15 +13,15 @@ from app.triton.server_info import ModelState
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
 async def models(triton_client: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
-    """List the models in the repositories of all Tritons, and those that `pull` can get."""
+    """List the models in the repositories of all Tritons, and those that `pull` can download."""
     return await list_models(triton_client, pipeline)
 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
-    """Describe the models in the repositories of all Tritons, and those that `pull` can get.
+    """Describe the models in the repositories of all Tritons, and those that `pull` can download.
 
     Raises:
-        GatewayError: No Triton answers.
+        GatewayError: No Triton responds.
     """
     states: dict[str, ModelState | None] = dict.fromkeys(pipeline.pullable) | await tritons.list_models()
     described = [await _describe(pipeline, name, states[name]) for name in sorted(states)]
@@ -34,7 +34,7 @@ def _version_number(version: str) -> int:
 
 
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None) -> ModelInfo:
-    """Describe a model; the state is Triton's, None for a model that Triton does not have."""
+    """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
     if state is None:
         return ModelInfo(
             name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"

@@ -1,4 +1,4 @@
-"""What the health report says of each Triton."""
+"""The state of each Triton, for the health report."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ _STATES = ("ready", "not_ready", "unreachable")
 
 
 async def examine(pool: TritonPool, model: str) -> list[ServerHealth]:
-    """Ask all Tritons.
+    """Query all Tritons.
 
     Args:
         pool: The Tritons.
-        model: The default model, which makes a Triton ready.
+        model: The default model. A Triton is ready if this model is.
     """
     sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
 
 def summarize(servers: Sequence[ServerHealth], *, is_usable: bool) -> TritonHealth:
-    """Describe all Tritons as one: the best of them, with the models of all.
+    """Describe the Triton in the best state, with the models of all Tritons.
 
     Args:
-        servers: What `examine` has found.
-        is_usable: Whether the default model can be used where it is ready.
+        servers: The result of `examine`.
+        is_usable: Whether the default model, if ready, can be used.
     """
     if not servers:
         return TritonHealth("unreachable")
@@ -41,11 +41,11 @@ def summarize(servers: Sequence[ServerHealth], *, is_usable: bool) -> TritonHeal
 
 
 def to_services(servers: Sequence[ServerHealth], triton: TritonHealth) -> Services:
-    """Say whether any Triton answers.
+    """Report whether any Triton responds.
 
     Args:
-        servers: What `examine` has found.
-        triton: What `summarize` makes of it.
+        servers: The result of `examine`.
+        triton: The result of `summarize`.
     """
     url = ",".join(server.address for server in servers)
     return Services(TritonService(triton.status != "unreachable", triton.status, url))
@@ -70,7 +70,7 @@ async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: fl
 
 
 async def _ask_version(client: TritonClient) -> tuple[str | None, float | None]:
-    """Ask a Triton for its version; return it, and how long that took, milliseconds."""
+    """Return a Triton's version and the latency of the request in milliseconds; None for both if it does not respond."""
     started = perf_counter()
     with suppress(GatewayError):
         version = (await client.read_server()).version
@@ -79,7 +79,7 @@ async def _ask_version(client: TritonClient) -> tuple[str | None, float | None]:
 
 
 async def _list_ready(client: TritonClient) -> list[str]:
-    """List the models that are ready; none if Triton does not tell, because not every client may read its index."""
+    """List the ready models; return none if Triton fails or denies access to its index."""
     with suppress(GatewayError):
         return sorted(name for name, state in (await client.list_models()).items() if state.is_ready)
     return []

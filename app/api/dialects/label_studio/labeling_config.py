@@ -1,4 +1,4 @@
-"""What a labeling configuration of Label Studio says of rectangles on images.
+"""Read the controls for rectangles on images from a labeling configuration of Label Studio.
 
 Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
 """
@@ -12,10 +12,10 @@ from app.errors import MalformedRequest
 
 MAX_CHARACTERS = 1 << 16
 DEFAULT_THRESHOLD = 0.5
-"""Minimum score of an object where the configuration has none: that of the example for YOLO."""
+"""Minimum score if the configuration sets none; the value in Label Studio's YOLO example."""
 
 _MAX_CONTROLS = 16
-"""Each is answered with all objects of an image."""
+"""Limits the response, which repeats all objects of an image for each control."""
 _CONTROL, _IMAGE, _LABEL = "RectangleLabels", "Image", "Label"
 _TRUE = {"1", "true", "yes"}
 _THRESHOLDS = ("model_score_threshold", "score_threshold")
@@ -24,7 +24,7 @@ Attributes = dict[str, str]
 
 
 class Label(NamedTuple):
-    """A label of the project, and the classes of a model that it stands for; none: that of its own name."""
+    """A label of the project, and the model classes that map to it; if empty, the class with the label's own name."""
 
     value: str
     predicted: list[str]
@@ -35,9 +35,9 @@ class Control(NamedTuple):
 
     name: str
     to_name: str
-    """Name of the image."""
+    """Name of the `Image`."""
     key: str
-    """Of the image in the data of a task."""
+    """Key of the image in the data of a task."""
     threshold: float
     """Minimum score of an object."""
     model: str | None
@@ -45,7 +45,7 @@ class Control(NamedTuple):
     labels: list[Label]
 
     def map_labels(self, classes: Iterable[str]) -> dict[str, str]:
-        """Return the label of each class of a model that has one."""
+        """Return the labels by class name, for the classes that have one."""
         known = dict.fromkeys(classes)
         folded = {name.casefold(): name for name in known}
         labels: dict[str, str] = {}
@@ -56,16 +56,16 @@ class Control(NamedTuple):
         return labels
 
 
-@lru_cache(maxsize=64)  # a project sends the same with each request
+@lru_cache(maxsize=64)  # a project sends the same configuration with each request
 def read(config: str) -> Sequence[Control]:
-    """Return the controls for rectangles on the first image that has any.
+    """Return the controls for rectangles on the first image that has such controls.
 
     Raises:
-        MalformedRequest: It is not well formed, or too long, or could have entities.
+        MalformedRequest: The configuration is not well formed, too long, or has a document type.
     """
     if len(config) > MAX_CHARACTERS:
         raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
-    if "<!DOCTYPE" in config:  # without one there are no entities but those of XML itself, and nothing that is elsewhere
+    if "<!DOCTYPE" in config:  # excludes custom entities and external references
         raise MalformedRequest("the labeling configuration has a document type, which is not supported")
     reader = _Reader()
     parser = expat.ParserCreate()
@@ -82,14 +82,14 @@ def read(config: str) -> Sequence[Control]:
 
 
 class _Reader:
-    """Notes elements as they come: no tree, however many or deep they are."""
+    """Collects images and controls during parsing, without building a tree."""
 
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}
-        """By name of an image: its key in the data of a task."""
+        """Key of each image in the data of a task, by the image's name."""
         self.controls: list[tuple[Attributes, list[Label]]] = []
         self._open: list[list[Label] | None] = []
-        """For each element that is open: the labels of the control that it belongs to."""
+        """For each open element, the label list of the enclosing control; None outside of a control."""
 
     def start(self, tag: str, attributes: Attributes) -> None:
         labels = self._open[-1] if self._open else None
@@ -108,7 +108,7 @@ class _Reader:
 
 
 def _to_control(attributes: Attributes, labels: list[Label], keys: dict[str, str]) -> Control | None:
-    """Make a control; None for one that is not for an image, or that no model is to fill in."""
+    """Make a control; return None if it is not for an image or has `model_skip`."""
     name, to_name = attributes.get("name"), attributes.get("toName", "").partition(",")[0].strip()
     if not name or to_name not in keys or attributes.get("model_skip", "").lower() in _TRUE:
         return None

@@ -1,4 +1,4 @@
-"""The routes of Label Studio, and their answers."""
+"""The routes of Label Studio, and their responses."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,12 +31,12 @@ from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease
 
 _USER_AGENT = b"heartex/"
-"""How Label Studio's begins."""
+"""Prefix of Label Studio's `User-Agent`."""
 _PERCENT_DIGITS = 4
 _FEW_REGIONS = 100
-"""Which are described at once; thousands take half a second."""
+"""Up to this many regions are encoded on the event loop; thousands take half a second."""
 _REGION_BYTES = 1500
-"""How much memory a region takes until it is part of the answer, and in it."""
+"""Memory of one region, as an object and in the response."""
 
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -44,25 +44,25 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return DetectOptions(self.model, self.confidence, None, MAX_OBJECTS, version=self.version)
 
 
 class _Setup(NamedTuple):
-    """What a set-up contains: the model of the project, as a parameter."""
+    """Content of a setup request: the model of the project, as a parameter."""
 
     parameters: list[tuple[str, str]]
 
 
 class Health(msgspec.Struct, frozen=True):
-    """That tasks can be given to the backend."""
+    """Status of the backend, ready to accept tasks."""
 
     status: Literal["UP"] = "UP"
     model_class: str = "Nereid"
 
 
 class ModelVersion(msgspec.Struct, frozen=True):
-    """The model of a project. Label Studio asks for new predictions when it changes."""
+    """The model of a project. Label Studio requests new predictions when it changes."""
 
     model_version: str
 
@@ -92,7 +92,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What was found in the image of a task; the score is the mean of all regions."""
+    """The regions in the image of a task; the score is their mean."""
 
     model_version: str
     score: float
@@ -100,20 +100,20 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a task has no prediction. Label Studio logs what has no `result`, and goes on with the next one."""
+    """The error of a task. Label Studio logs an entry without `result` and continues with the next one."""
 
     error: str
 
 
 class Predictions(msgspec.Struct, frozen=True):
-    """One for each task: never none."""
+    """One prediction or failure per task; never empty."""
 
     results: list[Prediction | Failure]
 
 
 @get("/health")
 async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> Health:
-    """Say whether the default model is ready."""
+    """Report whether the default model is ready."""
     require_key(request, worker)
     if not await worker.is_ready():
         raise ModelNotReady("the default model is not ready")
@@ -122,7 +122,7 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 
 @ModelRoute("/setup", takes="text", key_in="query")
 async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelVersion:
-    """Name the model of a project."""
+    """Return the model of a project."""
     received = await receive_text(request, worker, _Parameters, _parse_setup)
     spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
     return ModelVersion(refer_to(spec.name, spec.version))
@@ -132,7 +132,7 @@ async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in the images of tasks.
 
-    Of too many tasks, only the first gets a prediction: Label Studio then asks for each of them alone.
+    If there are too many tasks, only the first one gets a prediction; Label Studio then requests each task separately.
     """
     controls: list[Control] = []
 
@@ -161,7 +161,7 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
 
 @post("/webhook", status_code=201)
 async def webhook() -> dict[str, str]:
-    """Ignore what happens in a project: models are not trained here."""
+    """Ignore the events of a project: the gateway does not train models."""
     return {"status": "ok"}
 
 
@@ -170,13 +170,13 @@ def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Setup
 
 
 def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
-    """Return the model that a control names, as a parameter: all of them ask the same."""
+    """Return the first model that a control names, as a parameter; all controls use this model."""
     return [("model", control.model) for control in controls if control.model is not None][:1]
 
 
 def _describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:
     answered = [each for each in found if not isinstance(each, Exception)]
-    # Also of classes without a label in the model's config, which are named by their ids.
+    # Includes classes without a label in the model's config, which are named by their ids.
     names = {each.spec.class_name(id_) for each in answered for id_ in np.unique(each.class_ids).tolist()}
     known = [*answered[0].spec.labels, *sorted(names)] if answered else []
     labels = [control.map_labels(known) for control in controls]
@@ -186,12 +186,12 @@ def _describe(found: Sequence[Detections | Exception], controls: Sequence[Contro
 def to_prediction(
     found: Detections | Exception, controls: Sequence[Control], labels: Sequence[Mapping[str, str]]
 ) -> Prediction | Failure:
-    """Describe what was found in an image, as far as the project has labels for it.
+    """Convert the detections in an image to regions, for the classes that the project has labels for.
 
     Args:
-        found: The objects, or why there are none.
-        controls: Of the project.
-        labels: For each of them, its label of each class.
+        found: The detections, or the error of the image.
+        controls: The controls of the project.
+        labels: For each control, its labels by class name.
     """
     if isinstance(found, Exception):
         return Failure(found.detail if isinstance(found, GatewayError) else "the failure has been logged")
@@ -218,12 +218,12 @@ def to_prediction(
 
 
 def _is_label_studio(scope: HTTPScope) -> bool:
-    """Return whether Label Studio asks: the gateway has a `/health` of its own."""
+    """Return whether Label Studio sent a request to `/health`, a path that the gateway also has."""
     return any(name == b"user-agent" and value.startswith(_USER_AGENT) for name, value in scope["headers"])
 
 
 def _is_json(scope: HTTPScope) -> bool:
-    """Return whether a body is JSON: another service has a `/predict` for forms."""
+    """Return whether a body is JSON: another dialect's `/predict` takes forms."""
     return media_type(context_of(scope).content_type) == JSON
 
 

@@ -1,4 +1,4 @@
-"""Read the tasks that Label Studio wants predictions for: their images, and what the project's labels are.
+"""Parse Label Studio's requests: the images of tasks, and the controls of the project.
 
 Source: `MLApi._prep_prediction_req` in label_studio/ml/api_connector.py.
 """
@@ -19,23 +19,23 @@ from app.pipeline.batch_request import Image
 from app.remote.address import TrustedOrigin, is_address
 
 _UNNAMED = "$undefined$"
-"""How Label Studio names data that was imported without a name."""
+"""Key of data that was imported into Label Studio without a name."""
 _JPEG = "/9j/"
-"""How a JPEG in base64 begins, which is no path."""
+"""Prefix of a JPEG in base64, which must not be taken for a path."""
 _EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
-# A Struct, so that no more tasks are parsed than are used, however many follow; the last one tells that there are too many.
+# A Struct limits how many tasks are parsed; the last field shows that there are too many.
 _Tasks: Any = msgspec.defstruct(
     "_Tasks", [(f"task_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
 )
 
 
 class Tasks(NamedTuple):
-    """What is asked about the images of a project."""
+    """The images of the tasks, and the controls to fill in."""
 
     images: list[Image]
-    """At least one."""
+    """The images, at least one."""
     controls: Sequence[Control]
-    """At least one; all for these images."""
+    """The controls, at least one; all are for the same `Image`."""
 
 
 class _Prediction(msgspec.Struct, frozen=True):
@@ -48,16 +48,16 @@ class _Setup(msgspec.Struct, frozen=True):
 
 
 def read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> Tasks:
-    """Parse a request for predictions. Of too many tasks, only the first is read.
+    """Parse a request for predictions. If there are too many tasks, only the first one is read.
 
     Args:
         data: The body.
         content_type: Its `Content-Type` header.
-        origin: Where Label Studio is; None if that is not known.
+        origin: The origin of Label Studio; None if it is not configured.
 
     Raises:
-        UnsupportedMediaType: It is not JSON.
-        MalformedRequest: It is not what Label Studio sends, has no tasks, or is about something else than rectangles on images.
+        UnsupportedMediaType: The body is not JSON.
+        MalformedRequest: The body has the wrong structure, no tasks, or no control for rectangles on images.
     """
     prediction = json_body.decode(data, content_type, _Prediction, _EXAMPLE)
     tasks = [task for task in msgspec.structs.astuple(prediction.tasks) if len(task)]
@@ -71,11 +71,11 @@ def read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> 
 
 
 def read_setup(data: bytes, content_type: str) -> Sequence[Control]:
-    """Parse a set-up; return the controls of the project, which may have none yet.
+    """Parse a setup request; return the controls of the project, which may be empty.
 
     Raises:
-        UnsupportedMediaType: It is not JSON.
-        MalformedRequest: It is not what Label Studio sends.
+        UnsupportedMediaType: The body is not JSON.
+        MalformedRequest: The body has the wrong structure.
     """
     config = json_body.decode(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
     return labeling_config.read(config) if config else ()
@@ -83,18 +83,18 @@ def read_setup(data: bytes, content_type: str) -> Sequence[Control]:
 
 @lru_cache(maxsize=64)
 def _task_type(key: str) -> type[Any]:
-    """Make the type of a task that has its image at a key: a Struct, because its data may have any number of others."""
+    """Make the type of a task with its image at a key. It is a Struct, which ignores any number of other keys."""
     names = {"image": key, "unnamed": _UNNAMED}
     fields = [(field, str | None, None) for field in names if field == "image" or key != _UNNAMED]
     try:
         data = msgspec.defstruct("_Data", fields, rename=names)
-    except ValueError as error:  # no JSON name
+    except ValueError as error:  # not a valid JSON name
         raise MalformedRequest("the Image of the labeling configuration has a value that is not supported") from error
     return msgspec.defstruct("_Task", [("data", data)])
 
 
 def _to_image(task: msgspec.Raw, kind: type[Any], origin: TrustedOrigin | None) -> Image:
-    """Return an image in base64, or its address; or the error if that is not possible."""
+    """Return the decoded image or its URL. Return, not raise, the error if there is neither."""
     try:
         values = msgspec.structs.astuple(msgspec.json.decode(task, type=kind).data)
     except JSON_ERRORS:
@@ -111,7 +111,7 @@ def _to_image(task: msgspec.Raw, kind: type[Any], origin: TrustedOrigin | None) 
 
 
 def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
-    """Return the address of an image in Label Studio; or the text as it is, which is checked like any address."""
+    """Return the URL of an image in Label Studio, or any other text unchanged: it is checked later like any URL."""
     if origin is not None:
         try:
             return origin.parse(text) or text

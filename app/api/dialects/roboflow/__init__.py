@@ -1,4 +1,4 @@
-"""The dialect of Roboflow: of its inference server (v1) and of its hosted API (v0), as `inference-sdk` speaks both.
+"""The dialect of Roboflow: its inference server (v1) and its hosted API (v0), both used by `inference-sdk`.
 
 Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inference/core/entities/, inference_sdk/http/client.py.
 """

@@ -1,4 +1,4 @@
-"""What Roboflow's clients read.
+"""The JSON of responses to Roboflow's clients.
 
 Source: roboflow/inference, inference/core/entities/responses/inference.py and server_state.py.
 """
@@ -16,7 +16,7 @@ from app.pipeline.call import Detections
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """One object; its centre and size in pixels of the upright image."""
+    """One object; centre and size in pixels of the upright image."""
 
     x: float
     y: float
@@ -29,11 +29,11 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class Inference(msgspec.Struct, frozen=True):
-    """Objects in one image, by falling confidence."""
+    """The objects in one image, by descending confidence."""
 
     inference_id: str
     time: float
-    """Seconds that the request has taken."""
+    """Duration of the request so far, in seconds."""
     image: ImageSize
     predictions: list[Prediction]
     visualization: bytes | UnsetType = UNSET
@@ -41,7 +41,7 @@ class Inference(msgspec.Struct, frozen=True):
 
 
 class ModelDescription(msgspec.Struct, frozen=True):
-    """A detector, whose id clients look for before they ask it."""
+    """A detector. Clients look up its id before they use it."""
 
     model_id: str
     input_height: int
@@ -51,13 +51,13 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
 
 class ModelDescriptions(msgspec.Struct, frozen=True):
-    """The detectors that can be used."""
+    """The available detectors."""
 
     models: list[ModelDescription]
 
 
 def to_inference(found: Detections, id_: str, milliseconds: float, picture: bytes | UnsetType = UNSET) -> Inference:
-    """Describe what was found in an image."""
+    """Convert the detections in an image."""
     predictions = [
         Prediction(x, y, width, height, score, found.spec.class_name(class_id), class_id, _random_uuid())
         for (x, y, width, height), score, class_id in zip(
@@ -68,12 +68,12 @@ def to_inference(found: Detections, id_: str, milliseconds: float, picture: byte
 
 
 def to_description(spec: ModelSpec, model_id: str | None = None) -> ModelDescription:
-    """Describe a detector, under the id by which a client calls it, if there is any."""
+    """Describe a detector under the client's id for it, by default NAME/VERSION."""
     width, height = spec.input_size
     return ModelDescription(model_id or f"{spec.name}/{spec.version}", height, width)
 
 
 def _random_uuid() -> str:
-    """Return a UUID of version 4; `uuid` takes twice as long, for each of many objects."""
+    """Return a version 4 UUID; `uuid` takes twice as long, and each object needs one."""
     digits = secrets.token_hex(16)
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

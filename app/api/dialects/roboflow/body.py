@@ -1,4 +1,4 @@
-"""Parse the bodies that Roboflow's clients send."""
+"""Parse the bodies of Roboflow's clients."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ _Scalar = bool | int | float | str | None
 
 
 class _Document(msgspec.Struct):
-    """The JSON object of a request; what else it has is of no use here."""
+    """The JSON object of a request; other members are ignored."""
 
     image: msgspec.Raw = msgspec.Raw()
     class_filter: msgspec.Raw = msgspec.Raw()
@@ -36,22 +36,22 @@ class _Image(msgspec.Struct):
 
 
 class InferenceBody:
-    """The body of one request to `/infer/object_detection`."""
+    """Parser of the body of one request to `/infer/object_detection`."""
 
     def __init__(self) -> None:
         self.is_list = False
-        """Whether the images are a list, so that the answer is one, too."""
+        """Whether the images are a list; the response is then also a list."""
         self.drawn: list[bytes] = []
-        """The images, if pictures of them are wanted."""
+        """The images to draw detections on; empty unless the request asks for pictures."""
         self._draws = False
 
     def parse(self, data: bytes, content_type: str, _: type[Parameters]) -> ParsedBatch:
-        """Parse the body; one without a type is an image.
+        """Parse the body; a body without a type is an image.
 
         Raises:
-            UnsupportedMediaType: It is not declared to be JSON.
-            MalformedRequest: It is not well formed, or contains no image or too many.
-            InvalidParameter: Pictures are wanted of images that are given by their addresses.
+            UnsupportedMediaType: The declared type is not supported.
+            MalformedRequest: The body is not well formed, or contains no image or too many.
+            InvalidParameter: The request asks for pictures, and one of several images is a URL.
         """
         if not content_type:
             return self._finish([data], [])
@@ -81,10 +81,10 @@ class InferenceBody:
 
 
 def parse_members(data: bytes) -> tuple[_Document, list[tuple[str, str]]]:
-    """Parse a JSON object; return its parameters also as names and values.
+    """Parse a JSON object; return it and its parameters as names and values.
 
     Raises:
-        MalformedRequest: It is not one, or a member has another type.
+        MalformedRequest: The data is not a JSON object, or a member has the wrong type.
         InvalidParameter: The filter is not a list of names.
     """
     try:
@@ -101,11 +101,11 @@ def parse_members(data: bytes) -> tuple[_Document, list[tuple[str, str]]]:
 
 
 def parse_v0(data: bytes, content_type: str, _: type[Parameters]) -> ParsedBody:
-    """Parse a body that is an image: in base64, in the field `file` of a form, or as it is.
+    """Parse a body that is an image: base64, the field `file` of a form, or the encoded image itself.
 
     Raises:
-        MalformedRequest: It is declared to be JSON or a form of names and values, as base64 is here, but is not base64; or the form
-            is not well formed.
+        MalformedRequest: The form is not well formed; or the body is declared as JSON or URL-encoded, which means base64 here, but
+            is not base64.
     """
     declared = media_type(content_type)
     if declared == MULTIPART:

@@ -1,4 +1,4 @@
-"""The routes of Roboflow, and their answers."""
+"""The routes of Roboflow, and their responses."""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
 Usual = Literal["best", "default"]
-"""Thresholds that Roboflow has found for a model, for which there is its default here."""
+"""Names of thresholds that Roboflow tunes per model; here they select the default threshold."""
 
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
     """Name of a model, or `NAME/VERSION`."""
 
     def __post_init__(self) -> None:
-        """Check what a type cannot tell; raises UnknownModel if no model can have this id."""
+        """Check the id; raise UnknownModel if no model can have it."""
         super().__post_init__()
         if self.model_id is not None:
             check_model_name(self.reference[0] or "")
@@ -66,11 +66,11 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
     url: str | None = None
-    """The address of the image."""
+    """The URL of the image."""
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         return _options(
             self.reference, self.confidence, split_classes(self.class_filter), self.max_detections, self.iou_threshold
         )._replace(agnostic=self.class_agnostic_nms)
@@ -78,23 +78,23 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
 
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _CONFIDENCE
-    """A fraction, or from 1 a percentage."""
+    """A fraction below 1, otherwise a percentage."""
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """A fraction, or from 1 a percentage."""
+    """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
     format: str = "json"
     image: str | None = None
-    """The address of the image."""
+    """The URL of the image."""
 
     @property
     def address(self) -> str | None:
-        """Where the image is to be fetched; None if the body has it."""
+        """The URL of the image; None if the body contains the image."""
         return self.image or None
 
     @property
     def options(self) -> DetectOptions:
-        """What they ask of the model."""
+        """The options of the detection."""
         confidence = self.confidence if isinstance(self.confidence, str) else _to_fraction(self.confidence)
         iou = None if self.overlap is None else _to_fraction(self.overlap)
         return _options((self.model, self.version), confidence, split_classes(self.classes), self.max_detections, iou)
@@ -108,7 +108,7 @@ async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResourc
 
 @ModelRoute("/model/add", takes="text", key_in="body")
 async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
-    """List a detector under the id by which the client calls it, before all others."""
+    """List the detectors; the requested one comes first, under the client's id for it."""
     received = await receive_text(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
     wanted = received.wanted
     spec = await find_detector(worker, *wanted.reference, received.call)
@@ -118,7 +118,7 @@ async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources
 
 @ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
 async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Detect objects in an image, or in each of a list of images: one that fails is an error of them all."""
+    """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
     body = InferenceBody()
     context = context_of(request.scope)
 
@@ -133,7 +133,7 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
             ]
             return described if body.is_list else described[0]
 
-        if body.is_list or body.drawn:  # much to encode
+        if body.is_list or body.drawn:  # large responses
             drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
             return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
         return JsonResponse(msgspec.json.encode(describe()))
@@ -164,14 +164,14 @@ async def infer_v0(
 
 
 def write_error(problem: Problem) -> dict[str, Any]:
-    """Write an error as Roboflow's clients read it."""
+    """Convert a problem to Roboflow's error format."""
     return {"status": problem.status, "message": problem.detail}
 
 
 def _options(
     reference: tuple[str | None, int | None], confidence: float | Usual, classes: list[str] | None, most: int, iou: float | None
 ) -> DetectOptions:
-    """Ask as Roboflow's server would; it has its own overlap, but not for models that find each object once."""
+    """Make options with the defaults of Roboflow's server. The default IoU applies only to models that need suppression."""
     model, version = reference
     return DetectOptions(
         model,
@@ -186,12 +186,12 @@ def _options(
 
 
 def _to_fraction(number: float) -> float:
-    """Return a fraction, given as such or as a percentage: 1 is one percent."""
+    """Convert a fraction or a percentage to a fraction: 1 is one percent."""
     return number / 100 if number >= 1 else number
 
 
 def _is_v0(scope: HTTPScope) -> bool:
-    """Return whether a request is not for the gateway's own `/predict/{model}`."""
+    """Return whether a request is for this dialect, not for the gateway's own `/predict/{model}`."""
     return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 

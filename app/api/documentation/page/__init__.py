@@ -1,1 +1,1 @@
-"""The page at `/`, on which people try the gateway in a browser; to programs, `/` describes the service."""
+"""The page at `/` to try the gateway in a browser. Programs get a description of the service instead."""

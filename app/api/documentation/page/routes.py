@@ -1,4 +1,4 @@
-"""GET /: the page for browsers, a description of the service for programs; and the files of the page."""
+"""GET /: the page for browsers, or a description of the service for programs; and the files of the page."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +32,7 @@ ASSETS = {
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(("astronaut.jpg", "chelsea.jpg", "coffee.jpg"), "image/jpeg"),
 }
-"""Content types of the files that the page names."""
+"""Content types of the page's files."""
 
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -41,7 +41,7 @@ _SECURITY = {
     "Referrer-Policy": "no-referrer",
 }
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
-# Code is asked for again each time: after an upgrade, no part of it may be older than the others.
+# Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
 _ENDPOINTS = {
     "detection": "/detect",
@@ -58,21 +58,21 @@ _ENDPOINTS = {
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """What runs the models, and whether the default one runs on a GPU, as far as is known."""
+    """The backend of the models. `gpu_available` is true if the default model is known to run on a GPU."""
 
     name: Literal["triton"]
     gpu_available: bool
 
 
 class ServiceDescription(msgspec.Struct, frozen=True):
-    """What this service is, and where to find what it does."""
+    """The service, its endpoints and its default models."""
 
     service: str
     status: Literal["running"]
     version: str
     api_version: str
     endpoints: dict[str, str]
-    """Paths by what they are for."""
+    """Paths by purpose."""
     models: dict[str, str]
     """The default model of each task."""
     backend: Backend
@@ -83,7 +83,7 @@ class PageOperation(Operation):
     """Adds the page to the operation that describes the service."""
 
     def __post_init__(self) -> None:
-        """Complete the operation that Litestar has made."""
+        """Complete the operation that Litestar has generated."""
         content = self.responses["200"].content  # type: ignore[index, union-attr]
         content[HTML] = OpenAPIMediaType(  # type: ignore[index]
             schema=Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")
@@ -95,7 +95,7 @@ _DESCRIPTION = {200: ResponseSpec(ServiceDescription, description="The service",
 
 @get("/", summary="The service, or a page to try it", operation_class=PageOperation, responses=_DESCRIPTION)
 async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Any]:
-    """Describe the service; browsers, which accept `text/html`, get a page on which it can be tried."""
+    """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
     pipeline = worker.pipeline

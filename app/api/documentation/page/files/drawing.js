@@ -1,4 +1,4 @@
-// Boxes on a canvas that lies over the image.
+// Draws boxes on a canvas over the image.
 
 const LINE = 2;
 const NARROW = 480; // CSS pixels; on a canvas narrower than this, labels are smaller
@@ -23,7 +23,7 @@ export function draw(canvas, detections, size, chosen) {
   context.scale(ratio, ratio);
   const fontSize = width < NARROW ? 10.5 : 12.5;
   context.font = `600 ${fontSize}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
-  const snap = (pixels) => Math.round(pixels * ratio) / ratio; // a line between the screen's pixels would be blurred
+  const snap = (pixels) => Math.round(pixels * ratio) / ratio; // lines between device pixels are blurred
   const boxes = detections.map((detection) => ({
     detection,
     colour: colourOf(detection.class_id),
@@ -51,7 +51,7 @@ function drawBox(context, { left, top, right, bottom, colour, isFaint }) {
   context.strokeRect(...inside);
 }
 
-/** Draw a label above its box, inside it or below it, where none of those `taken` is; leave it out if there is no room. */
+/** Draw a label above, inside or below its box, avoiding the areas in `taken`; omit it if there is no room. */
 function drawLabel(context, { detection, left, top, bottom, colour, isFaint }, labelHeight, width, height, taken) {
   if (isFaint) return;
   const text = `${detection.class_name} ${Math.round(detection.confidence * 100)}%`;

@@ -1,4 +1,4 @@
-// Requests to the gateway, and what its answers say.
+// Requests to the gateway, and its responses.
 
 /** A request that failed, as application/problem+json describes it. */
 export class Problem extends Error {
@@ -10,7 +10,7 @@ export class Problem extends Error {
 
 let key = "";
 
-/** Use this API key from now on; it is kept in memory only. */
+/** Set the API key; it is kept in memory only. */
 export function useKey(value) {
   key = value;
 }
@@ -49,7 +49,7 @@ export async function detect(image, { model, iou }, signal) {
   return { answer, stages: stages.filter(({ name }) => name !== "total"), total, roundTrip };
 }
 
-/** Write the request that finds what is shown as a command for a POSIX shell; the key stays out of it. */
+/** Return the current request as a command for a POSIX shell, without the key. */
 export function curl(image, { model, iou, confidence, classes }) {
   const query = new URLSearchParams({ confidence });
   if (model) query.set("model", model);

@@ -1,4 +1,4 @@
-// The page: its state, and what happens when that changes.
+// The page: its state and event handlers.
 
 import { draw } from "./drawing.js";
 import { curl, detect, hasKey, listModels, Problem, useKey } from "./gateway.js";
@@ -11,13 +11,13 @@ const MAX_HEIGHT_PERCENT = 66; // of the window
 const element = (id) => document.getElementById(id);
 
 const state = {
-  image: null, // the File that is shown
-  result: null, // what `detect` has resolved to
-  off: new Set(), // ids of classes that are not shown
+  image: null, // the current File
+  result: null, // the result of `detect`
+  off: new Set(), // ids of hidden classes
   chosen: { pinned: null, pointed: null }, // detections
-  iou: null, // null: the model's own
+  iou: null, // null: the model's default
 };
-let running = null; // AbortController of the request under way
+let running = null; // AbortController of the request in progress
 let iouTimer = 0;
 
 function settings() {
@@ -28,7 +28,7 @@ function minimum() {
   return Number(element("confidence").value);
 }
 
-/** Return the detections of the answer that are confident enough, whatever their class. */
+/** Return the detections of all classes with enough confidence. */
 function confident() {
   return state.result?.answer.detections.filter(({ confidence }) => confidence >= minimum()) ?? [];
 }
@@ -47,7 +47,7 @@ function receive(file) {
   return run();
 }
 
-/** Ask for the detections of the image; what was asked before does not count any more. */
+/** Request the detections of the image; abort a previous request. */
 async function run() {
   if (!state.image) return;
   running?.abort();
@@ -120,7 +120,7 @@ function renderBoxes() {
   draw(element("boxes"), size ? detections : [], size ?? { width: 1, height: 1 }, chosen);
 }
 
-/** Make the place for an image of this size, also for one that the browser cannot show; small ones are enlarged. */
+/** Reserve space for an image of this size, even if the browser cannot show it; enlarge small images. */
 function makePlace({ width, height }) {
   Object.assign(element("shown").style, {
     aspectRatio: `${width} / ${height}`,
@@ -174,7 +174,7 @@ function showProblem(error) {
   element("problem-title").textContent = title;
   element("problem-detail").textContent = detail;
   element("problem-reference").textContent = [status, code, requestId && `request ${requestId}`].filter(Boolean).join(" · ");
-  element("again").hidden = status >= 400 && status < 500 && ![408, 429].includes(status); // nothing would change
+  element("again").hidden = status >= 400 && status < 500 && ![408, 429].includes(status); // a retry would give the same result
   element("problem").hidden = false;
   if (status === 401 || status === 403) element("key-form").hidden = false;
 }
@@ -217,7 +217,7 @@ element("model").addEventListener("change", () => {
 element("take").hidden = navigator.maxTouchPoints === 0;
 element("again").addEventListener("click", retry);
 element("image").addEventListener("load", ({ target: { naturalWidth: width, naturalHeight: height } }) => {
-  makePlace({ width, height }); // upright, as the boxes are
+  makePlace({ width, height }); // upright, like the boxes
   renderBoxes();
 });
 element("image").addEventListener("error", () => {
@@ -235,7 +235,7 @@ element("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(code.textContent);
     element("copy").textContent = "Copied";
     setTimeout(() => (element("copy").textContent = "Copy"), 2000);
-  } catch { // browsers allow it with TLS or on this machine only
+  } catch { // browsers require TLS or localhost
     getSelection().selectAllChildren(code);
     element("copy").textContent = "Press Ctrl-C";
   }

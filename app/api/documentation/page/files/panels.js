@@ -1,8 +1,8 @@
-// What is shown beside the image: classes, detections and stages.
+// The panels next to the image: classes, detections and stages.
 
 import { colourOf } from "./drawing.js";
 
-// What is shown of each stage of the header Server-Timing: a word, and what it means.
+// Title and explanation of each stage in the header Server-Timing.
 const STAGES = {
   read: ["Receive", "receiving the image"],
   model: ["Model", "admitting the request, and looking up its model"],
@@ -25,7 +25,7 @@ export function showClasses(container, classes, toggle) {
   }));
 }
 
-/** Show a row for each detection; `choose` gets the one that is pointed at or pressed, or null. */
+/** Show a row for each detection; call `choose` with the hovered or pressed one, or null. */
 export function showDetections(list, detections, chosen, choose) {
   keepFocus(list, detections.map((detection, index) => {
     const bar = make("span", {});
@@ -46,7 +46,7 @@ export function showDetections(list, detections, chosen, choose) {
   }));
 }
 
-/** Show the stages of a request one after the other, and what the network and the browser took. */
+/** Show the stages of a request in order, and the time of network and browser. */
 export function showStages(container, { stages, total, roundTrip }) {
   const whole = Math.max(total, roundTrip);
   let begin = 0;
@@ -71,7 +71,7 @@ function makeRow(name, duration, description, bar) {
   );
 }
 
-/** Make a bar that begins and is as long as these fractions say. */
+/** Make a bar whose start and length are fractions of the whole. */
 function makeBar(begin, length) {
   const bar = make("span", {});
   bar.style.left = `${Math.min(0.99, begin) * 100}%`;
@@ -95,7 +95,7 @@ function make(name, properties, ...children) {
   return element;
 }
 
-/** Replace the children, and leave the focus on the button with the same `data-key`. */
+/** Replace the children; keep the focus on the button with the same `data-key`. */
 function keepFocus(container, children) {
   const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   container.replaceChildren(...children);

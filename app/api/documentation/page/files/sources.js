@@ -1,6 +1,6 @@
-// The ways in which an image gets here: chosen, taken, dropped, pasted, or a sample.
+// Sources of images: file field, camera, drag and drop, clipboard, samples.
 
-/** Call `receive` with each image, and `reject` with a sentence for whatever is none. */
+/** Call `receive` with each image, and `reject` with a message for anything else. */
 export function watch(receive, reject) {
   for (const [button, input] of [["choose", "file"], ["take", "camera"]]) {
     const field = document.getElementById(input);
@@ -34,7 +34,7 @@ export function watch(receive, reject) {
 }
 
 function watchDrops(receive, reject) {
-  let depth = 0; // the pointer enters an element before it leaves the one around it
+  let depth = 0; // `dragenter` of an inner element precedes `dragleave` of the outer one
   const note = (change) => {
     depth = Math.max(0, depth + change);
     document.body.classList.toggle("dragging", depth > 0);
