@@ -23,19 +23,19 @@ from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 
 Result = TypeVar("Result")
-Answer_co = TypeVar("Answer_co", covariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
 
 
-class Reader(NamedTuple, Generic[Answer_co]):
+class Reader(NamedTuple, Generic[Result_co]):
     """Reads the answer to a question about an image."""
 
-    read: Callable[[InferResult, ImageTransform], Answer_co]
+    read: Callable[[InferResult, ImageTransform], Result_co]
     """From what Triton returned for the image, and where that lay in the model's input."""
     is_heavy: bool
     """Whether that takes milliseconds of numpy, and is to be done in a thread."""
 
 
-class Question(Protocol[Answer_co]):
+class Question(Protocol[Result_co]):
     """What a caller asks about an image. The pipeline knows no more of a task than this."""
 
     @property
@@ -50,7 +50,7 @@ class Question(Protocol[Answer_co]):
     def task(self) -> Task:
         """What the model must have been made for."""
 
-    def reader(self, spec: ModelSpec) -> Reader[Answer_co]:
+    def reader(self, spec: ModelSpec) -> Reader[Result_co]:
         """Return what reads the answer, before anything is done with the image.
 
         Raises:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from app.api.answering.schema import Detection, DetectResponse, ImageSize, ModelUsed
+from app.api.answering.native import to_response
 from app.api.application import build
 from app.host import allocator
 from app.imaging.decode import decode
@@ -17,7 +17,7 @@ from app.imaging.fit import Letterbox
 from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from app.main import describe, open_resources
-from app.model.spec import ModelSpec
+from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.call import Detections
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
@@ -34,6 +34,15 @@ _SIDE = 640
 _PIXEL_LIMITS = PixelLimits(scalable=50_000_000, other=50_000_000)
 _MODEL = "null"
 _SECONDS = 10.0
+_BOXES, _SCORES = np.tile(np.array([64, 96, 192, 192], np.float32), (5, 1)), np.full(5, 0.5, np.float32)
+_SPEC = from_triton_config(
+    {
+        "name": _MODEL,
+        "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [_SIDE, _SIDE, 3]}],
+        "output": [{"name": "output0", "data_type": "TYPE_FP32", "dims": [300, 6]}],
+    },
+    "1",
+)
 
 Canvas = NDArray[np.uint8]
 
@@ -106,14 +115,5 @@ def _serving(transport: str) -> dict[str, Step]:
 
 def _encode(_: Any) -> bytes:  # noqa: ANN401
     """Encode an answer with five detections."""
-    detection = Detection(x1=0.1, y1=0.2, x2=0.3, y2=0.4, confidence=0.5, class_=1, class_id=1, class_name="bicycle")
-    answer = DetectResponse(
-        detections=[detection] * 5,
-        num_detections=5,
-        status="success",
-        image=ImageSize(640, 480),
-        model=ModelUsed(_MODEL, "1", "triton", "cpu"),
-        total_time_ms=1.0,
-        request_id="0123456789abcdef",
-    )
-    return msgspec.json.encode(answer)
+    found = Detections(_BOXES, _SCORES, np.zeros(len(_SCORES), np.int32), 640, 480, _SPEC, "1")
+    return msgspec.json.encode(to_response(found, "normalized", 1.0, "0123456789abcdef"))
