@@ -76,7 +76,6 @@ async function loadModels() {
     const wanted = select.value || defaultModel;
     if (options.length) select.replaceChildren(...options);
     if (usable.some(({ name }) => name === wanted)) select.value = wanted;
-    hideProblem();
   } catch (error) {
     showProblem(error);
   }
@@ -84,6 +83,7 @@ async function loadModels() {
 }
 
 async function retry() {
+  hideProblem();
   await loadModels();
   await run();
 }
