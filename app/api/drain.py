@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from litestar.types import Receive
 
 _SECONDS = 2.0
+_ANONYMOUS_BYTES = 1 << 20
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:
@@ -13,11 +15,12 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def drain(receive: Receive) -> None:
-    """Receive the rest of a body and throw it away, for up to two seconds."""
-    try:
+async def drain(receive: Receive, *, is_anonymous: bool = False) -> None:
+    """Receive the rest of a body and throw it away, for up to two seconds; an anonymous sender has to wait after the first MiB."""
+    received = 0
+    with suppress(TimeoutError):
         async with asyncio.timeout(_SECONDS):
-            while (await receive()).get("more_body"):
-                pass
-    except TimeoutError:
-        pass
+            while (message := await receive())["type"] == "http.request" and message["more_body"]:
+                received += len(message["body"])
+                if is_anonymous and received > _ANONYMOUS_BYTES:
+                    await asyncio.sleep(_SECONDS)

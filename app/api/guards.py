@@ -10,7 +10,7 @@ If several causes hold, the caller is told the first of this order:
     429  the gateway is full                                            `check_capacity`
 
 `app.api.dispatch` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only where the
-key is known or none is needed. An open circuit still comes before it.
+key is known, none is needed, or it may come with the body. An open circuit still comes before it.
 
 A key that comes with the body is checked by `admit_with_body`. Until then the request is anonymous: its body may be as large as
 one image, must come within two seconds, and counts in a budget that all anonymous requests share. So 408 and 429 may come before
