@@ -100,7 +100,7 @@ class RequestContextMiddleware:
             if span is not None:
                 _end(span, scope, context, status)
         if not context.is_body_received and has_body(headers):
-            await drain(receive)
+            await drain(receive, is_anonymous=context.is_anonymous)
 
     def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
         """Join the caller's trace; with tracing, start a span in it or in a new trace."""

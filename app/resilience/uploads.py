@@ -1,15 +1,18 @@
 """Bodies being received: their number and bytes on the whole host."""
 
+import asyncio
 import hashlib
 from ipaddress import IPv6Address, ip_address
 
 from app.errors import GatewayFull
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget, Reservation
+from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
 
 _ANONYMOUS = 64
 _ANONYMOUS_PER_ADDRESS = 8
+_REJECTIONS_PER_SECOND, _MAX_WAIT_SECONDS = 20, 2.0  # of one worker; a rejection takes no longer than a body may
 
 
 class Upload(Lease):
@@ -51,6 +54,17 @@ class AnonymousUploads:
         self._table = table
         self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
         self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)
+        self._rejections = Pacer(_REJECTIONS_PER_SECOND, _MAX_WAIT_SECONDS)
+
+    async def check(self, address: str, nbytes: int) -> None:
+        """Reject a body of a declared length early; if many are, each waits: they take the CPU from callers with a key.
+
+        Raises:
+            GatewayFull: It would not be received now.
+        """
+        if self._is_full(address, 1) or 0 < self.memory.used_bytes > self.memory.limit_bytes - nbytes:
+            await asyncio.sleep(self._rejections.wait())
+            raise _full()
 
     def start(self, address: str) -> Upload:
         """Count a body from an address; an empty address (a unix socket without a proxy) has no limit of its own.
@@ -61,23 +75,23 @@ class AnonymousUploads:
         free_column = next((column for column in self._columns if not self._table.own(column)), None)
         if free_column is None:
             raise _full()
-        mark = int.from_bytes(hashlib.blake2b(_network_of(address).encode(), digest_size=7).digest()) + 1
-        upload = Upload(self.memory, self._table, free_column, mark)  # counted first, so that two workers never use the same room
-        marks = [cell for column in self._columns for cell in self._table.values(column) if cell]
-        if len(marks) > _ANONYMOUS or (address and marks.count(mark) > _ANONYMOUS_PER_ADDRESS):
+        upload = Upload(self.memory, self._table, free_column, _mark_of(address))  # first: two workers never use the same room
+        if self._is_full(address, 0):
             upload.release()
             raise _full()
         return upload
 
+    def _is_full(self, address: str, more: int) -> bool:
+        marks = [mark for mark in self._table.values(*self._columns) if mark]
+        return len(marks) + more > _ANONYMOUS or bool(address and marks.count(_mark_of(address)) + more > _ANONYMOUS_PER_ADDRESS)
 
-def _network_of(address: str) -> str:
-    """Return the part of an address that identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
-    if not address:
-        return address
-    parsed = ip_address(address)
-    if isinstance(parsed, IPv6Address):
-        return str(parsed.ipv4_mapped or int(parsed) >> 64)
-    return str(parsed)
+
+def _mark_of(address: str) -> int:
+    """Return a hash of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
+    network: object = address and ip_address(address)
+    if isinstance(network, IPv6Address):
+        network = network.ipv4_mapped or int(network) >> 64
+    return int.from_bytes(hashlib.blake2b(str(network).encode(), digest_size=7).digest()) + 1
 
 
 def _full() -> GatewayFull:

@@ -184,12 +184,12 @@ class WorkerTable(TableView):
         """Return this worker's cell."""
         return self._cells[self._own + column]
 
-    def values(self, column: int) -> list[int]:
-        """Return the cells of all living workers, including this one."""
+    def values(self, *columns: int) -> list[int]:
+        """Return the cells of all living workers, including this one, column by column."""
         cells = self._cells
         if cells[_LAST] > self._seen:  # a worker has started
             self.refresh()
-        return [cells[row + column] for row in self._living]
+        return [cells[row + column] for column in columns for row in self._living]
 
     def rows(self) -> list[int]:
         """Return the row numbers of all living workers, in the order of `values`."""

@@ -8,6 +8,7 @@ from app.errors import GatewayFull
 from app.resilience.admission import WHOLE, Admission, Capacity, Share
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
+from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
@@ -98,9 +99,10 @@ async def test_a_full_memory_rejects_every_request_early(admission: Admission) -
     await admission.check("tiny")
 
 
-async def test_many_rejections_are_spread_out(admission: Admission, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_rejections_are_spread_out(monkeypatch: pytest.MonkeyPatch, table: WorkerTable) -> None:
     """Clients that come back at once wait for their rejection, and those that wait are accepted when there is room."""
-    monkeypatch.setattr("app.resilience.pacer._MAX_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("app.resilience.admission.Pacer", lambda rate: Pacer(rate, 0.05))
+    admission = Admission(table, CAPACITY)
     with admission.start_upload(), admission.start_upload():
         checks = [asyncio.create_task(admission.check("tiny")) for _ in range(3000)]
         await asyncio.sleep(0)

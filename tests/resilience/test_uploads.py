@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -74,3 +75,32 @@ def test_their_bytes_are_limited(workers: Sequence[AnonymousUploads]) -> None:
             second.add(1)
     with one.start("") as first:
         first.add(1000)
+
+
+async def test_what_would_not_be_received_is_rejected_before(workers: Sequence[AnonymousUploads]) -> None:
+    """As the ninth of its address, or by its declared length; a check itself counts nothing."""
+    with ExitStack() as stack:
+        for number in range(7):
+            await workers[1].check("192.0.2.1", 101)
+            stack.enter_context(workers[number % 2].start("192.0.2.1"))
+        upload = stack.enter_context(workers[1].start("192.0.2.1"))
+        with pytest.raises(GatewayFull, match=FULL):
+            await workers[0].check("192.0.2.1", 0)
+        upload.add(60)
+        await workers[0].check("192.0.2.2", 40)
+        with pytest.raises(GatewayFull, match=FULL):
+            await workers[0].check("192.0.2.2", 41)
+
+
+async def test_their_rejections_are_spread_out(workers: Sequence[AnonymousUploads], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the first three seconds come at once, and none later than a body may."""
+    sleep = AsyncMock()
+    monkeypatch.setattr("app.resilience.uploads.asyncio.sleep", sleep)
+    with ExitStack() as stack:
+        for _ in range(64):
+            stack.enter_context(workers[0].start(""))
+        for _ in range(150):
+            with pytest.raises(GatewayFull, match=FULL):
+                await workers[0].check("", 0)
+    waits = [call.args[0] for call in sleep.await_args_list]
+    assert (waits[0], max(waits[:59]), max(waits)) == (0, pytest.approx(0, abs=0.01), pytest.approx(2, abs=0.1))

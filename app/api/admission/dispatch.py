@@ -50,3 +50,6 @@ class DispatchMiddleware:
             if self._worker.keys is None or context.api_key is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
                 await guards.check_capacity(scope, target.handler, model, self._worker)
+            elif context.is_anonymous:
+                length = int(guards.header_of(scope, b"content-length") or "0")
+                await self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)

@@ -10,7 +10,7 @@ If several checks fail, the response reports the first in this order:
     429  the gateway is full                                            `check_capacity`
 
 `app.api.admission.dispatch` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
-if the key is valid or none is needed. An open circuit still takes precedence over the 429.
+if the key is valid, none is needed, or it may come with the body. An open circuit still takes precedence over the 429.
 
 A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one
 image, must arrive within two seconds, and counts against a budget that all anonymous requests share. So 408 and 429 may come

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -120,6 +121,7 @@ def body_too_large(max_bytes: int) -> BodyTooLarge:
 
 
 _DRAIN_SECONDS = 2.0
+_ANONYMOUS_BYTES = 1 << 20
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:
@@ -127,11 +129,12 @@ def has_body(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def drain(receive: Receive) -> None:
-    """Receive and discard the rest of a body, for up to two seconds."""
-    try:
+async def drain(receive: Receive, *, is_anonymous: bool = False) -> None:
+    """Receive and discard the rest of a body for up to two seconds; an anonymous sender has to wait after the first MiB."""
+    received = 0
+    with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while (await receive()).get("more_body"):
-                pass
-    except TimeoutError:
-        pass
+            while (message := await receive())["type"] == "http.request" and message["more_body"]:
+                received += len(message["body"])
+                if is_anonymous and received > _ANONYMOUS_BYTES:
+                    await asyncio.sleep(_DRAIN_SECONDS)

@@ -338,6 +338,17 @@ async def test_a_client_that_disconnects_is_not_waited_for() -> None:
     await drain(receiving({"type": "http.request", "body": b"x", "more_body": True}))
 
 
+@in_virtual_time
+async def test_what_is_above_a_limit_is_not_received() -> None:
+    """Its sender has to wait, and still sees the answer until the two seconds are over."""
+    messages = [{"type": "http.request", "body": body, "more_body": True} for body in (bytes(2**20), b"x", b"next")]
+    receive = receiving(*messages)
+    await drain(receive, is_anonymous=True)
+
+    assert now() == pytest.approx(2)
+    assert (await receive())["body"] == b"next"
+
+
 @pytest.mark.parametrize("pause_seconds", [0.01, 3600])
 @in_virtual_time
 async def test_a_body_without_an_end_is_given_up(pause_seconds: float) -> None:
