@@ -100,9 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_cert_file: Annotated[
         str, Meta(description="With TLS: the gateway's certificate, PEM, if Triton requires one. Empty: none.")
     ] = ""
-    triton_key_file: Annotated[
-        str, Meta(description="With TLS: the private key of the gateway's certificate, PEM, not encrypted.")
-    ] = ""
+    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of this certificate, PEM, not encrypted.")] = ""
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
@@ -220,7 +218,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(
             pattern="^(https?://[^/?#]+[^?#]*)?$",
-            description="URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch uploaded images. "
+            description="URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch images. "
             "Private IP addresses are allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none.",
         ),
     ] = ""
