@@ -1,6 +1,6 @@
 """Nereid: an HTTP gateway for object detection on NVIDIA Triton.
 
-Each package is one subject; CONTRIBUTING.md lists them and follows a request through them.
+Each package covers one subject. CONTRIBUTING.md lists the packages and follows a request through them.
 """
 
 __version__ = "0.1.0"

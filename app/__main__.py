@@ -2,7 +2,7 @@
 
 import signal
 
-if __name__ == "__main__":  # a Ctrl-C during the imports needs no traceback
+if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
@@ -36,7 +36,7 @@ from app.zoo.registry import RegistryError
 _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
-# Each has a message of one line for the user.
+# Each has a one-line message for the user.
 _FAILURES = (
     SettingsError,
     KeysError,
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
     try:
-        # A container stops us with SIGTERM, a person with Ctrl-C, which the background jobs of a shell ignore by default.
+        # Containers stop the process with SIGTERM, users with Ctrl-C; a shell's background jobs ignore SIGINT by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
         settings = environment.load()
@@ -150,7 +150,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
     allocator.set_granian_decay()
-    # Imported here, because the other commands need no server.
+    # Imported here, because other commands need no server.
     from app.server import Server  # noqa: PLC0415
 
     preflight.require_usable(settings)
@@ -166,9 +166,9 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _become_worker(parent: int) -> None:
-    """Restore the default signal handlers in a new worker, and let the kernel kill it when its parent ends.
+    """Restore the default signal handlers in a new worker, and make the kernel kill it when its parent ends.
 
-    The handlers that it inherits only record a signal, and a worker that is still starting may ignore SIGTERM.
+    The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
     """
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
@@ -206,7 +206,7 @@ def _key(_: Settings, options: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:
-    # Imported here, because it loads gRPC, which must not be loaded where Granian forks its workers.
+    # Imported here, because it loads gRPC, which must not be loaded in the process that forks Granian's workers.
     from app.doctor import report  # noqa: PLC0415
 
     return report.run(settings, as_json=options.json, is_strict=options.strict, with_burst=not options.no_burst)
@@ -224,7 +224,7 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Install the embedded Triton and pull the default model, unless they are there; its ports must be free."""
+    """Install the embedded Triton and pull the default model if necessary; check first that Triton's ports are free."""
     require_ports(settings)
     repository = Path(settings.model_repository)
     try:

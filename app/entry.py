@@ -1,11 +1,11 @@
-"""The program `nereid`: the command line, and a way around it for the health check, which needs almost nothing of it."""
+"""The program `nereid`: the command line, with a fast path for the health check."""
 
 import os
 import sys
 
 
 def main() -> int | str:
-    """Run one command and return its exit code, or what is wrong: `sys.exit` prints that, and exits with 1."""
+    """Run one command; return its exit code, or an error message, which `sys.exit` prints before it exits with 1."""
     if sys.argv[1:] == ["healthcheck"]:
         from app import healthcheck  # noqa: PLC0415
         from app.settings import environment  # noqa: PLC0415
@@ -20,7 +20,7 @@ def main() -> int | str:
     try:
         code = command_line()
         sys.stdout.flush()
-    except BrokenPipeError:  # `nereid settings | head`: whoever read it has enough
+    except BrokenPipeError:  # `nereid settings | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

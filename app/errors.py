@@ -1,49 +1,49 @@
-"""Every way a request can fail and what the caller is told.
+"""Errors of requests, with their HTTP status.
 
 GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
-├── WrongTask               400  the model was made for another task
-├── UrlInputDisabled        400  this gateway fetches no images by their address
-├── UrlNotAllowed           400  an image's address is not well formed, or its host is not allowed
+├── WrongTask               400  the model is for another task
+├── UrlInputDisabled        400  fetching images by URL is not enabled
+├── UrlNotAllowed           400  the URL of an image is not well formed, or its host is not allowed
 ├── Unauthorized            401  the API key is missing or wrong
-├── Forbidden               403  the API key does not allow this
-├── UnknownModel            404  the model does not exist here
-├── UnknownVersion          404  the model exists, but not in this version
-├── NotAcceptable           406  no format of the result is of a type that the caller accepts
+├── Forbidden               403  the API key lacks the scope
+├── UnknownModel            404  the model does not exist
+├── UnknownVersion          404  the model does not have this version
+├── NotAcceptable           406  `Accept` allows no format of the result
 ├── BodyTimeout             408  the request body arrives too slowly
-├── BodyTooLarge            413  the body has more bytes than allowed
-├── ImageTooLarge           413  the image's header announces more pixels than allowed
+├── BodyTooLarge            413  the body exceeds its size limit
+├── ImageTooLarge           413  the image has too many pixels according to its header
 ├── UnsupportedMediaType    415  the declared content type is not supported
 ├── UnsupportedFormat       415  the bytes are not a supported image format
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
-├── ImageNotFetched         424  the host that an image's address names did not deliver it
-├── GatewayFull             429  the gateway has no room for the request now
-├── ClientGone              499  the client disconnected; appears in the log only
+├── ImageNotFetched         424  the host of an image URL did not deliver the image
+├── GatewayFull             429  the gateway is at its capacity
+├── ClientGone              499  the client disconnected; only in the log
 ├── InferenceFailed         502  Triton could not run the model
-├── InvalidModelOutput      502  the model's output violates its own config
+├── InvalidModelOutput      502  the model's output does not match its config
 ├── UnsupportedModel        502  the format of the model's inputs or outputs is not supported
 ├── TritonUnavailable       503  Triton is down, draining or full
-├── CircuitOpen             503  Triton failed repeatedly with the model, and has not recovered yet
+├── CircuitOpen             503  the model failed repeatedly in Triton, and has not recovered yet
 ├── ModelNotReady           503  Triton runs, but the model is not loaded
 └── DeadlinePassed          504  the request took longer than its deadline
 
-`detail` is shown to the caller: it never contains a path, a traceback or another program's message.
+`detail` is sent to the caller: it never contains a path, a traceback or another program's message.
 """
 
 from typing import ClassVar
 
 
 class GatewayError(Exception):
-    """A failure with a status, a stable `code` for programs and a `detail` for people."""
+    """An error with a status, a stable machine-readable `code` and a human-readable `detail`."""
 
     status: ClassVar[int]
     code: ClassVar[str]
     title: ClassVar[str]
     retry_after_seconds: int | None = None
     repeats_request: bool = False
-    """Whether `detail` repeats something of the request, so that it is not logged."""
+    """Whether `detail` quotes the request and must not be logged."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -135,7 +135,7 @@ class GatewayFull(GatewayError):
     def __init__(self, detail: str, reason: str = "requests", retry_after_seconds: int = 1) -> None:
         super().__init__(detail)
         self.reason = reason
-        """What is used up: `requests`, `uploads`, `memory` or `decoding`."""
+        """The exhausted resource: `requests`, `uploads`, `memory` or `decoding`."""
         self.retry_after_seconds = retry_after_seconds
 
 

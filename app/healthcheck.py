@@ -1,4 +1,4 @@
-"""Ask the API that the settings describe whether it lives. It must start fast: a container runs it every few seconds."""
+"""Liveness check of the API. It must start fast, because a container runs it every few seconds."""
 
 from app.host.http import get_status
 from app.settings.schema import Settings
@@ -8,10 +8,10 @@ _OK = 200
 
 
 def failure(settings: Settings) -> str:
-    """Ask every instance for `/livez`, which does not depend on Triton: a restart would not help against a failure of that.
+    """Request `/livez` of every instance. It does not depend on Triton, whose failures a restart of the API would not fix.
 
     Returns:
-        What is wrong, in one line; empty if all of them answer.
+        A one-line error message; empty if all instances respond.
     """
     url = settings.local_url
     for socket in settings.sockets:

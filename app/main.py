@@ -1,4 +1,4 @@
-"""Composition: settings in, application out. Granian calls `create_app` in every worker."""
+"""Build the application from the settings. Granian calls `create_app` in every worker."""
 
 import asyncio
 import gc
@@ -49,9 +49,9 @@ LOG = structlog.get_logger()
 _HOUSEKEEPING_SECONDS = 1.0
 # The embedded Triton runs its models on the CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
-# Beside the largest image, what bodies may take of which nobody knows yet who sends them.
+# Memory for the bodies of anonymous requests, in addition to one body of maximum size.
 _ANONYMOUS_BYTES = 64 << 20
-# After a burst, when a worker has few requests in progress, memory that it has left is given back to the kernel.
+# If a worker has grown by this factor and uses less than this for requests, it returns free memory to the kernel.
 _QUIET_BYTES = 16 * 2**20
 _GROWTH = 1.1
 
@@ -60,7 +60,7 @@ def create_app(settings: Settings | None = None) -> application.Application:
     """Build the application of one worker.
 
     Args:
-        settings: None reads them from the environment.
+        settings: The settings; None to read them from the environment.
     """
     allocator.keep_freed_memory()
     settings = settings or environment.load()
@@ -71,10 +71,10 @@ def create_app(settings: Settings | None = None) -> application.Application:
 
 
 def _open_tracing() -> "Tracing":
-    # Imported here, because it takes time and memory, and OpenTelemetry need not be installed.
+    # Imported here, because it takes time and memory, and OpenTelemetry is optional.
     from app.telemetry.tracing import Tracing  # noqa: PLC0415
 
-    logging.forward("opentelemetry", silent="opentelemetry.util.re")  # which repeats headers that it cannot parse
+    logging.forward("opentelemetry", silent="opentelemetry.util.re")  # it logs headers that it cannot parse
     return Tracing()
 
 
@@ -82,7 +82,7 @@ def _open_tracing() -> "Tracing":
 async def open_resources(
     settings: Settings, tracing: "Tracing | None" = None
 ) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
-    """Open the pool of Tritons, the pipeline and the metrics of a worker, and close them in reverse order; then the tracing."""
+    """Open the pool of Tritons, the pipeline and the metrics of a worker; close them in reverse order, and then the tracing."""
     async with AsyncExitStack() as stack:
         table = WorkerTable()
         stack.callback(table.close)
@@ -119,15 +119,15 @@ async def open_resources(
         stack.push_async_callback(_cancel, housekeeping)
         pipeline.sample()
         is_started.set()
-        await asyncio.sleep(0)  # before the worker takes requests
-        # Objects that live as long as the worker need not be examined in every collection.
+        await asyncio.sleep(0)  # run the first beat before the worker accepts requests
+        # Exclude objects that live as long as the worker from garbage collection.
         gc.collect()
         gc.freeze()
         yield pool, pipeline, metrics
 
 
 def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
-    """Return what connects to a Triton as the settings say."""
+    """Return a function that connects to a Triton according to the settings."""
     tls = credentials.load(settings.triton_tls_files)
 
     def connect(target: Target) -> TritonBackend:
@@ -144,7 +144,7 @@ def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
 
 
 def describe(settings: Settings) -> Deployment:
-    """Return what an application must know of the settings."""
+    """Return the settings that the HTTP layer uses."""
     capacity = _capacity(settings)
     return Deployment(
         BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds),
@@ -179,7 +179,7 @@ def _models(settings: Settings) -> Models:
     try:
         return models._replace(pullable=frozenset(registry.load(settings.registry_path)))
     except RegistryError as error:
-        LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error of the file
+        LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file
         return models
 
 
@@ -206,7 +206,7 @@ def _capacity(settings: Settings) -> Capacity:
 
 
 async def _keep_house(pipeline: Pipeline) -> None:
-    """Do once a second what no request should wait for."""
+    """Run periodic work once a second, so that requests do not wait for it."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
@@ -221,7 +221,7 @@ async def _keep_house(pipeline: Pipeline) -> None:
 
 
 async def _beat(table: WorkerTable, is_started: asyncio.Event) -> None:
-    """Show that the event loop runs, from the worker's start until everything is closed."""
+    """Record regularly that the event loop runs, from the worker's start until its resources are closed."""
     await is_started.wait()
     while True:
         table.beat()

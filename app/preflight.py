@@ -1,4 +1,4 @@
-"""What must hold before the API starts; what does not is reported in one line."""
+"""Checks before the API starts. Each failure is reported in one line."""
 
 import errno
 import os
@@ -22,12 +22,12 @@ _CONNECT_SECONDS = 2.0
 
 
 def require_usable(settings: Settings) -> None:
-    """Check what every worker would complain about.
+    """Check the files and packages that every worker needs.
 
-    A list of models that became invalid while the service runs does not stop it: no request needs it.
+    The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError: Something cannot be used.
+        SettingsError, KeysError, CredentialsError, RegistryError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
@@ -62,7 +62,7 @@ def _require_simd() -> None:
 def _require_tracing() -> None:
     if not has_exporter():
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
-    # In a process of its own: it starts threads, which must not be there when workers are forked.
+    # In a separate process, because it starts threads, which must not exist when workers are forked.
     command = program.command("app.telemetry.tracing")
     tried = subprocess.run(command, env=program.environment(), capture_output=True, text=True, check=False)  # noqa: S603
     if tried.returncode:
@@ -71,13 +71,13 @@ def _require_tracing() -> None:
 
 
 def warn_of_unreachable_triton(settings: Settings) -> None:
-    """Tell the user of each address at which no Triton listens; it may start later."""
+    """Print a warning for each address where no Triton listens; it may start later."""
     consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
     for address in settings.triton_addresses:
         host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except (OSError, UnicodeError) as error:  # a part of a host's name may be too long for the encoding of such names
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
             reason = getattr(error, "strerror", None) or error
             say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")
 
@@ -86,7 +86,7 @@ def require_address(settings: Settings) -> None:
     """Check that the API can listen on its socket, or on its host and port; remove a stale socket.
 
     Raises:
-        SettingsError: It cannot.
+        SettingsError: It cannot listen there.
     """
     if settings.socket:
         _require_socket(Path(settings.socket).resolve())
@@ -101,10 +101,10 @@ def require_address(settings: Settings) -> None:
 
 
 def make_socket_folder(folder: Path) -> None:
-    """Make the folder for the sockets of several instances.
+    """Create the folder for the sockets of several instances.
 
     Raises:
-        SettingsError: It cannot be made, or no socket in it.
+        SettingsError: The folder, or a socket in it, cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The HTTP server: Granian with the gateway's settings, which watches its workers and stops in order."""
+"""The HTTP server: Granian with the gateway's settings, supervision of workers and graceful stop."""
 
 import multiprocessing
 import os
@@ -26,8 +26,8 @@ from app.telemetry.logging import say
 
 _STOP = signal.SIGINT, signal.SIGTERM
 _BACKLOG = 4096
-_HEADER_MILLISECONDS = 10_000  # to receive a request's header; also how long a connection may be idle
-# Longer than a worker takes to start while Triton answers, so that the old one goes on until the new one is ready.
+_HEADER_MILLISECONDS = 10_000  # for receiving a request's header; also the idle time of a connection
+# Longer than a worker takes to start while Triton responds, so that the old worker runs until the new one is ready.
 _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
@@ -35,11 +35,11 @@ _REMIND_SECONDS = 0.5
 _MAX_MISSED_BEATS = 10
 
 
-class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Python which class it is
-    """Stops in order, and replaces workers whose event loop is blocked.
+class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on the Python version
+    """Granian with a graceful stop and replacement of workers whose event loop is blocked.
 
-    The first signal to stop lets the workers report that they are not ready; once load balancers have had the time to notice,
-    they accept no more connections, and end when their requests have ended. A second signal ends them at once.
+    After the first stop signal, the workers report that they are not ready. After a delay for load balancers, they stop accepting
+    connections, and end when their requests have ended. A second signal kills them.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -60,12 +60,12 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
             websockets=False,
             loop=Loops.uvloop,
             backlog=_BACKLOG,
-            # Also idle ones; admission limits the requests.
+            # Limits connections, including idle ones; admission limits requests.
             backpressure=connections_within(raise_file_limit()),
             http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,
-            # Several instances that were started together are not to renew their workers together.
+            # Jitter, so that instances started together do not renew their workers together.
             workers_lifetime=_jittered(settings.worker_max_age_seconds, MIN_AGE_SECONDS) or None,
             workers_max_rss=_jittered(settings.worker_max_memory_mb) or None,
             workers_kill_timeout=settings.drain_seconds,
@@ -74,26 +74,26 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         )
 
     def startup(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
-        """Start, and watch."""
+        """Start the server and the supervision of its workers."""
         super().startup(*arguments)
         threading.Thread(target=self._watch_workers, daemon=True).start()
 
     def signal_handler_interrupt(self, number: int, _: object = None) -> None:
-        """Begin to stop, or stop at once."""
+        """Begin a graceful stop; kill the workers after a second signal."""
         is_first = not self._signals.count
         self._signals.note(number)
         if is_first:
             for worker in self.wrks:
-                worker.interrupt_by_parent = True  # its end is expected: a terminal and systemd send it the signal, too
+                worker.interrupt_by_parent = True  # expect its end: terminals and systemd signal workers directly as well
                 _send(worker, DRAIN_SIGNAL)
-            delay = 0.0 if number == signal.SIGINT else self._drain_delay  # who presses Ctrl-C is no load balancer
+            delay = 0.0 if number == signal.SIGINT else self._drain_delay  # Ctrl-C: no load balancer to wait for
             threading.Timer(delay, super().signal_handler_interrupt).start()
         elif self._signals.count > 1 and SUPERVISED not in os.environ:
-            # systemd sends a signal to all processes, and the supervisor sends it again, which may take a while.
+            # Not with a supervisor: it repeats the signal that systemd has already sent to all processes, possibly much later.
             self._end_at_once()
 
     def _end_at_once(self) -> None:
-        """End without any more ado; the main thread may be waiting for a worker that is being renewed."""
+        """Kill the workers and exit. The main thread may be blocked by the renewal of a worker."""
         say("ending requests in progress")
         for child in multiprocessing.active_children():
             child.kill()
@@ -120,7 +120,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
     def _stop_workers(self) -> None:
         started = self._table.beats()
         for worker in self.wrks:
-            if worker.inner.pid not in started:  # it has no requests, and may wait for Triton
+            if worker.inner.pid not in started:  # it has no requests yet, and may be waiting for Triton
                 worker.kill()
         have_ended = threading.Event()
         threading.Thread(target=self._remind_workers, args=(have_ended,), daemon=True).start()
@@ -128,10 +128,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
         have_ended.set()
 
     def _remind_workers(self, have_ended: threading.Event) -> None:
-        """Make sure that workers notice that they have been told to stop.
+        """Repeat the drain signal until all workers have ended.
 
-        A worker's event loop does not run for a moment between the start of its application and its first request; uvloop keeps
-        a signal that comes then until there is another one.
+        Between the start of its application and its first request, a worker's event loop is briefly not running. uvloop delays a
+        signal that arrives then until the next signal.
         """
         while not have_ended.wait(_REMIND_SECONDS):
             for worker in list(self.wrks):
@@ -139,12 +139,12 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
                     _send(worker, DRAIN_SIGNAL)
 
     def _watch_workers(self) -> None:
-        """Kill workers whose event loop does not run, or that are stopped; Granian starts others in their place.
+        """Kill workers whose event loop is blocked or that are suspended; Granian replaces them.
 
-        Counting looks at the table, and not seconds, allows for a machine that was suspended.
+        It counts checks instead of seconds, so a suspended machine causes no false alarm.
         """
         seen: dict[int, tuple[int, int]] = {}
-        """By process id: its beats, and how often they have been seen."""
+        """By process id: the last count of beats, and the number of checks in which it was unchanged."""
         sleep = threading.Event().wait
         while not sleep(_WATCH_SECONDS):
             own = {worker.inner.pid for worker in list(self.wrks)}
@@ -158,14 +158,14 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it depends on the Py
 
 
 def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: AbstractEventLoop) -> Any:  # noqa: ANN401 - Granian's own
-    """Let a worker handle the first signal to stop, and not before it serves.
+    """Make a worker handle only the first stop signal, and only once it serves.
 
-    Granian's handler blocks a worker that is starting; later, its third call does, and a terminal and systemd send each
-    worker a signal, too.
+    Granian's handler blocks a starting worker, and its third call blocks a running one. Terminals and systemd signal each worker
+    in addition to Granian.
 
     Args:
-        set_loop_signals: Granian's own.
-        loop: Of the worker.
+        set_loop_signals: Granian's function.
+        loop: The worker's event loop.
     """
     event = set_loop_signals(loop)
 
@@ -175,7 +175,7 @@ def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: Abstr
         stop()
 
     def stop() -> None:
-        if any(getattr(task.get_coro(), "__name__", "") == "_main" for task in all_tasks(loop)):  # Granian's, while it serves
+        if any(getattr(task.get_coro(), "__name__", "") == "_main" for task in all_tasks(loop)):  # Granian's task while it serves
             event.set()
         else:
             loop.call_later(_REMIND_SECONDS, stop)
@@ -186,10 +186,10 @@ def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: Abstr
 
 
 def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
-    """Return whether a worker has not ended.
+    """Return whether a worker is running.
 
-    To `multiprocessing` it has not while another thread is collecting it, and Granian has one that waits for each worker: it
-    would be said to refuse to stop, and a signal be sent to its former process id.
+    `multiprocessing` reports a worker as alive while another thread reaps it, and Granian has a thread waiting for each worker.
+    Granian would then report that the worker refuses to stop, and signal its former process id.
     """
     try:
         return os.waitid(os.P_PID, worker.inner.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -198,10 +198,10 @@ def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
 
 
 def _send(worker: Any, number: signal.Signals) -> None:  # noqa: ANN401 - Granian's own
-    with suppress(ProcessLookupError):  # it has just ended
+    with suppress(ProcessLookupError):  # the worker has just ended
         os.kill(worker.inner.pid, number)
 
 
 def _jittered(value: int, least: int = 1) -> int:
-    """Return a limit up to a tenth more or less; 0, which is none, stays 0."""
+    """Return a limit with a jitter of 10 percent; 0, no limit, stays 0."""
     return value and max(least, round(value * random.uniform(1 - _JITTER, 1 + _JITTER)))  # noqa: S311 - not a secret

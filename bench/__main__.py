@@ -38,12 +38,12 @@ from bench.report.page import page
 from bench.report.records import load_record
 
 _INTERRUPTED = 130
-# Each has a message of one line for the user.
+# Each has a one-line message for the user.
 _FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, PackageError, InstallError, EmbeddedTritonError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one experiment or show earlier results, and return the exit code. Without arguments, the overview is run."""
+    """Run one experiment or show earlier results; return the exit code. Without arguments, run the overview."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
     for experiment in (

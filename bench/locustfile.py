@@ -1,7 +1,7 @@
-"""A client for Locust that sends pictures to both tasks, as any HTTP client would.
+"""A Locust client that sends images to /detect and /classify with a generic HTTP client.
 
-`./just bench locust` runs it in an environment of its own; it imports nothing of this project. With Locust installed,
-`locust --locustfile bench/locustfile.py --host http://127.0.0.1:4603` shows its page in a browser.
+`./just bench locust` runs it in a separate environment; it imports nothing from this project. With Locust installed,
+`locust --locustfile bench/locustfile.py --host http://127.0.0.1:4603` shows Locust's page in a browser.
 """
 
 import random
@@ -34,7 +34,7 @@ def _show_errors(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
 
 
 class Caller(FastHttpUser):
-    """A client that sends its next picture as soon as it has an answer."""
+    """A client that sends its next image as soon as it has a response."""
 
     wait_time = constant(0)
     images: ClassVar[list[bytes]] = []
@@ -42,13 +42,13 @@ class Caller(FastHttpUser):
     @tag("detect")
     @task
     def detect(self) -> None:
-        """Ask which objects are where."""
+        """Request detections."""
         self._send("/detect")
 
     @tag("classify")
     @task
     def classify(self) -> None:
-        """Ask what the picture shows."""
+        """Request a classification."""
         self._send("/classify")
 
     def _send(self, path: str) -> None:

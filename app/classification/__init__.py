@@ -1,1 +1,1 @@
-"""A model's output tensor to ranked classes, in plain numpy. Never knows Triton, HTTP or how the image was encoded."""
+"""Conversion of a model's output tensor to ranked classes, in numpy. Independent of Triton, HTTP and image formats."""

@@ -1,4 +1,4 @@
-"""Decode a classifier's output tensor to probabilities, and reject an invalid one."""
+"""Decode a classifier's output tensor to probabilities, and reject invalid outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +20,14 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDAr
 
     Args:
         spec: Spec of the model.
-        outputs: Tensors by name; where the model has a batch dimension, it is 1.
+        outputs: Tensors by name; a batch dimension must be 1.
 
     Returns:
-        FP32 (classes,), 0 to 1. They add up to one if the model returns logits; else they are what it returns.
+        FP32 (classes,), 0 to 1. The softmax of logits, which sums to 1, or the model's own probabilities.
 
     Raises:
         WrongTask: The model is not a classifier.
-        InvalidImage: The model could not decode the image, and tells so.
+        InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: The tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
     head = spec.expect_head(ClassificationHead)
@@ -45,7 +45,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDAr
 
 
 def _softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
-    wide = logits.astype(np.float64)  # in which no difference of finite FP32 overflows
+    wide = logits.astype(np.float64)  # differences of finite FP32 values cannot overflow
     powers = np.exp(wide - wide.max())
     shares: NDArray[np.float64] = powers / powers.sum()
     return shares.astype(np.float32)

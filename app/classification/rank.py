@@ -10,21 +10,21 @@ class Ranking(NamedTuple):
     """The best classes of one image, by descending probability."""
 
     class_ids: NDArray[np.int32]
-    """(n,)."""
+    """Shape (n,)."""
     scores: NDArray[np.float32]
-    """(n,) 0 to 1."""
+    """Shape (n,), 0 to 1."""
 
 
 def rank(probabilities: NDArray[np.float32], *, top_k: int, confidence: float) -> Ranking:
-    """Choose the best classes; of equals, those with the lower id.
+    """Choose the best classes; the lower id wins among equal probabilities.
 
     Args:
-        probabilities: (classes,) 0 to 1, by class id.
-        top_k: How many to choose at most, at least 1.
+        probabilities: Shape (classes,), 0 to 1, by class id.
+        top_k: Maximum number of classes, at least 1.
         confidence: Minimum probability.
     """
     least = confidence
-    if top_k < len(probabilities):  # so that few are sorted, however many classes there are
+    if top_k < len(probabilities):  # sort only the best, even if there are many classes
         least = max(least, np.partition(probabilities, -top_k)[-top_k])
     chosen = np.flatnonzero(probabilities >= least)
     order = chosen[np.argsort(-probabilities[chosen], kind="stable")][:top_k]

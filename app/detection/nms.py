@@ -1,7 +1,7 @@
-"""Decode raw detector heads to boxes, and suppress boxes that show the same object, in numpy.
+"""Decode raw detector heads to boxes, and suppress duplicate boxes, in numpy.
 
-It makes the same choices as the graphs that `pull` composes: an anchor stands for its best class, boxes of different classes
-do not suppress each other unless they are to, and candidates are limited before the quadratic step.
+The rules are those of the graphs that `pull` composes: an anchor counts only for its best class, boxes of different classes do not
+suppress each other by default, and the number of candidates is limited before the quadratic step.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from app.model.anchors import anchor_grid
 
 MAX_CANDIDATES = 1000
 MAX_DETECTIONS = 300
-# Low, because the caller's own threshold is applied per request and can only be higher.
+# Low, because each request applies its own threshold afterwards.
 MIN_SCORE = 0.05
 
 Boxes = NDArray[np.float32]
@@ -20,7 +20,7 @@ Classes = NDArray[np.int32]
 
 
 def from_yolo(head: NDArray[np.float32]) -> tuple[Boxes, Scores, Classes]:
-    """Decode a head (4 + classes, anchors): box centre and size in pixels of the input, then final scores."""
+    """Decode a head (4 + classes, anchors): centre and size of the box in pixels of the input, then final scores."""
     return _candidates(head[:4].T, head[4:].T)
 
 
@@ -33,10 +33,10 @@ def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> tuple[
 
 
 def _candidates(boxes: Boxes, scores: Scores) -> tuple[Boxes, Scores, Classes]:
-    """Keep at most `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height by scores (anchors, classes).
+    """Keep the best `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height, by scores (anchors, classes).
 
     Returns:
-        (n, 4) x1 y1 x2 y2, (n,) descending, (n,).
+        Boxes (n, 4) x1 y1 x2 y2, scores (n,) descending, class ids (n,).
     """
     winners = scores.argmax(axis=1)
     best = scores[np.arange(len(scores)), winners]
@@ -48,15 +48,15 @@ def _candidates(boxes: Boxes, scores: Scores) -> tuple[Boxes, Scores, Classes]:
 
 
 def suppress(boxes: Boxes, classes: Classes | None, iou: float) -> NDArray[np.intp]:
-    """Choose the boxes that no better one covers, at most `MAX_DETECTIONS`.
+    """Choose the boxes that no better box suppresses, at most `MAX_DETECTIONS`.
 
     Args:
         boxes: (n, 4) x1 y1 x2 y2, by descending score.
-        classes: (n,); None if boxes of different classes suppress each other, too.
+        classes: (n,); None if boxes of different classes also suppress each other.
         iou: Intersection over union above which the better of two boxes suppresses the other.
 
     Returns:
-        Their indices, ascending.
+        The indices of the chosen boxes, ascending.
     """
     x1, y1, x2, y2 = boxes.T
     area = (x2 - x1) * (y2 - y1)

@@ -1,4 +1,4 @@
-"""Decode a model's output tensors, whatever their format, and reject invalid ones."""
+"""Decode a detector's output tensors in any supported format, and reject invalid outputs."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ _MAX_CLASSES = 2**31
 
 
 class Candidates(NamedTuple):
-    """What a model found in one image, in no particular order; a raw head finds each object many times."""
+    """The unordered candidates of one image; those of a raw head include duplicates."""
 
     boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2, pixels of the model's input or of the image."""
+    """Shape (n, 4) x1 y1 x2 y2, in pixels of the model's input or of the image."""
     scores: NDArray[np.float32]
-    """(n,) 0 to 1."""
+    """Shape (n,), 0 to 1."""
     class_ids: NDArray[np.int32]
-    """(n,)."""
+    """Shape (n,)."""
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
@@ -34,11 +34,11 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
 
     Args:
         spec: Spec of the model.
-        outputs: Tensors by name; where the model has a batch dimension, it is 1.
+        outputs: Tensors by name; a batch dimension must be 1.
 
     Raises:
         WrongTask: The model is not a detector.
-        InvalidImage: The model could not decode the image, and tells so.
+        InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
     return _decode(spec, spec.expect_head(DetectionHead), take_outputs(spec, outputs))
@@ -53,7 +53,7 @@ def _decode(spec: ModelSpec, head: DetectionHead, tensors: list[NDArray[Any]]) -
         return found
     if not np.isfinite(found.boxes).all():
         raise InvalidModelOutput(f"{spec.name} returned boxes that are not finite")
-    if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # neither holds for a NaN
+    if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
     if found.class_ids.min() < 0:
         raise InvalidModelOutput(f"{spec.name} returned a negative class id")
@@ -76,7 +76,7 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candida
     (table,) = tensors
     expect_shape(spec, table, (None, 6))
     table = table.astype(np.float32)
-    table = table[~(table[:, 4] <= 0)]  # drops padding; written so that a NaN stays and is rejected
+    table = table[~(table[:, 4] <= 0)]  # drops padding, but keeps NaN, which is rejected later
     return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
 
 
@@ -102,7 +102,7 @@ def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
 
 
 def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
-    """Convert class ids of any type; a value that is not an id becomes -1, which is rejected."""
+    """Convert class ids of any type to INT32; invalid values become -1, which is rejected."""
     if classes.dtype == np.int32:
         return classes
     ids = classes.astype(np.float64)

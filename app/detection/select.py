@@ -1,4 +1,4 @@
-"""Select from a model's candidates those that the caller wants."""
+"""Select the requested detections from a model's candidates."""
 
 import re
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ _ID = re.compile(r"[0-9]{1,9}")
 
 
 class Suppression(NamedTuple):
-    """Which boxes are one object, of which only the best is kept."""
+    """Rule for duplicate boxes, of which only the best is kept."""
 
     iou: float
-    """Those whose intersection over union is above this, 0 to 1."""
+    """Intersection over union, 0 to 1, above which two boxes count as one object."""
     is_agnostic: bool
-    """Whether boxes of different classes can be one object."""
+    """Whether boxes of different classes can count as one object."""
 
 
 def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozenset[int] | None:
@@ -48,18 +48,18 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
 
 
 def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool) -> Suppression | None:
-    """Find out how to suppress a model's boxes; None if the model has done all that is wanted.
+    """Return the suppression to apply to a model's boxes; None if the model's own suppression is sufficient.
 
-    What a model has suppressed stays so, even if the box that covered it is suppressed now: a few boxes differ from what one NMS
-    at the lower overlap would leave.
+    With suppression in both places, a few boxes may differ from a single NMS at the lower threshold: the model may have dropped
+    a box because of one that is itself suppressed here.
 
     Args:
-        iou: What the caller asks for; None for what the model's config says.
-        head: What comes out of the model.
-        is_agnostic: Whether boxes of different classes can be one object.
+        iou: The requested threshold; None for the one in the model's config.
+        head: The model's head.
+        is_agnostic: Whether boxes of different classes can count as one object.
 
     Raises:
-        InvalidParameter: The model itself suppresses more than the caller wants.
+        InvalidParameter: `iou` is above the threshold of the model's own suppression.
     """
     if iou is not None and iou > head.max_iou:
         raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
@@ -71,15 +71,16 @@ def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool)
 def select(
     found: Candidates, *, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression | None = None
 ) -> Candidates:
-    """Keep the candidates that the caller wants, by descending score.
+    """Return the requested candidates, by descending score.
 
-    Those that are not wanted suppress none: with `is_agnostic`, that would depend on classes that the caller does not see.
+    Candidates that are filtered out do not suppress others. Otherwise, with `is_agnostic`, the result would depend on classes that
+    were not requested.
 
     Args:
-        found: The candidates of one image, not clipped to it: clipping changes how much they overlap.
+        found: The candidates of one image, not clipped to it, because clipping changes overlaps.
         confidence: Minimum score.
         class_ids: The classes to keep; None for all.
-        suppression: Which of them are one object; None if none are.
+        suppression: Rule for duplicate boxes; None to keep all.
     """
     if not len(found.scores):
         return found
@@ -90,7 +91,7 @@ def select(
     kept = _take(found, chosen[np.argsort(-found.scores[chosen], kind="stable")])
     if suppression is None:
         return kept
-    with np.errstate(over="ignore", invalid="ignore"):  # areas of absurd boxes
+    with np.errstate(over="ignore", invalid="ignore"):  # areas of huge boxes may overflow
         return _take(kept, suppress(kept.boxes, None if suppression.is_agnostic else kept.class_ids, suppression.iou))
 
 
@@ -98,8 +99,8 @@ def keep_best(found: Candidates, max_detections: int) -> Candidates:
     """Keep the first candidates that have an area.
 
     Args:
-        found: By descending score, clipped to the image: those that lie in the padding around it have no area then.
-        max_detections: How many to keep at most.
+        found: The candidates by descending score, clipped to the image. Boxes in the padding have no area after clipping.
+        max_detections: Maximum number to keep.
     """
     x1, y1, x2, y2 = found.boxes.T
     return _take(found, np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections])

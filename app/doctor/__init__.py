@@ -1,4 +1,4 @@
-"""Examines the machine, the settings, a running Triton and its default model, and says what to do about what it finds.
+"""Checks the machine, the settings, a running Triton and its default model, and suggests fixes.
 
-Never knows how a request is handled: it calls what requests call.
+It calls the same functions as requests, and does not depend on how requests are handled.
 """

@@ -1,4 +1,4 @@
-"""Checks of how a model's config lets Triton queue, batch and run its requests."""
+"""Checks of queue, batching and instances in a model's config."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import msgspec
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.model.triton_config import InstanceGroup, ParameterValue
 
-# A batch is whatever has queued while the instances were busy, and the queue has an end.
+# A batch is formed from the requests that queued while the instances were busy. The queue is limited.
 _POLICY = """  default_queue_policy {
     timeout_action: REJECT
     default_timeout_microseconds: 600000000
@@ -23,7 +23,7 @@ _USUAL_INFERENCE_MS = 10.0
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """What happens to requests that wait."""
+    """Triton's policy for waiting requests."""
 
     timeout_action: str = "REJECT"
     default_timeout_microseconds: int = 0
@@ -32,7 +32,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How requests are joined."""
+    """Triton's settings for batching requests."""
 
     preferred_batch_size: list[int] = []
     max_queue_delay_microseconds: int = 0
@@ -40,7 +40,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """The parts of Triton's ModelConfig that decide when requests run, as in its JSON, which leaves out zeros."""
+    """The scheduling part of Triton's ModelConfig in its JSON form, which omits zeros."""
 
     name: str = ""
     backend: str = ""
@@ -53,17 +53,17 @@ class Scheduling(msgspec.Struct, frozen=True):
 
     @property
     def max_queue_size(self) -> int:
-        """How many requests may wait; 0 for any number."""
+        """Maximum number of waiting requests; 0 for no limit."""
         return self.dynamic_batching.default_queue_policy.max_queue_size if self.dynamic_batching else 0
 
     @property
     def delay_ms(self) -> float:
-        """How long a request waits for others to join it, milliseconds."""
+        """Time that a request waits to be batched with others, in milliseconds."""
         return self.dynamic_batching.max_queue_delay_microseconds / 1e3 if self.dynamic_batching else 0.0
 
 
 def read(config: dict[str, Any]) -> Scheduling:
-    """Read them from a model's config."""
+    """Read the scheduling part of a model's config."""
     return msgspec.convert(config, Scheduling, strict=False)
 
 
@@ -71,11 +71,11 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
     """Check batching and queue of a model.
 
     Args:
-        model: Its config.
-        file: The file of its config, for whoever is to change it.
+        model: The model's config.
+        file: Path of its config, for the fix.
     """
     if model.ensemble_scheduling is not None or model.sequence_batching is not None:
-        return  # an ensemble has no queue of its own, and sequences are not for single images
+        return  # an ensemble has no queue of its own; sequences do not apply to single images
     batching, largest = model.dynamic_batching, max(1, model.max_batch_size)
     too_large = [size for size in batching.preferred_batch_size if size > largest] if batching else []
     if too_large:
@@ -97,7 +97,7 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
 
 
 def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
-    """Check what happens to requests that wait."""
+    """Check the queue policy."""
     if model.dynamic_batching is None or not model.max_queue_size:
         text = f"{model.name} has no max_queue_size: an overloaded Triton queues without end, for callers that have long given up"
         lines = f"dynamic_batching in {file}:\n{_POLICY}" if model.dynamic_batching else f"{file}:\n{_BATCHING}"
@@ -109,19 +109,19 @@ def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
         text = f"{model.name} runs requests whose deadline has passed all the same (timeout_action: {policy.timeout_action})"
         yield warning("queue_timeout", text, f"set in default_queue_policy in {file}: timeout_action: REJECT")
     elif not (policy.allow_timeout_override and policy.default_timeout_microseconds):
-        # A request may only shorten the default, and Triton takes a default of 0 for the shortest.
+        # A request can only shorten the default, and a default of 0 counts as the shortest.
         text = f"{model.name} ignores the deadlines of requests, and runs those whose callers have given up"
         lines = "  allow_timeout_override: true\n  default_timeout_microseconds: 600000000"
         yield warning("queue_timeout", text, f"set both in default_queue_policy in {file}:\n{lines}")
 
 
 def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Finding:
-    """Check how long a request that is alone waits for others to join it.
+    """Check how long a single request waits to be batched with others.
 
     Args:
-        model: Its config.
-        file: The file of its config.
-        inference_ms: How long an inference takes, milliseconds; None if that is not known.
+        model: The model's config.
+        file: Path of its config, for the fix.
+        inference_ms: Duration of an inference in milliseconds; None if unknown.
     """
     text = f"a single request of {model.name} waits {model.delay_ms:g} ms for others to join it"
     if model.delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
@@ -136,10 +136,10 @@ def check_instances(model: Scheduling, file: str, cores: float, *, is_embedded: 
     """Check the threads of a model that runs on the CPUs of this machine.
 
     Args:
-        model: Its config.
-        file: The file of its config.
-        cores: How many there are.
-        is_embedded: Whether the embedded Triton runs it, whose instances have one thread each unless they are told otherwise.
+        model: The model's config.
+        file: Path of its config, for the fix.
+        cores: Number of available cores.
+        is_embedded: Whether the embedded Triton runs it, whose instances have one thread each by default.
     """
     groups = [group for group in model.instance_group if group.kind == "KIND_CPU"]
     if model.backend != "onnxruntime" or not groups:

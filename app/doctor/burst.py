@@ -1,7 +1,7 @@
-"""Measurements of a model: inferences one by one, then many at once, with Triton's own counters before and after.
+"""Measurements of a model: inferences one by one, then many at once, with Triton's statistics before and after.
 
-They must not harm a Triton in use: the number of inferences, their size and their time are bounded, and none is cancelled,
-which could crash an old Triton.
+They must not harm a Triton in use: number, size and duration of the inferences are limited, and none is cancelled, because that
+could crash an old Triton.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from app.triton.status import Unanswered, own_message
 _ALONE = 3
 _MOST, _FEWEST = 32, 4
 _MOST_BYTES = 64 << 20
-# As far as an inference alone tells.
+# Estimated from the duration of a single inference.
 _MOST_SECONDS = 3.0
 _QUEUE_SECONDS = 30.0
 _STATISTICS_SECONDS = 2.0
-# Longer than the queue may take. Only the inferences of a Triton that hangs are given up.
+# Longer than the time in the queue, so that only the inferences of a hanging Triton are abandoned.
 _PATIENCE_SECONDS = 60.0
-# Batches that are smaller on average are single images.
+# Smaller average batches count as single images.
 _SMALLEST_BATCH = 1.5
 
 
@@ -40,22 +40,22 @@ class Run(NamedTuple):
     answers: list[InferResult]
     errors: list[GatewayError]
     counted: ModelStatistics | None
-    """What Triton counted meanwhile, the images of others included; None if it does not tell."""
+    """Triton's statistics of this time, including other clients' images; None if it does not report them."""
 
 
 async def measure(
     client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, *, with_burst: bool
 ) -> AsyncIterator[Finding]:
-    """Run inferences, and check what they show.
+    """Run inferences and check the measurements.
 
     Args:
-        client: Of the Triton that has the model.
+        client: Client of a Triton with the model.
         spec: Spec of the model.
-        model: Its config.
-        file: The file of its config, for whoever is to change it.
-        with_burst: Whether to run many at once.
+        model: The model's config.
+        file: Path of its config, for the fix.
+        with_burst: Whether to also run many inferences at once.
     """
-    first = await _run(client, spec, 1)  # which may take longer than the others
+    first = await _run(client, spec, 1)  # warm-up
     problem = _find_problem(spec, first)
     if problem is not None:
         yield problem
@@ -78,7 +78,7 @@ async def measure(
 
 
 def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
-    """Find out why an inference is of no use; None if it is."""
+    """Return a finding if an inference failed; None if it succeeded."""
     error = run.errors[0] if run.errors else None
     if error is None:
         try:
@@ -94,13 +94,13 @@ def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
 
 
 def _burst_size(spec: ModelSpec, model: Scheduling, alone_seconds: float) -> int:
-    """Return how many images may be sent at once."""
-    queue = model.max_queue_size // 2 if model.max_queue_size else _MOST  # the rest is for others
+    """Return the number of images to send at once."""
+    queue = model.max_queue_size // 2 if model.max_queue_size else _MOST  # leave the rest to other clients
     return min(_MOST, queue, _MOST_BYTES // blank_input(spec).nbytes, int(_MOST_SECONDS / alone_seconds))
 
 
 def judge(run: Run, model: Scheduling, file: str) -> Iterator[Finding]:
-    """Check what a burst shows."""
+    """Check the measurements of a burst."""
     text = f"{run.images} images at once took {run.seconds:.2f} s"
     if run.errors:
         fix = f"raise max_queue_size in {file} if its queue was full; else Triton's log has the reason"
@@ -128,7 +128,7 @@ def judge(run: Run, model: Scheduling, file: str) -> Iterator[Finding]:
 
 
 async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
-    """Send images at the same time, each as a request, and wait until all are answered."""
+    """Send images concurrently, one per request, and wait for all results."""
     tensor = blank_input(spec)
     before = await _read_counters(client, spec.name)
     start = perf_counter()

@@ -1,4 +1,4 @@
-"""Checks of settings that are valid one by one, but do not fit together, or the files they name."""
+"""Checks of settings that are individually valid, but inconsistent with each other or with the files they name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +16,13 @@ KEY_FIX = (
     f"put the KEY of Triton's option --grpc-restricted-protocol=...:{control_key.HEADER}=KEY into a file, "
     f"and set {PREFIX}TRITON_CONTROL_KEY_FILE to it"
 )
-"""What to do if Triton asks for a key."""
+"""The fix if Triton requires a key."""
 WORKER_MIB = 140
 """Resident memory of a worker after many requests, without images in progress: `bench versus --contests memory`."""
 _MIN_WORKER_MIB = 2 * WORKER_MIB
-# A worker takes seconds to start, and the one that it replaces must finish its requests.
+# A worker takes seconds to start, and the old worker must finish its requests.
 _MIN_AGE_SECONDS = 600
-# What `docker stop` and Kubernetes wait unless they are told otherwise.
+# Default grace periods of `docker stop` and Kubernetes.
 _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 
 
@@ -30,7 +30,7 @@ def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
     """Check the settings.
 
     Args:
-        settings: Each of them is valid.
+        settings: The settings, individually valid.
         is_triton_here: Whether Triton runs on this machine.
     """
     yield from _check_listener(settings)
@@ -57,7 +57,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
         return
     try:
         is_loopback = ports.is_loopback(settings.host)
-    except (OSError, UnicodeError):  # the check of the gateway's port tells
+    except (OSError, UnicodeError):  # reported by the check of the gateway's port
         return
     text = f"no API key is needed at {settings.host}:{settings.port}"
     if is_loopback:
@@ -68,7 +68,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_files(settings: Settings) -> Iterator[Finding]:
-    """Check the files that the connection to Triton needs."""
+    """Check the files for the connection to Triton."""
     try:
         credentials.load(settings.triton_tls_files)
     except CredentialsError as error:
@@ -96,7 +96,7 @@ def _check_timeouts(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_renewal(settings: Settings) -> Iterator[Finding]:
-    """Check that workers are not replaced all the time."""
+    """Check that workers are not replaced too often."""
     if 0 < settings.worker_max_memory_mb < _MIN_WORKER_MIB:
         text = f"workers are replaced at {settings.worker_max_memory_mb} MiB, but need {WORKER_MIB} MiB and their images"
         yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_MEMORY_MB={4 * WORKER_MIB}, or 0 for no limit")

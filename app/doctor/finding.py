@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""Findings of checks."""
 
 from enum import StrEnum
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, but it will hurt under load, or when something fails."""
+    """It works, but will cause problems under load or after a failure."""
     FAILURE = "failure"
     """It does not work."""
 
@@ -19,29 +19,29 @@ class Finding(msgspec.Struct, frozen=True):
     """The result of one check."""
 
     code: str
-    """Which check it was; the same in all versions."""
+    """Identifies the check; stable across versions."""
     severity: Severity
     message: str
-    """One sentence, with the figures that were seen."""
+    """One sentence, with the measured values."""
     fix: str | None = None
-    """What to do: lines of a config, settings or a command; None if nothing is to be done."""
+    """The fix: lines of a config, settings or a command; None if none is needed."""
 
 
 def ok(code: str, message: str) -> Finding:
-    """Report what is as it should be."""
+    """Report that a check passed."""
     return Finding(code, Severity.OK, message)
 
 
 def warning(code: str, message: str, fix: str) -> Finding:
-    """Report what will hurt."""
+    """Report a potential problem."""
     return Finding(code, Severity.WARNING, message, fix)
 
 
 def failure(code: str, message: str, fix: str) -> Finding:
-    """Report what does not work."""
+    """Report that something does not work."""
     return Finding(code, Severity.FAILURE, message, fix)
 
 
 def count(number: float, noun: str) -> str:
-    """Write a number and what it is of, for a message: 1 core, 0.5 cores."""
+    """Format a number with its noun: 1 core, 0.5 cores."""
     return f"{number:g} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Checks what listens where the API would: a gateway, nothing, or something else."""
+"""Check what listens at the API's address: a gateway, nothing, or another program."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from app.host.http import get_status
 from app.settings.schema import Settings
 
 _SECONDS = 2.0
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked on loopback
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - requested on loopback
 
 
 def check(settings: Settings) -> Finding:
-    """Ask the sockets or the port of the settings."""
+    """Check the sockets or the port in the settings."""
     paths = [path for path in settings.sockets if path is not None]
     return _check_sockets(paths) if paths else _check_port(settings.host, settings.port)
 
@@ -28,7 +28,7 @@ def _check_port(host: str, port: int) -> Finding:
     try:
         is_free = ports.is_free(host, port)
         address = ports.resolve(host)
-    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = getattr(error, "strerror", None) or error
         return failure("gateway", f"the API cannot listen on {host}:{port}: {reason}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
     address = _WILDCARDS.get(address, address)

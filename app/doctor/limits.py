@@ -1,4 +1,4 @@
-"""Checks of what the host or container grants against what the settings need."""
+"""Checks that the resources of the host or container are sufficient for the settings."""
 
 import math
 import resource
@@ -12,21 +12,21 @@ from app.settings.schema import PREFIX, Settings
 from app.triton import shared_memory
 
 _MIB = 2**20
-# Of an image of 640 x 640 pixels, UINT8: while the model is not known.
+# UINT8 image of 640 x 640 pixels; used if the model is unknown.
 _USUAL_SLOT_BYTES = 640 * 640 * 3
 # Four are as fast as two: `bench workers`.
 _THREADS_PER_CORE = 4
-# For what Triton's Python backend keeps there.
+# Margin for Triton's Python backend.
 _SPARE = 1.25
 
 
 def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> Iterator[Finding]:
-    """Check cores, files and memory.
+    """Check cores, open files and memory.
 
     Args:
-        settings: What is needed.
-        slot_bytes: Size of the default model's input for one image; None if the model is not known.
-        maps_memory: Whether tensors may go through this machine's shared memory.
+        settings: The settings.
+        slot_bytes: Size of the default model's input for one image; None if the model is unknown.
+        maps_memory: Whether tensors may use this machine's shared memory.
     """
     arena = shared_memory.arena_bytes(slot_bytes or _USUAL_SLOT_BYTES)
     has_arenas = maps_memory and settings.transport != "inline"
@@ -43,7 +43,7 @@ def _workers(settings: Settings) -> int:
 
 
 def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
-    """Check workers and their threads; one worker per core is best."""
+    """Check workers and decoding threads; one worker per core is best."""
     workers, threads = _workers(settings), settings.decode_threads
     best = max(1, math.floor(available) // max(1, settings.instances))
     text = f"{count(workers, 'worker')} for {count(available, 'core')}"
@@ -64,7 +64,7 @@ def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
 
 
 def _check_open_files(soft: int, hard: int) -> Finding:
-    """Check the limit of open files, which a worker raises as far as it may."""
+    """Check the limit of open files. A worker raises its soft limit to the hard limit."""
     wanted = MAX_CONNECTIONS + RESERVED_FILES
     text = (
         f"a worker may open {hard} files (hard limit; soft {soft} is raised), which allows {connections_within(hard)} connections"
@@ -80,7 +80,7 @@ def _check_open_files(soft: int, hard: int) -> Finding:
 
 
 def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Finding:
-    """Check that each worker's arena fits into /dev/shm."""
+    """Check that the arenas of all workers fit into /dev/shm."""
     workers = _workers(settings)
     need = workers * arena
     size = f"{math.ceil(need / _MIB * _SPARE)}m"
@@ -102,11 +102,11 @@ def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Fi
 
 
 def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Finding]:
-    """Check that images, bodies, workers and arenas fit into the memory of the host or container, without Triton's."""
+    """Check that images, bodies, workers and arenas fit into the memory of the host or container. Triton is not included."""
     try:
-        from app.imaging.decode import max_decode_bytes  # noqa: PLC0415 - it needs what may be missing
+        from app.imaging.decode import max_decode_bytes  # noqa: PLC0415 - its dependencies may be missing
         from app.imaging.header import PixelLimits  # noqa: PLC0415
-    except ImportError:  # `jpeg_decoder` tells
+    except ImportError:  # reported by `jpeg_decoder`
         return
     body = max(settings.max_body_bytes, settings.max_batch_bytes)
     largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg), body)

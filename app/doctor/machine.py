@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python, the libraries that decode images, the model repository."""
+"""Checks of the installation: Python, the image libraries, the model repository."""
 
 import platform
 import sys
@@ -51,7 +51,7 @@ def _check_pillow() -> Finding:
 
 
 def _check_formats() -> Iterator[Finding]:
-    """Check what Pillow was compiled with."""
+    """Check the libraries that Pillow was compiled with."""
     fix = "apt-get install libjpeg-dev zlib1g-dev libwebp-dev && rm -r .venv && ./just"
     missing = [library for name, library in _FORMATS.items() if not features.check(name)]
     if missing:
@@ -68,7 +68,7 @@ def _check_jpeg_decoder() -> Finding:
     fix = _REINSTALL.format("simplejpeg")
     try:
         Image.new("RGB", _SAMPLE_SIZE).save(file, "JPEG")
-        from app.imaging import jpeg  # noqa: PLC0415 - it needs what may be missing
+        from app.imaging import jpeg  # noqa: PLC0415 - its dependencies may be missing
 
         size = jpeg.read_header(file.getvalue()).size
         pixels = None if size is None else jpeg.decode(file.getvalue(), size, size, None)
@@ -89,7 +89,7 @@ def _check_opencv() -> Finding:
 
 
 def _check_repository(settings: Settings) -> Finding:
-    """Check that the embedded Triton would find the default model; another Triton has a repository of its own."""
+    """Check that the embedded Triton finds the default model. An external Triton has its own repository."""
     repository = Path(settings.model_repository)
     try:
         models = loadable_models(repository)

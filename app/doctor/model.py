@@ -1,4 +1,4 @@
-"""Checks of the default model: whether Triton has loaded it, its config, and whether it runs."""
+"""Checks of the default model: its state in Triton, its config, and test inferences."""
 
 import sys
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ async def examine(
     """Examine the default model.
 
     Args:
-        client: Of a Triton that answers.
-        settings: They name the model.
-        state: What Triton says of it in its repository, if it does.
+        client: Client of a Triton that responds.
+        settings: The settings, which name the model.
+        state: State of the model in Triton's index; None if unknown.
         is_here: Whether Triton runs on this machine.
-        with_burst: Whether to send it a burst of inferences.
+        with_burst: Whether to send a burst of inferences.
 
     Returns:
-        What was found, and its spec; None if it cannot be used.
+        The findings, and the spec of the model; None if the model cannot be used.
     """
     try:
         config, version = await client.read_config(settings.model)
@@ -62,7 +62,7 @@ async def examine(
 
 
 def check_file(settings: Settings) -> Iterator[Finding]:
-    """Check the config of the default model in the model repository, if it is there, because Triton does not tell it."""
+    """Check the default model's config in the model repository, if it exists; used when Triton does not return the config."""
     path = _config_path(settings)
     if not path.is_file():
         return
@@ -76,14 +76,14 @@ def check_file(settings: Settings) -> Iterator[Finding]:
 
 
 def _config_path(settings: Settings) -> Path:
-    """Return where the config of the default model is, for the embedded Triton or another."""
+    """Return the path of the default model's config for the embedded or an external Triton."""
     folder = Path(settings.model_repository, settings.model)
     embedded = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
     return embedded if embedded.is_file() and not settings.triton_endpoints else folder / "config.pbtxt"
 
 
 def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:
-    """Explain why Triton does not have the model."""
+    """Return the finding for a model that is missing or not ready."""
     if state is None:
         fix = f"nereid pull {settings.model}, then start Triton again; or NEREID_MODEL=NAME of a model that is ready"
         return failure("model", f"Triton does not have {settings.model}: {own_message(error)}", fix)
@@ -101,7 +101,7 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
-    """Check how many bytes each image takes on its way to Triton."""
+    """Check the size of the input tensor per image."""
     if spec.dtype is None:
         return
     width, height = spec.input_size

@@ -1,4 +1,4 @@
-"""Run all checks and print what they found, as text or as JSON."""
+"""Run all checks and print the findings as text or JSON."""
 
 import asyncio
 from collections import Counter
@@ -20,9 +20,9 @@ class Report(msgspec.Struct, frozen=True):
     """The document that `--json` prints."""
 
     version: str
-    """Of the gateway."""
+    """Version of the gateway."""
     status: Severity
-    """The worst of the findings."""
+    """The highest severity of the findings."""
     triton: str
     """Addresses of the Tritons, separated by commas."""
     model: str
@@ -36,7 +36,7 @@ def run(settings: Settings, *, as_json: bool, is_strict: bool, with_burst: bool)
     """Examine everything and print a report.
 
     Args:
-        settings: What to examine.
+        settings: The settings to check.
         as_json: Whether to print one JSON document instead of text.
         is_strict: Whether a warning counts as a failure for the exit code.
         with_burst: Whether to send Triton a burst of inferences.

@@ -1,4 +1,4 @@
-"""Checks of a running Triton: whether it answers, what it can do and what it allows."""
+"""Checks of a running Triton: reachability, version, extensions and shared memory."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,27 +35,27 @@ _OWN_KEY_FIX = "run this as the user who runs the embedded Triton"
 
 
 class Examination(NamedTuple):
-    """What was found, and what the checks of this machine need to know of it."""
+    """Findings about Triton, and results that other checks need."""
 
     findings: list[Finding]
     maps_memory: bool
-    """Whether tensors may go through this machine's shared memory."""
+    """Whether tensors may use this machine's shared memory."""
     spec: ModelSpec | None = None
-    """Of the default model; None if it is not known."""
+    """Spec of the default model; None if unknown."""
 
 
 async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Examination:
     """Examine a Triton and its default model.
 
     Args:
-        target: Where it is.
-        settings: How it is used.
-        with_burst: Whether to send it a burst of inferences.
+        target: Address of the Triton.
+        settings: The settings.
+        with_burst: Whether to send a burst of inferences.
     """
     is_here = ports.is_this_machine(host_of(target.address))
     try:
         tls = credentials.load(settings.triton_tls_files)
-    except CredentialsError:  # the check of the files tells
+    except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host)
     try:
@@ -88,12 +88,12 @@ def _unreachable(address: str, settings: Settings, error: GatewayError) -> Findi
         if settings.triton_endpoints
         else "start it: nereid serve, or nereid triton"
     )
-    reason = own_message(error).rpartition(": ")[2]  # before it, gRPC tells how it came to it
+    reason = own_message(error).rpartition(": ")[2]  # gRPC puts the context before the reason
     return failure("triton", f"Triton at {address} does not answer: {reason}", fix)
 
 
 def _check_version(server: ServerInfo, settings: Settings) -> Finding:
-    """Check whether an inference may be cancelled."""
+    """Check whether this version of Triton supports cancelling inferences safely."""
     if server.survives_cancel:
         return ok("triton_version", f"Triton {server.version} survives cancelled inferences")
     text = f"Triton {server.version} may crash when an inference is cancelled: what callers have given up is computed to its end"
@@ -112,7 +112,7 @@ def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
 
 
 async def _check_latency(client: TritonClient, name: str) -> Finding:
-    """Measure what every call to Triton takes at least."""
+    """Measure the minimum latency of a call to Triton."""
     seconds = []
     for _ in range(_CALLS):
         start = perf_counter()
@@ -126,7 +126,7 @@ async def _check_latency(client: TritonClient, name: str) -> Finding:
 
 
 async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_here: bool) -> tuple[bool, Finding]:
-    """Let Triton map a small file and forget it again; return whether it did."""
+    """Make Triton map and unmap a small file; return whether it succeeded."""
     if settings.transport == "inline":
         return False, ok("shared_memory", "not used, as set")
     try:
@@ -148,7 +148,7 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
 
 
 def _find_memory_fix(reason: str, settings: Settings) -> str:
-    """Return what to do about a Triton that rejects shared memory with this message."""
+    """Return the fix for a Triton that rejects shared memory with this message."""
     if "restricted" in reason:
         return KEY_FIX if settings.triton_endpoints else _OWN_KEY_FIX
     if "disabled" in reason:
@@ -163,7 +163,7 @@ def _no_memory(settings: Settings, text: str, fix: str) -> Finding:
 
 
 async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[str, ModelState], list[Finding]]:
-    """Check which models are ready, and return what Triton says of all."""
+    """Check which models are ready; return the states of all models."""
     try:
         states = await client.list_models()
     except GatewayError as error:
@@ -184,12 +184,12 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
 
 
 def _read_log(settings: Settings) -> dict[str, str]:
-    """Read from the embedded Triton's log why it could not load models, as far as it can be read."""
+    """Read the reasons of failed model loads from the embedded Triton's log; empty if the log cannot be read."""
     with suppress(OSError):
         return read_load_failures(EmbeddedTriton(settings).log)
     return {}
 
 
 def _should_be_ready(state: ModelState, settings: Settings) -> bool:
-    """Return whether a model that is not ready was meant to be: the embedded Triton loads all, others what they are told to."""
+    """Return whether a model should be ready. The embedded Triton loads all models, others may load only selected ones."""
     return not settings.triton_endpoints or (state.state == "UNAVAILABLE" and state.reason != "unloaded")

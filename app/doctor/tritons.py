@@ -1,4 +1,4 @@
-"""Checks of all Tritons that the settings name, one after the other, and of whether they have the same model."""
+"""Checks of all configured Tritons, one by one, and whether their default models match."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,8 +16,8 @@ async def examine(settings: Settings, *, with_burst: bool) -> Examination:
     """Examine each Triton and its default model.
 
     Args:
-        settings: Where they are.
-        with_burst: Whether to send each of them a burst of inferences.
+        settings: The settings with their addresses.
+        with_burst: Whether to send each a burst of inferences.
     """
     targets: list[Target] = []
     unresolved: list[Finding] = []
@@ -38,7 +38,7 @@ async def examine(settings: Settings, *, with_burst: bool) -> Examination:
 
 
 def _gather_findings(targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
-    """Iterate over the findings of all Tritons; those of several say of which."""
+    """Iterate over the findings of all Tritons; if there are several, prepend the address."""
     for target, one in zip(targets, examined, strict=True):
         for finding in one.findings:
             message = finding.message if len(targets) == 1 else f"{target.address}: {finding.message}"
@@ -46,7 +46,7 @@ def _gather_findings(targets: Sequence[Target], examined: Sequence[Examination])
 
 
 def _compare(model: str, targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
-    """Check that the model takes and returns the same everywhere: a Triton where it differs is not used for it."""
+    """Check that the model has the same inputs and outputs everywhere: Tritons where it differs are not used for it."""
     specs = {target.address: one.spec for target, one in zip(targets, examined, strict=True) if one.spec is not None}
     if len(specs) < 2:  # noqa: PLR2004
         return

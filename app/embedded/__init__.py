@@ -1,1 +1,1 @@
-"""The Triton that comes with Nereid, and the processes of `serve`. Never knows a request."""
+"""The embedded Triton, and the processes of `serve`. Independent of requests."""

@@ -19,13 +19,13 @@ _OK = 200
 
 
 class ApiProcess:
-    """An instance of the API, running or not."""
+    """An instance of the API."""
 
     ready_seconds = _READY_SECONDS
-    is_always_checked = False  # it watches its workers itself
+    is_always_checked = False  # it supervises its workers itself
 
     def __init__(self, settings: Settings, socket: Path | None = None) -> None:
-        """Prepare an instance that listens on a unix socket, or else on host and port."""
+        """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""
         self.name = "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
         self.url = settings.local_url
@@ -34,10 +34,10 @@ class ApiProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def spawn(self) -> None:
-        """Start it.
+        """Start the instance.
 
         Raises:
-            StartError: There is no memory for it, or no process.
+            StartError: The process cannot be created.
         """
         table = worker_table.create()
         try:
@@ -45,43 +45,43 @@ class ApiProcess:
                 program.command("app", "api"),
                 env={**program.environment(), SUPERVISED: "1", **self._environment},
                 pass_fds=[table],
-                start_new_session=True,  # a Ctrl-C reaches only us
-                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - it takes no lock
+                start_new_session=True,  # Ctrl-C must reach only the supervisor
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise StartError(str(error)) from error
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs, or before it was started."""
+        """Return the exit code; None while the instance runs, or before it is started."""
         return None if self._process is None else self._process.poll()
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the instance was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Find out whether it answers.
+        """Check that the instance responds.
 
         Raises:
-            CheckError: It does not.
+            CheckError: It does not respond.
         """
         status = get_status(f"{self.url}/livez", _CHECK_SECONDS, self.socket)
         if status != _OK:
             raise CheckError("it does not answer")
 
     def drain(self, number: int) -> None:
-        """Let it end once its requests have ended; it is told of the signal that ends the whole service."""
+        """Forward the signal that stops the service; the instance ends when its requests have ended."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def renew_workers(self) -> None:
-        """Let it replace its workers, one after the other."""
+        """Make the instance replace its workers one by one."""
         if self.is_running and self._process is not None:
             self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
-        """End it, and its workers, at once."""
+        """Kill the instance and its workers."""
         if self._process is not None:
             kill_group(self._process)
             self._process = None

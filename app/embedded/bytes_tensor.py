@@ -1,7 +1,7 @@
-"""Read BYTES tensors inside the embedded Triton, under any numpy.
+"""Read BYTES tensors inside the embedded Triton, with any version of numpy.
 
-Triton 2.51 decodes them before a model asks for them, from a copy in which, under numpy 2, every byte is the first one. Here
-they are read where Triton has them. Runs inside Triton; the gateway never imports it.
+Triton 2.51 decodes them before a model asks for them. With numpy 2 it decodes a corrupt copy, in which every byte equals the first.
+This module reads Triton's own memory instead. It runs inside Triton; the gateway never imports it.
 """
 
 import ctypes
@@ -16,9 +16,9 @@ _LENGTH_BYTES = 4
 
 
 class TensorMembers(ctypes.Structure):
-    """The members of Triton's tensor up to its size, as the compiler has laid them out.
+    """The members of Triton's tensor up to its size, in the compiler's memory layout.
 
-    Source: `PbTensor` in src/pb_tensor.h of python_backend, whose binary `install` pins.
+    Source: `PbTensor` in src/pb_tensor.h of python_backend; `install` pins the binary.
     """
 
     _fields_ = (
@@ -37,25 +37,25 @@ class TensorMembers(ctypes.Structure):
 
 
 class _Undecoded:
-    """What Triton takes for the decoded elements of a tensor, and gives the tensor's shape."""
+    """Placeholder for the decoded elements of a tensor, which Triton reshapes."""
 
     def reshape(self, shape: list[int]) -> NDArray[np.object_]:
         return np.empty(shape, np.object_)
 
 
 def leave_undecoded(triton: ModuleType) -> None:
-    """Let Triton's module not decode BYTES tensors: under numpy 2 that fails, and takes the process down."""
+    """Disable the decoding of BYTES tensors in Triton's module, which crashes the process with numpy 2."""
     triton.deserialize_bytes_tensor = lambda _encoded: _Undecoded()  # type: ignore[attr-defined]
 
 
 def read(tensor: Any) -> NDArray[np.object_]:  # noqa: ANN401 - Triton's classes have no types
-    """Read an input tensor that was left undecoded: elements of type `bytes`, in the shape of the tensor.
+    """Read an undecoded input tensor; return elements of type `bytes` in the tensor's shape.
 
     Raises:
-        RuntimeError: This is not the Triton whose tensors are known here.
-        ValueError: There are more or fewer elements than the shape says.
+        RuntimeError: The memory layout is not that of the pinned Triton.
+        ValueError: The number of elements does not match the shape.
     """
-    # pybind11 has the address of the object behind Python's own header.
+    # pybind11 stores the address of the C++ object after Python's object header.
     address = ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__).value
     raw = TensorMembers.from_address(address or 0)
     if raw.datatype != _BYTES or ctypes.string_at(raw.name_address, raw.name_length).decode() != tensor.name():
@@ -67,7 +67,7 @@ def read(tensor: Any) -> NDArray[np.object_]:  # noqa: ANN401 - Triton's classes
 
 
 def split(encoded: bytes) -> list[bytes]:
-    """Split the bytes of a tensor into its elements, each of which comes after its length: four bytes, little-endian."""
+    """Split the bytes of a tensor into elements, each preceded by its length (four bytes, little-endian)."""
     elements = []
     at = 0
     while at < len(encoded):

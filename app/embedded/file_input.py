@@ -1,4 +1,4 @@
-"""Decode the files of requests for a network that takes pixels, as the gateway itself would.
+"""Decode encoded files for a network that takes pixels, with the gateway's own preprocessing.
 
 Runs inside the embedded Triton; the gateway never imports it.
 """
@@ -15,21 +15,21 @@ from app.imaging.fit import fit_for
 from app.imaging.header import MAX_SIDE, PixelLimits, read_header
 from app.model.spec import DECODED, from_triton_config
 
-# The gateway has checked the headers, with limits of its own.
+# The gateway has already checked the headers against its own limits.
 _LIMITS = PixelLimits(MAX_SIDE**2, MAX_SIDE**2)
 
 
 class FileInput:
-    """Draws files on canvases, as the parameters in a model's config say."""
+    """Draws files on canvases according to the parameters in a model's config."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Read the parameters.
 
         Args:
-            config: Of a model that takes files, as Triton's JSON.
+            config: Config of a model that takes files, as Triton's JSON.
 
         Raises:
-            UnsupportedModel: The gateway could not use it either.
+            UnsupportedModel: The gateway does not support the model.
         """
         spec = from_triton_config(config, "")
         self._fit, self._pad = fit_for(spec), spec.pad
@@ -38,8 +38,8 @@ class FileInput:
         """Decode files.
 
         Returns:
-            UINT8 (n, height, width, 3) RGB, nothing but padding for a file that cannot be decoded; and the output that tells
-            so, by name: INT32 (n, 1), 0 for such a file and 1 for the others.
+            The canvases, UINT8 (n, height, width, 3) RGB, with only padding for a file that cannot be decoded; and the output
+            `DECODED` by name, INT32 (n, 1), 0 for such a file and 1 for the others.
         """
         width, height = self._fit.canvas_size
         canvases = np.empty((len(files), height, width, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""One inference over HTTP: Triton does not report a backend that returns empty tensors, nor a model whose process has died."""
+"""Test inference over HTTP. Triton itself does not report a backend with empty outputs or a model whose process has died."""
 
 import json
 import urllib.request
@@ -12,25 +12,25 @@ from app.errors import UnsupportedModel
 from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 
-# The element of a BYTES tensor that is an empty file: its length.
+# A BYTES element with an empty file consists of its length.
 _EMPTY_FILE = np.zeros(4, np.uint8)
 _DEAD = b"is not healthy"
-# What Triton answers if it works, but has no time for the inference.
+# Triton's errors when it works, but is overloaded.
 _BUSY = (b"maximum queue size", b"Request timeout expired")
 
 
 def check_inference(http_port: int, model: str, seconds: float) -> None:
-    """Run a model once, over HTTP.
+    """Run a model once over HTTP.
 
     Args:
-        http_port: Triton's, on 127.0.0.1.
-        model: Its name. A model that takes encoded files is not run, because what it accepts is not known, unless it tells which
-            files it could not decode: that gets an empty one.
-        seconds: How long it may take.
+        http_port: Triton's HTTP port on 127.0.0.1.
+        model: Name of the model. A model that takes encoded files gets an empty file if it has the output `DECODED`; otherwise it
+            is not run, because its valid inputs are unknown.
+        seconds: Time limit.
 
     Raises:
-        CheckError: The inference failed, or an output is empty. It is final if a process in which Triton runs the model has died:
-            others of the same model may still answer.
+        CheckError: The inference failed, or an output is empty. It is final if a process of the model has died, because other
+            processes of the model may still respond to another check.
     """
     base = f"http://127.0.0.1:{http_port}/v2/models/{model}"
     try:
@@ -52,7 +52,7 @@ def check_inference(http_port: int, model: str, seconds: float) -> None:
             "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in spec.output_names],
         }
         header = json.dumps(request).encode()
-        post = urllib.request.Request(  # noqa: S310 - an address of our own
+        post = urllib.request.Request(  # noqa: S310 - loopback address
             f"{base}/infer", header + tensor.tobytes(), {"Inference-Header-Content-Length": str(len(header))}
         )
         with LOOPBACK.open(post, timeout=seconds) as answer:

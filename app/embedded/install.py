@@ -1,7 +1,7 @@
 """Install the embedded Triton.
 
-A PyPI wheel contains a complete Triton without GPU support. It is unpacked beside an environment of its own for the
-models, which need onnxruntime but nothing of the application.
+A PyPI wheel contains a complete Triton without GPU support. It is unpacked next to a separate Python environment for the models,
+which need onnxruntime but none of the application's dependencies.
 """
 
 import ctypes.util
@@ -25,7 +25,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 _LOCK = "install.lock"
 _LIBPYTHON = "libpython{}.so.1.0"
-# Unpacked, with the environment, and the space both need while they are made.
+# For the unpacked server and the environment, including temporary files.
 _NEEDED_BYTES = 1_500_000_000
 
 
@@ -34,13 +34,13 @@ class InstallError(Exception):
 
 
 def install(home: Path) -> None:
-    """Install the server and the environment of its Python backend in `home`, unless they are there.
+    """Install the server and the environment of its Python backend in `home`, unless they are installed.
 
-    Several processes may do so at once: one installs, the others wait for it. What is there is only read.
+    Several processes may call this at once: one installs, the others wait. An existing installation is only read.
 
     Raises:
-        InterpreterError: There is no Python for it.
-        InstallError: There is no room or no libpython, or `home` cannot be written.
+        InterpreterError: There is no suitable Python.
+        InstallError: There is no disk space or no libpython, or `home` cannot be written.
         PackageError: A download failed, or the wheel is not the pinned one.
     """
     libpython_folder()
@@ -51,7 +51,7 @@ def install(home: Path) -> None:
     if _is_complete(server, server_tag) and _is_complete(python, python_tag):
         return
     with _lock(home):
-        # Looked at again, because another process may have installed them meanwhile.
+        # Checked again, because another process may have installed them meanwhile.
         if not _is_complete(server, server_tag):
             say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
             with _building(server, server_tag) as folder:
@@ -67,13 +67,13 @@ def install(home: Path) -> None:
 def _is_complete(folder: Path, tag: str) -> bool:
     try:
         return (folder / "complete").read_text(encoding="utf-8") == tag
-    except OSError:  # it is not there, or another process is just replacing it
+    except OSError:  # it does not exist, or another process is replacing it
         return False
 
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """Let one process at a time install in `home`. The kernel releases the lock of a process that dies."""
+    """Allow only one process at a time to install in `home`. The kernel releases the lock of a process that dies."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -99,13 +99,13 @@ def _wait_for(descriptor: int, home: Path) -> None:
 
 @contextmanager
 def _building(target: Path, tag: str) -> Iterator[Path]:
-    """Create a folder in full or not at all."""
+    """Create a folder atomically."""
     free = shutil.disk_usage(target.parent).free
     if free < _NEEDED_BYTES:
         raise InstallError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
     for leftover in target.parent.glob(f"{target.name}*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
-    # A name of its own, because pip may outlive the process that was killed, and still write into the folder of that one.
+    # Unique per process: the pip of a killed process may still be writing into its folder.
     folder = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         folder.mkdir()
@@ -120,7 +120,7 @@ def _building(target: Path, tag: str) -> Iterator[Path]:
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """Extract the server, its libraries and the Python backend with the stub of the Python in use."""
+    """Extract the server, its libraries, and the Python backend with the stub for the current Python."""
     triton = "pytriton/tritonserver"
     stub = f"{triton}/python_backend_stubs/{_python().version}/triton_python_backend_stub"
     wanted = (f"{triton}/bin/", f"{triton}/backends/python/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/", stub)
@@ -135,10 +135,10 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _use_own_libpython(libraries: Path) -> None:
-    """Replace the wheel's libpython by that of the Python in use.
+    """Replace the wheel's libpython by that of the current Python.
 
-    The stub for Python 3.13 is linked to one in the wheel. It does not fit every standard library of the same version:
-    Debian's expects `_datetime`, for example, to be built in.
+    The stub for Python 3.13 is linked to the one in the wheel, which is not compatible with every standard library of the same
+    version: Debian's, for example, expects a built-in `_datetime`.
     """
     own, version = libpython_folder(), _python().version
     for bundled in libraries.glob(f"libpython3-*.{version.removeprefix('3.')}.so.1.0"):
@@ -148,11 +148,11 @@ def _use_own_libpython(libraries: Path) -> None:
 
 
 def libpython_folder() -> Path | None:
-    """Find the libpython that the backend's stub is linked to; None if the loader finds it by itself.
+    """Return the folder of the libpython that the backend's stub is linked to; None if the loader finds it by itself.
 
     Raises:
-        InterpreterError: There is no Python for it.
-        InstallError: The Python has none.
+        InterpreterError: There is no suitable Python.
+        InstallError: The Python has no libpython.
     """
     python = _python()
     name = _LIBPYTHON.format(python.version)

@@ -1,4 +1,4 @@
-"""How the embedded Triton is started: its command line, its environment, its models, and what restricts it."""
+"""Command line, environment, models and access restrictions of the embedded Triton."""
 
 import os
 import re
@@ -19,24 +19,24 @@ MODULES = (
     "imaging/*.py",
     "model/*.py",
 )
-"""What of this package runs inside Triton; `deploy/binary` has their source, too."""
+"""Modules of this package that run inside Triton; `deploy/binary` includes their source."""
 CONFIG_NAME = "embedded"
 NO_KEY = "\n"
-"""A key that HTTP cannot transmit. Over gRPC, a client of one's own can."""
+"""A key that HTTP cannot transmit. A custom gRPC client can."""
 
 _PACKAGE = Path(__file__).parents[1]
-# Spans of the requests that come with a `traceparent`, and of no others. The variables `OTEL_*` are Triton's as well.
+# Trace only requests with a `traceparent`. Triton also reads the variables `OTEL_*`.
 _TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--trace-config=level=TIMESTAMPS")
-# What of Triton's API changes the server: other users of the machine could read or write the memory that it maps, for example.
+# The parts of Triton's API that change the server. With them, other users of the machine could, for example, access its memory.
 _CONTROLS = "model-repository,shared-memory,trace,logging"
 
 
 def command(settings: Settings, links: Path) -> list[str]:
-    """Return the command line of the server, without the option that restricts its controls over gRPC.
+    """Return the command line of the server, without the option that restricts its controls over gRPC; update its backend.
 
     Args:
-        settings: Its ports.
-        links: The folder of links to it and its models; the backend of this version is put into its installation.
+        settings: The settings with its ports.
+        links: The folder of links to the server and its models; the backend of this version is written into the installation.
     """
     triton = links / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
@@ -48,7 +48,7 @@ def command(settings: Settings, links: Path) -> list[str]:
     options = {
         "model-repository": str(links / "models"),
         "model-config-name": CONFIG_NAME,
-        "model-control-mode": "none",  # whoever could load a model could run code
+        "model-control-mode": "none",  # loading a model can run code
         "backend-directory": str(triton / "backends"),
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",
@@ -73,21 +73,21 @@ def environment(links: Path) -> dict[str, str]:
     return {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
-        # The stub uses the packages of the first python3 in PATH; it ignores PYTHONPATH.
+        # The stub uses the packages of the first python3 in PATH and ignores PYTHONPATH.
         "PATH": f"{links / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
-        "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime's library has its maker's, and leaves a session's id in the temporary folder
+        "ORT_DISABLE_TELEMETRY": "1",  # otherwise ONNX Runtime writes a session id to the temporary folder
     }
 
 
 def shm_prefix(settings: Settings) -> str:
-    """Return how the names of its files in /dev/shm begin: only one Triton can have the port."""
+    """Return the prefix of Triton's files in /dev/shm; the port makes it unique."""
     return f"nereid_{settings.triton_grpc_port}_"
 
 
 def loadable_models(repository: Path) -> list[str]:
-    """Return the names of the models that have a config and at least one version with a file in it.
+    """Return the names of the models with a config and at least one version that contains a file.
 
-    A model whose config for the embedded Triton has nothing but comments is not for that.
+    A model is excluded if its config for the embedded Triton contains only comments.
     """
     names = []
     for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
@@ -99,12 +99,12 @@ def loadable_models(repository: Path) -> list[str]:
 
 
 def restrict(option: str, key: str) -> str:
-    """Return the option of Triton that restricts its controls to requests with a key."""
+    """Return Triton's option that restricts its controls to requests with a key."""
     return f"--{option}={_CONTROLS}:{HEADER}={key}"
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file that a running Triton of the same installation may be reading."""
+    """Replace a file atomically, because a running Triton of the same installation may read it."""
     if path.is_file() and path.read_bytes() == content:
         return
     written = path.with_name(f".{path.name}.{os.getpid()}")

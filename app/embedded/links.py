@@ -1,6 +1,6 @@
-"""A folder of links to what Triton runs: to the models that can be loaded, and to itself, by paths without special characters.
+"""A folder of links to the server, its environment and the loadable models, with a path without special characters.
 
-Triton starts the processes of its Python backend with a shell command, in which it does not quote their paths.
+Triton starts the processes of its Python backend with a shell command that contains unquoted paths.
 """
 
 import re
@@ -12,21 +12,21 @@ from app.embedded.launch import loadable_models
 from app.settings.schema import Settings
 
 _UNQUOTED = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
-# Unlike /tmp, nobody removes what is old there: Triton reads the folder for as long as it runs.
-_ELSEWHERE = "/dev/shm"  # noqa: S108 - the name is made by tempfile
+# Unlike in /tmp, old files are not removed there while Triton runs.
+_ELSEWHERE = "/dev/shm"  # noqa: S108 - tempfile makes the name
 
 
 def make(settings: Settings, home: Path) -> Path:
-    """Make the folder, with the links `server` and `python`, and one in `models` for each model that can be loaded.
+    """Make the folder with the links `server` and `python`, and a link in `models` for each loadable model.
 
-    It is in Triton's own folder, or, if the path of that one cannot be in a shell command, a private one elsewhere.
+    The folder is in `home`, or is a private one elsewhere if that path has characters that need quoting in a shell.
 
     Args:
-        settings: Where the models are, and Triton's port, of which the folder's name is made.
-        home: Where Triton is installed.
+        settings: The settings with the model repository and Triton's port, which is part of the folder's name.
+        home: The folder where Triton is installed.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be made.
     """
     remove(settings, home)
     place = _place(settings, home)
@@ -35,19 +35,19 @@ def make(settings: Settings, home: Path) -> Path:
         folder = place
     else:
         folder = Path(tempfile.mkdtemp(prefix="nereid-links-", dir=_ELSEWHERE))
-        place.symlink_to(folder)  # so that it is found after a kill
+        place.symlink_to(folder)  # to find it after a kill
     for name in ("server", "python"):
         (folder / name).symlink_to(home / name)
     models = folder / "models"
     models.mkdir()
     repository = Path(settings.model_repository).resolve()
-    for name in loadable_models(repository):  # Triton loads all that it finds, and those that were not pulled would fail
+    for name in loadable_models(repository):  # Triton loads all models that it finds; those not pulled would fail
         (models / name).symlink_to(repository / name)
     return folder
 
 
 def remove(settings: Settings, home: Path) -> None:
-    """Remove the folder, or what one that was killed has left of it."""
+    """Remove the folder, including leftovers of a killed process."""
     place = _place(settings, home)
     if place.is_symlink():
         shutil.rmtree(place.readlink(), ignore_errors=True)

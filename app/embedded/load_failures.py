@@ -1,9 +1,9 @@
-"""Why Triton could not load models, from its log: its index does not tell it of every model."""
+"""Reasons of failed model loads, from Triton's log: its index does not report them for every model."""
 
 import re
 from pathlib import Path
 
-# Source: the log of Triton 2.51, the one that `install` gets. Messages are quoted, with their line breaks escaped.
+# Source: the log of Triton 2.51, the version that `install` pins. Messages are quoted, with escaped line breaks.
 _FAILURE = re.compile(
     r"""
     (?: ^\[libprotobuf\ ERROR\ [^\]\n]*\]\ Error\ parsing\ text-format\ inference\.ModelConfig:\ (?P<position>.*)\n )?
@@ -16,10 +16,10 @@ _LINE_BREAK = r"\n"
 
 
 def read_load_failures(log: Path) -> dict[str, str]:
-    """Return the reason, one line, for each model that could not be loaded.
+    """Return a one-line reason for each model that could not be loaded.
 
     Args:
-        log: Triton's, from its start.
+        log: Triton's log since its start.
     """
     failures = {}
     for found in _FAILURE.finditer(log.read_text(encoding="utf-8", errors="replace")):

@@ -1,11 +1,11 @@
-"""An ONNX backend for a Triton that has only the Python backend; it takes the place of Triton's own onnxruntime backend.
+"""An ONNX backend for a Triton that has only the Python backend; it replaces Triton's own onnxruntime backend.
 
-Runs inside the embedded Triton, in an environment of its own; the gateway never imports it. Installed once as the
-backend `onnxruntime`, it executes the `model.onnx` of every model that names that backend, with one CPU thread per
-instance unless the model's parameter `intra_op_thread_count` says otherwise.
+It runs inside the embedded Triton, in a separate environment; the gateway never imports it. It is installed once as the backend
+`onnxruntime`, and runs the `model.onnx` of every model with that backend. Each instance uses one CPU thread, or the number in the
+model's parameter `intra_op_thread_count`.
 
-A model whose config has a BYTES input where its file takes UINT8 pixels gets encoded files: they are decoded here, as the
-parameters in its config say, and the output `decoded` tells of each whether that was possible.
+If a model's config declares a BYTES input, but its file takes UINT8 pixels, the input is encoded files. They are decoded here
+according to the parameters in the config, and the output `decoded` reports the success for each file.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ bytes_tensor.leave_undecoded(pb_utils)
 
 
 class TritonPythonModel:
-    """One instance of one model, as Triton's Python backend expects it."""
+    """One instance of a model; interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model's file."""
@@ -40,13 +40,13 @@ class TritonPythonModel:
         self._outputs = [tensor.name for tensor in self._session.get_outputs()]
         self._files = None
         if list(self._inputs.values()) == [_PIXELS] and config["input"][0]["data_type"] == "TYPE_STRING":
-            from app.embedded.file_input import FileInput  # noqa: PLC0415 - decoders that other models do not need
+            from app.embedded.file_input import FileInput  # noqa: PLC0415 - other models need no decoders
 
             self._files = FileInput(config)
             self._file_name = config["input"][0]["name"]
 
     def execute(self, requests: list) -> list:
-        """Run what Triton has batched, as one batch where the shapes allow it; one by one if that fails."""
+        """Run the requests of a batch together if their shapes allow it; if that fails, run them one by one."""
         try:
             wanted = [set(request.requested_output_names()) for request in requests]
             names = [name for name in self._outputs if any(name in some for some in wanted)]
@@ -62,13 +62,13 @@ class TritonPythonModel:
                 )
                 for some, result, note in zip(wanted, results, notes, strict=True)
             ]
-        except Exception as error:  # noqa: BLE001 - an exception that leaves here leaks Triton's shared memory
+        except Exception as error:  # noqa: BLE001 - an uncaught exception leaks Triton's shared memory
             if len(requests) > 1:
                 return [self.execute([request])[0] for request in requests]
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))]
 
     def _read(self, request: "pb_utils.InferenceRequest") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the inputs of the network, and outputs that are known without it."""
+        """Return the inputs of the network, and the outputs that do not depend on it."""
         if self._files is None:
             return {name: self._input(request, name) for name in self._inputs}, {}
         files = bytes_tensor.read(pb_utils.get_input_tensor_by_name(request, self._file_name))
@@ -80,20 +80,20 @@ class TritonPythonModel:
         return bytes_tensor.read(tensor) if self._inputs[name] == _STRING else np.from_dlpack(tensor)
 
     def _run_batch(self, feeds: Sequence[dict[str, np.ndarray]], names: list[str]) -> list[list[np.ndarray]]:
-        """Run requests, each a batch of one or more, as one batch, and split the results again."""
+        """Run requests, each with one or more images, as one batch; split the results by request."""
         sizes = [len(next(iter(feed.values()))) for feed in feeds]
         together = self._session.run(names, {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
         parts = [np.split(tensor, np.cumsum(sizes)[:-1]) for tensor in together]
         return [list(result) for result in zip(*parts, strict=True)]
 
 
-# Triton 2.51's own conversions return empty tensors under numpy 2, without an error; DLPack, which has no strings, works
-# with any numpy. Triton adds its classes to `pb_utils` after this module is loaded, so annotations of them are strings.
+# With numpy 2, Triton 2.51's own conversions return empty tensors without an error. DLPack, which does not support strings, works
+# with any numpy. Triton adds its classes to `pb_utils` after this module is loaded, so their annotations are strings.
 def _to_triton(name: str, array: np.ndarray) -> "pb_utils.Tensor":
     if array.dtype == np.object_:
         return pb_utils.Tensor(name, array)
     capsule = np.ascontiguousarray(array).__dlpack__()
-    # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
-    # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
+    # Triton renames a consumed capsule differently from the DLPack standard, which numpy's destructor reports as an error. The
+    # destructor is not needed for a consumed capsule, because Triton releases the array.
     ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
     return pb_utils.Tensor.from_dlpack(name, capsule)

@@ -1,4 +1,4 @@
-"""The process of the embedded Triton; it listens on loopback only."""
+"""The process of the embedded Triton, which listens only on loopback."""
 
 import os
 import secrets
@@ -29,7 +29,7 @@ class EmbeddedTritonError(StartError):
 
 
 def require_ports(settings: Settings) -> None:
-    """Check that nobody else has the ports of the embedded Triton.
+    """Check that the ports of the embedded Triton are free.
 
     Raises:
         EmbeddedTritonError: A port is in use; the message names its setting.
@@ -41,18 +41,18 @@ def require_ports(settings: Settings) -> None:
 
 
 class EmbeddedTriton:
-    """One embedded Triton, running or not."""
+    """An embedded Triton."""
 
     name = "Triton"
     ready_seconds = _READY_SECONDS
     is_always_checked = True
 
     def __init__(self, settings: Settings, key: str = "") -> None:
-        """Prepare to start it.
+        """Prepare the server without starting it.
 
         Args:
-            settings: Its ports, folders and default model.
-            key: Key of its controls over gRPC, if several have the same; empty: each start has a new one.
+            settings: The settings with its ports, folders and default model.
+            key: Key of its controls over gRPC, to share one between several Tritons; empty for a new key at each start.
         """
         self._settings = settings
         self._shared_key = key
@@ -65,10 +65,10 @@ class EmbeddedTriton:
         self._key = ""
 
     def start(self) -> None:
-        """Start it and wait until the default model has answered.
+        """Start the server and wait until the default model has returned a result.
 
         Raises:
-            EmbeddedTritonError: As `spawn` says, or it did not become ready; the message names its log.
+            EmbeddedTritonError: As for `spawn`; or it did not become ready, with its log in the message.
         """
         process = self.spawn()
         try:
@@ -84,15 +84,15 @@ class EmbeddedTriton:
             raise
 
     def spawn(self) -> "subprocess.Popen[bytes]":
-        """Start it, without waiting for it.
+        """Start the server without waiting for it.
 
         Raises:
-            EmbeddedTritonError: A port is in use, or it cannot be run here.
+            EmbeddedTritonError: A port is in use, or the server cannot run on this machine.
         """
         require_ports(self._settings)
         try:
             self._sweep()
-            if self.log.exists():  # it may tell why the last one ended
+            if self.log.exists():  # it may contain the reason of the last exit
                 self.log.replace(self.log.with_suffix(".log.1"))
             with self.log.open("wb") as log:
                 self._process = self._spawn(log)
@@ -103,10 +103,10 @@ class EmbeddedTriton:
             raise EmbeddedTritonError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
-        """Find out whether the default model still answers.
+        """Check that the default model works.
 
         Raises:
-            CheckError: It does not: Triton hangs, or a process of it has died.
+            CheckError: The inference failed: Triton hangs, or one of its processes has died.
         """
         settings = self._settings
         check_inference(settings.triton_http_port, settings.model, max(_CHECK_SECONDS, 2 * settings.timeout_seconds))
@@ -114,41 +114,41 @@ class EmbeddedTriton:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 if it does not run."""
+        """Process id; 0 if the server is not running."""
         return 0 if self._process is None else self._process.pid
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code; None while the server runs."""
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """End it at once, and leave nothing behind."""
+        """Kill the server and remove its files."""
         if self._process is not None:
             kill_group(self._process)
             self._forget()
 
     def stop(self) -> None:
-        """End it, by force if necessary, and leave nothing behind."""
+        """Stop the server, by force if necessary, and remove its files."""
         if self._process is None:
             return
-        # Kills the stubs, too: one whose server was killed may wait for it for ever.
+        # Also kills the stubs, which may otherwise wait forever for a killed server.
         end_group(self._process, _STOP_SECONDS)
         self._forget()
 
     def _forget(self) -> None:
-        """Remove what its process, which has ended, has left behind."""
+        """Remove the files of the ended process."""
         self._process = None
         self._sweep()
 
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-        """Start the server, with a key for its controls over gRPC."""
+        """Start the process, with a key for its controls over gRPC."""
         self._links = links.make(self._settings, self._home)
         options: dict[str, Any] = {
             "env": environment(self._links),
             "stdin": subprocess.DEVNULL,
             "stdout": log,
             "stderr": subprocess.STDOUT,
-            "start_new_session": True,  # a Ctrl-C reaches only us; we stop it after the API
+            "start_new_session": True,  # Ctrl-C must reach only the supervisor, which stops it after the API
             "preexec_fn": partial(die_with_parent, os.getpid()),
         }
         line = command(self._settings, self._links)
@@ -163,16 +163,16 @@ class EmbeddedTriton:
         return process
 
     def _publish_key(self) -> None:
-        """Let the gateway know the key, once it is this Triton, and nobody else, that will be told it on the port.
+        """Write the key for the gateway, after verifying that this Triton is the program that listens on the gRPC port.
 
         Raises:
-            CheckError: Somebody else listens on the port, or the file cannot be written.
+            CheckError: Another program listens on the port, or the file cannot be written.
         """
         if self._key_path.exists():
             return
         if not is_listening(self.pid, self._settings.triton_grpc_port):
             raise CheckError(f"another program listens on port {self._settings.triton_grpc_port}")
-        for file in self._files():  # the images of requests pass through them; Triton lets every user read them
+        for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
             file.chmod(0o600)
         written = self._key_path.with_suffix(".new")
         try:
@@ -185,7 +185,7 @@ class EmbeddedTriton:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         model = self._settings.model
-        # Triton loads its models before it listens, so that its first answer is final.
+        # Triton loads its models before it listens, so its first response is final.
         status = wait_for_answer(
             f"http://127.0.0.1:{self._settings.triton_http_port}/v2/models/{model}/ready", process, _READY_SECONDS
         )
@@ -206,7 +206,7 @@ class EmbeddedTriton:
             say(f"warning: {model} could not be loaded: {reason}")
 
     def _load_failures(self) -> dict[str, str]:
-        """Return why models could not be loaded, with the paths that the user knows."""
+        """Return the reasons of failed model loads, with the user's paths instead of links."""
         failures = read_load_failures(self.log)
         return {model: reason.replace(str(self._links / "models"), str(self._repository)) for model, reason in failures.items()}
 
@@ -216,5 +216,5 @@ class EmbeddedTriton:
             leftover.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        """Return what it, or one before it, has in shared memory."""
+        """Return the shared memory files of this process or a previous one."""
         return list(Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"))  # noqa: S108 - where Triton puts them

@@ -1,4 +1,4 @@
-"""A program that is started again when it ends or fails."""
+"""Restart a program when it ends or fails."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
@@ -6,12 +6,12 @@ from typing import Protocol
 
 from app.telemetry.logging import say
 
-# The first restart comes at once, and each one after it within a minute later than the one before.
+# The first restart is immediate; the delay doubles with each further one within a minute.
 _MEMORY_SECONDS = 60.0
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 10.0
 _MAX_FAILED_STARTS = 5
-# A check that fails is repeated sooner.
+# A failed check is repeated sooner.
 _CHECK_SECONDS, _RECHECK_SECONDS = 5.0, 1.0
 _STARTING_CHECK_SECONDS = 0.3
 _MAX_FAILED_CHECKS = 2
@@ -23,7 +23,7 @@ class ServiceError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
-        """The exit code of the whole service."""
+        """The exit code of the gateway."""
 
 
 class StartError(Exception):
@@ -31,53 +31,53 @@ class StartError(Exception):
 
 
 class CheckError(Exception):
-    """A program that runs does not work; the message is a part of a line for the user."""
+    """A running program does not work; the message is part of a line for the user."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
         self.is_final = is_final
-        """Whether another check would prove nothing."""
+        """Whether to skip another check before the restart."""
 
 
 class Program(Protocol):
-    """What a service runs."""
+    """The program of a service."""
 
     name: str
-    """For the user."""
+    """Name in messages."""
     ready_seconds: float
-    """How long it may take to pass its first check."""
+    """Maximum time until it passes its first check."""
     is_always_checked: bool
-    """Whether it is checked again after it has passed."""
+    """Whether checks continue after it has passed one."""
 
     def spawn(self) -> object:
-        """Start it, without waiting for it.
+        """Start the program without waiting for it.
 
         Raises:
             StartError: It cannot be started.
         """
 
     def poll(self) -> int | None:
-        """Return its exit code; None while it runs."""
+        """Return the exit code; None while the program runs."""
 
     def check(self) -> None:
-        """Find out whether it works; may take seconds, and is called from a thread.
+        """Check that the program works. This may take seconds; it is called in a thread.
 
         Raises:
-            CheckError: It does not.
+            CheckError: It does not work.
         """
 
     def kill(self) -> None:
-        """End it, and all that it has started, at once."""
+        """Kill the program and its children."""
 
 
 class Service:
-    """Watches a program without ever waiting for it."""
+    """Watches a program without blocking."""
 
     def __init__(self, program: Program, *, is_ready: bool = False) -> None:
-        """Watch a program, which is running already if it `is_ready`, and otherwise is started by the first `tick`."""
+        """Watch a program. It is already running if `is_ready`; otherwise the first `tick` starts it."""
         self.program = program
         self.is_ready = is_ready
-        """Whether the program has passed its check since it was started."""
+        """Whether the program has passed a check since its start."""
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="check")
         self._check: Future[None] | None = None
         self._next_check = monotonic()
@@ -89,10 +89,10 @@ class Service:
         self._started_at = monotonic()
 
     def tick(self) -> None:
-        """Start the program, or look after it; to be called several times a second.
+        """Start, check or restart the program as needed. Call this several times a second.
 
         Raises:
-            ServiceError: It ended before it has ever worked, or does not work after several starts.
+            ServiceError: The program failed before it ever worked, or in several consecutive starts.
         """
         if self._start_at is not None:
             if monotonic() >= self._start_at:
@@ -113,7 +113,7 @@ class Service:
             self._note_check(error)
 
     def close(self) -> None:
-        """Do not watch it any more."""
+        """Stop watching the program."""
         self._checker.shutdown(wait=False, cancel_futures=True)
 
     def _spawn(self) -> None:
@@ -144,7 +144,7 @@ class Service:
             self._restart(f"does not work ({error})", 1)
 
     def _restart(self, reason: str, code: int) -> None:
-        """End what is left of the program, and let it start again after a while."""
+        """Kill the program and schedule its restart."""
         now = monotonic()
         self.program.kill()
         if not self.is_ready:

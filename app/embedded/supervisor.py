@@ -1,4 +1,4 @@
-"""Run the instances of the API and the embedded Triton: restart what ends, and stop everything in order."""
+"""Run the instances of the API and the embedded Triton: restart programs that end, and stop everything in order."""
 
 import os
 import signal
@@ -14,19 +14,19 @@ from app.telemetry.logging import say
 from app.triton import shared_memory
 
 _POLL_SECONDS = 0.1
-# Its workers are killed after the time to drain; then it has to end itself.
+# Time for an instance to exit after its workers have been drained or killed.
 _MARGIN_SECONDS = 5.0
 
 
 def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
-    """Run the API, and look after it and Triton, until a signal to stop comes or nothing helps; SIGHUP renews the workers.
+    """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
     Args:
-        settings: How many instances there are, and where they listen.
-        triton: The embedded Triton, which is ready; None with another one.
+        settings: The settings with the sockets of the instances.
+        triton: The embedded Triton, already started; None with an external one.
 
     Returns:
-        An exit code: 0 after a signal to stop.
+        The exit code: 0 after a stop signal.
     """
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
@@ -38,11 +38,11 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     had_terminal = os.isatty(0)
 
     def hang_up(*_: object) -> None:
-        if had_terminal and not os.isatty(0):  # its user has closed it
+        if had_terminal and not os.isatty(0):  # the user has closed the terminal
             signals.note(signal.SIGTERM)
             return
         for instance, service in zip(instances, services, strict=True):
-            if service.is_ready:  # before that, nothing handles the signal
+            if service.is_ready:  # before that, the signal would kill it
                 instance.renew_workers()
 
     signal.signal(signal.SIGHUP, hang_up)
@@ -60,19 +60,19 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
         ignore_signals()
         for instance in instances:
             instance.kill()
-        if triton is not None:  # the next worker removes what is left with another one
+        if triton is not None:  # with an external Triton, the next worker does this
             shared_memory.sweep()
     return code
 
 
 def ignore_signals() -> None:
-    """Ignore signals from now on, so that another one does not interrupt the clean-up."""
+    """Ignore further signals, so that they do not interrupt the clean-up."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: StopSignals) -> None:
-    """Keep everything running until a signal comes."""
+    """Keep all services running until a signal arrives."""
     is_announced = False
     while not signals.count:
         for service in watched:
@@ -84,7 +84,7 @@ def _look_after(watched: list[Service], services: list[Service], instances: list
 
 
 def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:
-    """Let all instances end once their requests have ended, unless another signal comes."""
+    """Wait until all instances have ended their requests, or another signal arrives."""
     for instance in instances:
         instance.drain(signals.first or signal.SIGTERM)
     until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
@@ -96,7 +96,7 @@ def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals
 
 
 def _announce(instances: list[ApiProcess]) -> None:
-    """Tell the user where the API answers."""
+    """Print the addresses of the API."""
     sockets = [str(instance.socket) for instance in instances if instance.socket is not None]
     if sockets:
         say(f"ready: {len(sockets)} instances at {', '.join(sockets)}; Ctrl-C stops everything")

@@ -1,1 +1,1 @@
-"""The machine Nereid runs on: processes, signals, ports, packages, the C library. Never knows Triton, models or requests."""
+"""Host functions: processes, signals, ports, packages, the C library. Independent of Triton, models and requests."""

@@ -1,4 +1,4 @@
-"""How many cores this process and its siblings may use, and what it has used."""
+"""Available cores, and the CPU usage of this process."""
 
 import math
 import os
@@ -14,17 +14,17 @@ _STARTED_FIELD = 19  # after the name, which may contain spaces
 
 
 def available() -> float:
-    """Return the cores that the scheduler allows, or the time that the container may use of them, in cores, if that is less."""
+    """Return the number of cores: the minimum of the CPU affinity and the CPU quota of the container."""
     return min([float(len(os.sched_getaffinity(0))), *_quotas()])
 
 
 def workers(asked: int, instances: int) -> int:
-    """Return the number of API processes of an instance: as asked for; 0 is one per core, which several instances share."""
+    """Return the number of API processes per instance; `asked` 0 means one per core, divided among the instances."""
     return asked or max(1, math.floor(available()) // max(1, instances))
 
 
 def used_percent() -> float:
-    """Return how much of one core this process has used since it was started, percent."""
+    """Return the CPU usage of this process since its start, in percent of one core."""
     started = int(_read(_OWN_STATE).rpartition(")")[2].split()[_STARTED_FIELD]) / os.sysconf("SC_CLK_TCK")
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return 100 * time.process_time() / max(age, 0.1)
@@ -42,7 +42,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _folders() -> list[Path]:
-    """List the folders of our control group and those that contain it; a container sees only its own, as the root."""
+    """List the folders of this process's control group and its parents; a container sees its own group as the root."""
     with suppress(OSError):
         for line in _read(_OWN_GROUP).splitlines():
             if line.startswith("0::/"):  # version 2

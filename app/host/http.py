@@ -6,9 +6,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-# Loopback is never behind the proxy that the environment may name.
+# Without the proxy that the environment may name.
 LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs on this machine."""
+"""Opens URLs on this machine, never through a proxy."""
 
 
 def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int | None:
@@ -16,11 +16,11 @@ def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int
 
     Args:
         url: An http URL.
-        seconds: How long each step may take.
-        unix_socket: Where the server listens, instead of host and port.
+        seconds: Timeout of each step.
+        unix_socket: Unix socket to connect to instead of host and port.
 
     Returns:
-        The status of the answer; None if there was none.
+        The status of the response; None if there was none.
     """
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)

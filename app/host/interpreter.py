@@ -1,4 +1,4 @@
-"""A Python that can be run: this one or, for the one file, another one of this machine."""
+"""The Python to run: this one or, for the one-file program, one on this machine."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from app.host import program
 _NAMES = ("python3.13", "python3.12", "python3.11", "python3")
 _SECONDS = 30.0
 _VERSIONS = ("3.11", "3.12", "3.13")
-# `pip` and `venv` are packages of their own in Debian.
+# Debian has separate packages for `pip` and `venv`.
 _DESCRIBE = """
 import ensurepip, json, pip, sys, sysconfig, venv
 folders = sysconfig.get_config_vars("LIBDIR", "LIBPL")
@@ -24,25 +24,25 @@ print(json.dumps(["%d.%d" % sys.version_info[:2], *filter(None, folders), sys.ba
 
 
 class InterpreterError(Exception):
-    """There is no Python that can be used; the message is one line for the user."""
+    """No suitable Python was found; the message is one line for the user."""
 
 
 class Interpreter(NamedTuple):
-    """A Python."""
+    """A Python interpreter."""
 
     path: str
     version: str
-    """Without its third part: `3.11`."""
+    """Major and minor version: `3.11`."""
     library_folders: list[Path]
-    """Where its libpython may be."""
+    """Folders that may contain its libpython."""
 
 
 def find(user: str, otherwise: str) -> Interpreter:
-    """Return this Python; for the one file, the newest one in PATH that has pip and venv.
+    """Return this Python; for the one-file program, the newest one in PATH with pip and venv.
 
     Args:
-        user: What needs it.
-        otherwise: What can be done without it.
+        user: What needs it, for the error.
+        otherwise: The alternative without it, for the error.
 
     Raises:
         InterpreterError: There is none.
@@ -64,11 +64,11 @@ def _this_one() -> Interpreter:
 @cache
 def _search(places: str) -> Interpreter | None:
     for path in filter(None, (shutil.which(name, path=places) for name in _NAMES)):
-        # Isolated from what is in the current folder and the environment.
+        # -I isolates it from the current folder and the environment.
         command = [path, "-I", "-c", _DESCRIBE]
         try:
             version, *folders = json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=_SECONDS))  # noqa: S603 - found in PATH
-        except (OSError, subprocess.SubprocessError, ValueError):  # it cannot be run, or is something else
+        except (OSError, subprocess.SubprocessError, ValueError):  # it cannot be run, or is not a suitable Python
             continue
         if version in _VERSIONS:
             return Interpreter(path, version, list(map(Path, folders)))

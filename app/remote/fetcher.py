@@ -1,4 +1,4 @@
-"""Fetch images by their address."""
+"""Fetch images by URL."""
 
 import asyncio
 import ssl
@@ -16,15 +16,15 @@ from app.remote.public import is_private, is_public
 from app.resilience.deadline import Deadline
 from app.resilience.semaphore import DeadlineSemaphore
 
-# Of one worker, at a time; others wait.
+# Concurrent fetches per worker; more wait.
 _MAX_FETCHES = 16
 _MAX_SECONDS = 10.0
 _MAX_REDIRECTS = 3
 _REDIRECTS = {301, 302, 303, 307, 308}
-# A host that sends a body in pieces of a few bytes would make each of them cost CPU time.
+# Each piece costs CPU time, so hosts must not send many pieces of a few bytes.
 _SMALL_BYTES, _MAX_SMALL_PIECES = 256, 1024
 _HEADERS = (
-    ("Accept", "image/*, */*;q=0.1"),  # Label Studio answers 406 where nothing but images is accepted
+    ("Accept", "image/*, */*;q=0.1"),  # Label Studio responds with 406 if only images are accepted
     ("Accept-Encoding", "identity"),
     ("User-Agent", f"nereid/{__version__}"),
     ("Connection", "close"),
@@ -34,10 +34,10 @@ _HEADERS = (
 class Fetcher:
     """Fetches images for one worker.
 
-    Each fetch makes connections of its own. There are no proxies and no cookies.
+    Each fetch opens its own connections, without proxies or cookies.
     """
 
-    def __init__(  # noqa: PLR0913 - what it trusts, and what it tells whom
+    def __init__(  # noqa: PLR0913 - the trust settings
         self,
         hosts: Sequence[str] = (),
         max_bytes: int = 0,
@@ -50,32 +50,32 @@ class Fetcher:
         """Prepare to fetch.
 
         Args:
-            hosts: The hosts that are allowed for all, as `AllowedHosts` takes them.
+            hosts: Patterns of `AllowedHosts`.
             max_bytes: Maximum size of an image.
-            resolve: None for the system's resolver.
-            is_allowed: Whether an IP address may be connected to, of any host.
-            trust: Checks certificates; None for the usual authorities.
-            origin: Where else images are, by addresses that it has parsed.
+            resolve: Resolver of host names; None for the system's resolver.
+            is_allowed: Returns whether connections to an IP address are allowed.
+            trust: TLS context that verifies certificates; None for the default certificate authorities.
+            origin: The trusted origin, if any.
         """
         self.origin = origin
-        """Where images are beside the allowed hosts, by addresses that it has parsed."""
+        """The trusted origin, allowed in addition to the hosts; None if there is none."""
         self._hosts = AllowedHosts(hosts)
         self._max_bytes = max_bytes
         self._system = SystemResolver(_MAX_FETCHES)
         self._resolve = resolve or self._system
         self._is_allowed = is_allowed
-        # Without https nobody is trusted; the usual authorities take memory, and time to load.
+        # The default certificate authorities take memory and time to load, so they are loaded only if https is used.
         has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
         self._trust = trust or (httpx.create_ssl_context() if has_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
         self.batch_semaphore = DeadlineSemaphore(_MAX_FETCHES // 2)
-        """For images of batches, so that single ones need not wait behind all of them."""
+        """Turns for images of batches, so that single images do not wait behind all of them."""
 
     def parse(self, url: str) -> ImageAddress:
-        """Parse the address of an image, as far as that can be judged without the network.
+        """Parse the URL of an image and check it, without using the network.
 
         Raises:
-            UrlInputDisabled: No host is allowed.
+            UrlInputDisabled: No hosts are allowed.
             UrlNotAllowed: It is not an https URL of an allowed host.
         """
         if not self._hosts:
@@ -88,13 +88,13 @@ class Fetcher:
         """Fetch an image.
 
         Args:
-            image: Its address, as `parse` returns it, here or of the trusted origin.
-            count: Called with the number of bytes of each piece that arrives; raises if there are too many.
-            deadline: That of the request; the time is limited to 10 s in any case.
+            image: The address, from `parse` of this object or of the trusted origin.
+            count: Called with the size of each received piece; raises an error if there are too many bytes.
+            deadline: Deadline of the request; the time is also limited to 10 s.
 
         Raises:
-            ImageNotFetched: The host, or the one it redirects to, did not deliver the image.
-            BodyTooLarge: The image has too many bytes.
+            ImageNotFetched: The host, or the target of a redirect, did not deliver the image.
+            BodyTooLarge: The image exceeds the limit.
             GatewayFull: Too many images are being fetched.
         """
         seconds = max(0.0, min(deadline.remaining, _MAX_SECONDS))
@@ -110,15 +110,15 @@ class Fetcher:
         except httpcore.ConnectError as error:
             raise ImageNotFetched(UNREACHABLE) from error
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError):
-            # Not `from error`: its text, which would be logged, may repeat what the host has sent.
+            # `from None`, because the log must not contain the error's message, which may quote the host.
             raise ImageNotFetched("the host of the image closed the connection, or did not answer as an HTTP server does") from None
 
     def close(self) -> None:
-        """Forget names that are to be resolved."""
+        """Cancel pending name lookups."""
         self._system.close()
 
     async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
-        """Fetch an image from its address, or from where that redirects to."""
+        """Fetch an image, following redirects."""
         for _ in range(1 + _MAX_REDIRECTS):
             host = httpcore.Origin(image.url.raw_scheme, image.name.encode(), image.port)
             network = CheckedNetwork(self._resolve, self._is_allowed if image.origin is None else self._is_allowed_at_origin)
@@ -141,11 +141,11 @@ class Fetcher:
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
 
     def _is_allowed_at_origin(self, found: str) -> bool:
-        """Return whether an IP address of the trusted origin may be connected to."""
+        """Return whether connections to an IP address of the trusted origin are allowed."""
         return is_private(found) or self._is_allowed(found)
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:
-        """Receive the body of a response, which must be an image as it is."""
+        """Receive the body of a response, which must not be encoded."""
         headers = httpx.Headers(response.headers)
         if response.status != httpx.codes.OK:
             raise ImageNotFetched(f"the host of the image answered with status {response.status}")

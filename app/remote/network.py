@@ -1,4 +1,4 @@
-"""Connections to IP addresses that are allowed, in which no host can keep the event loop busy."""
+"""Connections to allowed IP addresses only, in which a host cannot block the event loop."""
 
 import asyncio
 import socket
@@ -20,24 +20,24 @@ from httpcore import (
 from app.errors import ImageNotFetched
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the IP addresses of a name, for a port; raises `OSError` if there are none."""
+"""Returns the IP addresses of a name for a port; raises `OSError` if there are none."""
 
 UNREACHABLE = "the host of the image cannot be connected to, or has no valid certificate"
-"""Why there is no connection. One text for all reasons: nobody is to scan ports."""
+"""The error of a failed connection. All causes have the same text, so that callers cannot scan ports."""
 
 _MAX_ADDRESSES = 4
-# For each of the addresses of a host.
+# Per IP address of a host.
 _CONNECT_SECONDS = 3.0
 _READ_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 16
 
 
 class CheckedNetwork(AsyncNetworkBackend):
-    """Makes one connection. The name is resolved, and what it resolves to is checked, where the connection is made."""
+    """Opens one connection. It resolves the name and checks the addresses itself, so they cannot change in between."""
 
     def __init__(self, resolve: Resolve, is_allowed: Callable[[str], bool]) -> None:
         self.awaits_head = True
-        """Whether the head of the response is still to come; it must be short."""
+        """Whether the head of the response, whose size is limited, is not complete."""
         self._resolve = resolve
         self._is_allowed = is_allowed
         self._network = AnyIOBackend()
@@ -50,10 +50,10 @@ class CheckedNetwork(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        """Connect to the first of a name's IP addresses where that is possible.
+        """Connect to the first reachable IP address of a name.
 
         Raises:
-            ImageNotFetched: There is none, or one is not allowed.
+            ImageNotFetched: No address is reachable, or one is not allowed.
         """
         failure: Exception | None = None
         for number in await self._lookup(host, port):
@@ -66,19 +66,19 @@ class CheckedNetwork(AsyncNetworkBackend):
         raise ImageNotFetched(UNREACHABLE) from failure
 
     async def _lookup(self, name: str, port: int) -> list[str]:
-        """Return some of the IP addresses of a name."""
+        """Return the first IP addresses of a name, if all of its addresses are allowed."""
         try:
             found = list(dict.fromkeys(await self._resolve(name, port)))
         except (OSError, UnicodeError):
             found = []
         if not found or not all(map(self._is_allowed, found)):
-            # The same in both cases: nobody is to find out which names exist in private networks.
+            # The same error in both cases, so that callers cannot find out which names exist in private networks.
             raise ImageNotFetched("the host of the image has no IP address that may be connected to")
         return found[:_MAX_ADDRESSES]
 
 
 class _Stream(AsyncNetworkStream):
-    """Reads little at a time and lets others run in between, however much has arrived."""
+    """Reads in small pieces and yields to the event loop before each."""
 
     def __init__(self, stream: AsyncNetworkStream, network: CheckedNetwork) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Stream(AsyncNetworkStream):
         await asyncio.sleep(0)
         data = await self._stream.read(min(max_bytes, _READ_BYTES), timeout)
         self._received += len(data)
-        if self._network.awaits_head and self._received > _MAX_HEAD_BYTES:  # such as informational responses without end
+        if self._network.awaits_head and self._received > _MAX_HEAD_BYTES:  # such as endless informational responses
             raise RemoteProtocolError("the head of the response is too long")
         return data
 
@@ -112,27 +112,27 @@ class _Stream(AsyncNetworkStream):
 
 
 class SystemResolver:
-    """Asks the system for the IP addresses of names."""
+    """Resolves names with the system's resolver, in threads."""
 
     def __init__(self, threads: int) -> None:
-        """Prepare to ask for a number of names at a time."""
-        # Of its own: a lookup cannot be stopped, and those that hang delay nothing but other lookups.
+        """Create the threads, one per concurrent lookup."""
+        # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
 
     async def __call__(self, name: str, port: int) -> list[str]:
         """Return the IP addresses of a name.
 
         Raises:
-            OSError: There are none.
+            OSError: The name has no addresses.
         """
 
         def lookup() -> list[str]:
-            # AI_ADDRCONFIG: no IPv6 addresses where there is no IPv6.
+            # AI_ADDRCONFIG: no IPv6 addresses on hosts without IPv6.
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
             return [str(entry[4][0]) for entry in found]
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
 
     def close(self) -> None:
-        """Forget lookups that have not begun; the others end by themselves."""
+        """Cancel pending lookups; running ones end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)

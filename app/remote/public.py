@@ -1,14 +1,14 @@
-"""Which IP addresses belong to the public internet, and which to private networks."""
+"""Classification of IP addresses: public internet or private networks."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-# What `is_global` takes for global, in one version of Python or another.
+# Networks that `is_global` treats as global in some version of Python.
 _SPECIAL_V4 = tuple(
     map(
         IPv4Network,
         (
             "100.64.0.0/10",  # carrier-grade NAT; Alibaba Cloud's metadata
-            "168.63.129.16/32",  # Azure's own services, which only its virtual machines reach
+            "168.63.129.16/32",  # Azure's platform services, reachable only from its virtual machines
             "192.0.0.0/24",  # protocol assignments; Oracle Cloud's metadata
             "192.88.99.0/24",  # relays of 6to4
             "224.0.0.0/4",  # multicast
@@ -33,11 +33,11 @@ _PRIVATE: tuple[IPv4Network | IPv6Network, ...] = (
     *map(IPv4Network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
     *map(IPv6Network, ("::1/128", "fc00::/7")),
 )
-_METADATA = tuple(map(IPv6Network, ("fd00:ec2::/32", "fd20:ce::/32")))  # of Amazon's and Google's clouds, among private ones
+_METADATA = tuple(map(IPv6Network, ("fd00:ec2::/32", "fd20:ce::/32")))  # AWS and Google Cloud, in private networks
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address is loopback or one of a private network, and not known for a cloud's metadata.
+    """Return whether an IP address is loopback or in a private network, except known cloud metadata services.
 
     Link-local addresses are neither private nor public.
     """
@@ -50,9 +50,9 @@ def is_private(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the public internet.
+    """Return whether an IP address is in the public internet.
 
-    Addresses that contain an IPv4 address are not, whichever it is: where they lead depends on the network.
+    IPv6 addresses that embed an IPv4 address are never public, because their destination depends on the network.
     """
     try:
         parsed = ip_address(address)

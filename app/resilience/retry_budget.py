@@ -34,7 +34,7 @@ class RetryBudget:
         return True
 
     def spend(self, retries: int) -> None:
-        """Take retries that have already happened, even if the budget becomes negative."""
+        """Take retries that must happen; the budget may become negative."""
         self._saved -= retries
 
     def _save(self, retries: float) -> None:

@@ -1,1 +1,1 @@
-"""The settings: what they mean, how they are read and which values fit together. Knows nothing else of Nereid."""
+"""The settings: their meaning, parsing and validation. Independent of the rest of Nereid."""

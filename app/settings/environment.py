@@ -14,10 +14,10 @@ RENAMED = {"TRITON_URLS": "TRITON_ENDPOINTS", "MAX_MEGAPIXELS_UNSCALABLE": "MAX_
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings. A variable that is empty counts as not set.
+    """Read the settings. An empty variable counts as unset.
 
     Raises:
-        SettingsError: A variable with our prefix is unknown, or its value has the wrong type or is out of range.
+        SettingsError: A variable with the prefix is unknown, or its value has the wrong type or is out of range.
     """
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     for old, new in RENAMED.items():
@@ -39,7 +39,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """Return all the values that a setting may have; none if they cannot be listed."""
+    """Return the valid values of a setting; none if they cannot be listed."""
     kind = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[name])[0]
     if typing.get_origin(kind) is Literal:
         return typing.get_args(kind)

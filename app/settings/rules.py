@@ -1,4 +1,4 @@
-"""Rules that settings must satisfy together, or that their types cannot express."""
+"""Rules for settings that their types cannot express, including rules for combinations."""
 
 import re
 from itertools import combinations
@@ -7,12 +7,12 @@ from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, Set
 
 _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
-# `*`, or a name of which the last label begins with a letter, as that of an IP address never does.
+# `*`, or a name whose last label begins with a letter, which excludes IP addresses.
 _URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
 
 
 def check(settings: Settings) -> None:
-    """Check settings that were read from the environment.
+    """Check settings read from the environment.
 
     Raises:
         SettingsError: A setting breaks a rule; the message names it.
@@ -29,13 +29,13 @@ def check(settings: Settings) -> None:
 
 
 def _check_addresses(settings: Settings) -> None:
-    """Check the addresses of running Tritons: gRPC takes a URL without complaint, and then never finds the host."""
+    """Check the addresses of Tritons: gRPC accepts a URL, but cannot resolve it."""
     if not settings.triton_endpoints:
         return
     addresses = [address.strip() for address in settings.triton_endpoints.split(",")]
     for address in map(_ADDRESS.fullmatch, addresses):
         if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
-            # The value is not repeated: a URL may contain a password.
+            # The message does not quote the value, because a URL may contain a password.
             raise SettingsError(
                 f"{PREFIX}TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, "
                 "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or dns:///name:port; several with commas"
@@ -56,7 +56,7 @@ def _check_tls(settings: Settings) -> None:
 
 
 def _check_ports(settings: Settings) -> None:
-    """Check that the API and the embedded Triton do not need the same port."""
+    """Check that the API and the embedded Triton use different ports."""
     if settings.triton_endpoints:
         return
     names = ["triton_http_port", "triton_grpc_port", "triton_metrics_port"]

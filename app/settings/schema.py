@@ -1,4 +1,4 @@
-"""Settings: their types, their limits and their defaults."""
+"""Settings: types, limits and defaults."""
 
 import math
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -11,9 +11,9 @@ from msgspec import Meta
 PREFIX = "NEREID_"
 """The prefix of environment variables: `NEREID_PORT=8080` sets `port`."""
 DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim")
-"""Interfaces of other detection services; each is a module of `app.api.dialects`, and the first segment of its own paths."""
+"""Interfaces of other detection services. Each is a module of `app.api.dialects`, and the first segment of its own paths."""
 MIN_AGE_SECONDS = 60
-"""Granian renews no worker sooner."""
+"""Granian's minimum age for renewing a worker."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
@@ -42,8 +42,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trusted_proxies: Annotated[
         str,
         Meta(
-            description="Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is logged as the client's "
-            "address; that of a proxy on a unix socket always is. Empty: none."
+            description="Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is the client's address. "
+            "It is always trusted on a unix socket. Empty: none."
         ),
     ] = ""
     api_keys_file: Annotated[
@@ -51,9 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ""
     workers: Annotated[
         int,
-        Meta(
-            ge=0, le=256, description="API processes, per instance; 0: one per core that may be used, also by a container's quota."
-        ),
+        Meta(ge=0, le=256, description="API processes per instance. 0: one per core, within the CPU quota of the container."),
     ] = 0
     worker_max_age_seconds: Annotated[
         int,
@@ -94,15 +92,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=1, le=16, description="gRPC connections of each worker to each Triton, over which inferences are spread.")
     ] = 1
     triton_tls: Annotated[
-        bool, Meta(description="TLS to those Tritons; their certificates must name the host in their address.")
+        bool, Meta(description="Use TLS to these Tritons; their certificates must name the host in their address.")
     ] = False
     triton_ca_file: Annotated[
         str, Meta(description="With TLS: certificates of the CAs that its certificate may come from, PEM. Empty: the system's.")
     ] = ""
     triton_cert_file: Annotated[
-        str, Meta(description="With TLS: our own certificate, PEM, if that Triton asks for one. Empty: none.")
+        str, Meta(description="With TLS: the gateway's certificate, PEM, if Triton requires one. Empty: none.")
     ] = ""
-    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of our own certificate, PEM, not encrypted.")] = ""
+    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of this certificate, PEM, not encrypted.")] = ""
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
@@ -129,15 +127,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = "auto"
     aggregate: Annotated[
-        bool, Meta(description="Whether images that become ready while calls to Triton are under way go there together.")
+        bool, Meta(description="Whether images that become ready during calls to Triton are sent together in the next call.")
     ] = True
     calls_in_flight: Annotated[
         int,
         Meta(
             ge=0,
             le=4096,
-            description="With `aggregate`: calls to each Triton for one model that the whole host may have under way, divided "
-            "among the workers and rounded up. 0: one more than the model has instances.",
+            description="With `aggregate`: maximum number of calls in progress to each Triton for one model, on the whole host, "
+            "divided among the workers and rounded up. 0: one more than the model has instances.",
         ),
     ] = 0
     timeout_seconds: Annotated[
@@ -181,9 +179,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     url_hosts: Annotated[
         str,
         Meta(
-            description="Hosts from which requests may have images fetched by https, separated by commas: "
-            "`images.example.org`, `*.example.org` for all names below it, or `*` for any; with `:port` if it is not 443. "
-            "Only public IP addresses are connected to. Empty: none."
+            description="Hosts from which images may be fetched by https, separated by commas: `images.example.org`, "
+            "`*.example.org` for all subdomains, or `*` for any host; with `:port` if it is not 443. "
+            "Only public IP addresses are allowed. Empty: none."
         ),
     ] = ""
     max_megapixels: Annotated[
@@ -194,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             gt=0,
             le=178,
-            description="The same for images that cannot be decoded at a reduced size, which are all but JPEGs, if it is less.",
+            description="The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower.",
         ),
     ] = 25.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log messages.")] = "info"
@@ -204,14 +202,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     slow_request_ms: Annotated[
         Annotated[float, Meta(ge=0, le=1e7)] | None,
         Meta(
-            description="A request for a model that takes longer is a warning in the log, milliseconds. 0: none. Default: 100; "
+            description="Requests for a model that take longer are logged as warnings, milliseconds. 0: never. Default: 100; "
             "with the embedded Triton, whose models run on the CPU, 1000."
         ),
     ] = None
-    page: Annotated[bool, Meta(description="Whether browsers get a page at `/` on which detection can be tried.")] = True
+    page: Annotated[bool, Meta(description="Whether `/` serves a page to try detection in a browser.")] = True
     dialects: Annotated[
         str,
-        Meta(description="Interfaces of other detection services that the gateway has, separated by commas. `none`: none."),
+        Meta(description="Interfaces of other detection services to offer, separated by commas. `none`: none."),
     ] = ",".join(DIALECTS)
     deepstack_max_objects: Annotated[
         int, Meta(ge=0, le=300, description="Maximum number of objects in an answer of the dialect `deepstack`. 0: 300.")
@@ -220,20 +218,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(
             pattern="^(https?://[^/?#]+[^?#]*)?$",
-            description="Where Label Studio is, so that its dialect may fetch the images that were uploaded there: "
-            "`http://label-studio:8080`. Private IP addresses are allowed; `NEREID_URL_HOSTS` is not asked. Empty: nowhere.",
+            description="URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch images. "
+            "Private IP addresses are allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none.",
         ),
     ] = ""
     label_studio_token_file: Annotated[
-        str, Meta(description="File with the access token (legacy token) that Label Studio wants for these. Empty: none is sent.")
+        str, Meta(description="File with Label Studio's access token (legacy token) for fetching these images. Empty: none.")
     ] = ""
     tracing: Annotated[
-        bool, Meta(description="Export OpenTelemetry traces, as `OTEL_*` variables say; needs the extra `otel`.")
+        bool, Meta(description="Export OpenTelemetry traces, configured by the variables `OTEL_*`; needs the extra `otel`.")
     ] = False
 
     @property
     def sockets(self) -> list[Path | None]:
-        """The socket of each instance; None is host and port."""
+        """The socket of each instance; None for host and port."""
         if not self.instances:
             return [Path(self.socket).resolve() if self.socket else None]
         folder = Path(self.socket_folder).resolve()
@@ -241,7 +239,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def local_url(self) -> str:
-        """The URL at which an API that listens on host and port can be reached from this machine."""
+        """The URL of the API on this machine if it listens on host and port."""
         address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared only
         return f"http://[{address}]:{self.port}" if ":" in address else f"http://{address}:{self.port}"
 
@@ -250,7 +248,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The networks of trusted proxies.
 
         Raises:
-            ValueError: One is neither an address nor a network.
+            ValueError: A name is neither an address nor a network.
         """
         named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
         return tuple(ip_network(name) for name in named)
@@ -262,13 +260,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def triton_addresses(self) -> tuple[str, ...]:
-        """Endpoints of the Tritons in use, `host:port` or `dns:///name:port`; the embedded one's, or those of others."""
+        """Endpoints (gRPC) of the Tritons in use, embedded or external: `host:port` or `dns:///name:port`."""
         named = tuple(filter(None, map(str.strip, self.triton_endpoints.split(","))))
         return named or (f"127.0.0.1:{self.triton_grpc_port}",)
 
     @property
     def triton_address(self) -> str:
-        """`host:port` of the gRPC endpoint of the only Triton, such as the embedded one; of the first one if there are several."""
+        """The gRPC endpoint of the first Triton, such as the embedded one."""
         return self.triton_addresses[0]
 
     @property
@@ -286,32 +284,32 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def triton_tls_files(self) -> tuple[str, str, str] | None:
-        """Files for TLS to Triton: CAs, our certificate and its key, each empty if it is not set; None without TLS."""
+        """Files for TLS to Triton: CAs, client certificate and its key, each empty if unset; None without TLS."""
         return (self.triton_ca_file, self.triton_cert_file, self.triton_key_file) if self.triton_tls else None
 
     @property
     def max_body_bytes(self) -> int:
-        """Largest request body, bytes."""
+        """Maximum size of a request body, in bytes."""
         return int(self.max_file_size_mb * 2**20)
 
     @property
     def max_batch_bytes(self) -> int:
-        """Largest body of a request with several images, bytes."""
+        """Maximum size of the body of a request with several images, in bytes."""
         return int(self.max_batch_size_mb * 2**20)
 
     @property
     def max_pixels(self) -> int:
-        """Largest image, pixels."""
+        """Maximum size of an image, in pixels."""
         return int(self.max_megapixels * 1e6)
 
     @property
     def max_pixels_non_jpeg(self) -> int:
-        """Largest image that cannot be decoded at a reduced size, pixels."""
+        """Maximum size of an image that cannot be decoded at a reduced size, in pixels."""
         return min(self.max_pixels, int(self.max_megapixels_non_jpeg * 1e6))
 
     @property
     def dialect_options(self) -> dict[str, dict[str, object]]:
-        """The dialects in use, and their own settings: `max_objects` of `deepstack` is `deepstack_max_objects`."""
+        """The enabled dialects and their own settings: `deepstack_max_objects` is `max_objects` of `deepstack`."""
         names = [] if self.dialects == "none" else filter(None, map(str.strip, self.dialects.split(",")))
         prefixes = {name: name.replace("-", "_") + "_" for name in names}
         return {
@@ -321,22 +319,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def trusted_origin(self) -> tuple[str, str] | None:
-        """The URL from which images may be fetched by http and at private addresses, and the file of its token; None: no such."""
+        """URL of the trusted origin, which may use http and private addresses, and the file of its token; None if there is none."""
         return (self.label_studio_url, self.label_studio_token_file) if self.label_studio_url else None
 
     @property
     def url_host_patterns(self) -> tuple[str, ...]:
-        """The hosts from which images may be fetched, in lower case."""
+        """Patterns of the hosts from which images may be fetched, in lower case."""
         return tuple(filter(None, map(str.strip, self.url_hosts.lower().split(","))))
 
     @property
     def drain_seconds(self) -> int:
-        """How long requests in progress may take to end: as long as their bodies and their deadlines allow."""
+        """Maximum time for requests in progress to end: the limits of bodies and deadlines, plus a margin."""
         return math.ceil(self.body_seconds + max(self.timeout_seconds, self.max_timeout_seconds)) + 5
 
     @property
     def registry_path(self) -> Path:
-        """The list of models that `pull` knows."""
+        """The list of models that `pull` supports."""
         return Path(self.model_repository, "models.toml")
 
 

@@ -9,7 +9,7 @@ from app.settings.schema import PREFIX, Settings
 
 
 def render() -> str:
-    """Render the settings as the Markdown table of the README."""
+    """Render the settings as the README's Markdown table."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)

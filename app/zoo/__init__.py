@@ -1,1 +1,1 @@
-"""Models that `pull` can fetch and compose. Never knows a request or a running Triton."""
+"""Models that `pull` can download and compose. Independent of requests and of a running Triton."""

@@ -1,4 +1,4 @@
-"""From the head of a classification network to a probability for each class."""
+"""The graph from the head of a classification network to class probabilities."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from app.zoo.registry import ClassificationRecipe
 
 
 def read_head(sizes: Sequence[int], recipe: ClassificationRecipe) -> onnx.ModelProto:
-    """Build what follows a classification network.
+    """Build the graph that follows a classification network.
 
     Args:
-        sizes: Of the network's output, with the batch; 0 where they are free.
-        recipe: What the head's numbers are.
+        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
+        recipe: The recipe with the kind of scores.
 
     Returns:
-        A graph with the head as its input; `probabilities` FP32 (batch, classes) out, each row with the sum 1.
+        A graph with the head as its input and `probabilities`, FP32 (batch, classes), as its output; each row sums to 1.
 
     Raises:
-        ValueError: The output is not a number for each class.
+        ValueError: The output does not have the shape (batch, classes).
     """
     if len(sizes) != 2 or sizes[1] < 2:  # noqa: PLR2004 - the batch, and at least two classes
         raise ValueError(f"the output {tuple(sizes)} is not a number for each class")

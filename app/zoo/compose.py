@@ -1,7 +1,7 @@
-"""Compose a Triton model, image in and answer out, from a published network.
+"""Compose a Triton model from a published network.
 
-The graphs of standard operators before and after the network turn RGB bytes into what it was trained on, and its head
-into what the model's task asks for. The batch dimension stays free.
+Graphs of standard operators before and after the network convert RGB bytes to its input, and its head to the results of the
+task. The batch dimension is dynamic.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ _HEAD_READERS: dict[type[Recipe], Callable[[Sequence[int], Any], onnx.ModelProto
 
 
 def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
-    """Read a published network, or build it if its file has only the weights.
+    """Read a published network, or build it if its file contains only weights.
 
     Raises:
-        ValueError: The weights cannot be read, or are not those of the recipe's architecture.
+        ValueError: The weights cannot be read, or do not match the recipe's architecture.
     """
     return onnx.load(file) if recipe.architecture is None else _ARCHITECTURES[recipe.architecture](read_weights(file))
 
@@ -37,31 +37,31 @@ def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
     """Build the model of `recipe` around `network`.
 
     Args:
-        network: One FP32 input (1 or batch, 3, square, square), one output as `recipe.head` says.
-        recipe: How images go in and the answer comes out.
+        network: One FP32 input (1 or batch, 3, square, square), one output in the format of `recipe.head`.
+        recipe: Preprocessing and head of the network.
 
     Returns:
-        A checked model: `image` UINT8 (batch, square, square, 3) in; out, what `read_head` of the recipe's task says.
+        A checked model with the input `image`, UINT8 (batch, square, square, 3), and the outputs of the task's `read_head`.
 
     Raises:
-        ValueError: The network's input or output is not what the recipe says.
+        ValueError: The network's input or output does not match the recipe.
     """
     after = _HEAD_READERS[type(recipe)](_head_sizes(network, recipe), recipe)
     network = _free_batch(network)
     image, head = network.graph.input[0].name, network.graph.output[0].name
-    # Prefixes keep the inner names of the graphs apart; the outer names are the model's interface.
+    # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
     before = compose.add_prefix(_preprocessing(recipe), "before/", rename_inputs=False)
     network = compose.add_prefix(network, "network/")
     model = compose.merge_models(before, network, io_map=[("before/pixels", f"network/{image}")])
     model = compose.merge_models(model, after, io_map=[(f"network/{head}", after.graph.input[0].name)])
-    del model.opset_import[1:]  # one for each merged graph, all the same
+    del model.opset_import[1:]  # one per merged graph, all identical
     model.producer_name = "nereid"
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
-    """Return the graph from bytes to the floats that the network was trained on; it has no step without an effect."""
+    """Return the graph from bytes to the network's float input; steps without effect are omitted."""
     swap = recipe.channels == "BGR"
     reorder = """
     blue_first = Constant <value_ints = [2, 1, 0]> ()
@@ -79,13 +79,13 @@ before (uint8[batch, {recipe.square}, {recipe.square}, 3] image) => (float[batch
 
 
 def _free_batch(network: onnx.ModelProto) -> onnx.ModelProto:
-    """Make the batch dimension variable in a network that was exported for a batch of one."""
+    """Make the batch dimension dynamic in a network that was exported for a batch of one."""
     if network.opset_import[0].version != OPSET:
         network = version_converter.convert_version(network, OPSET)
     for value in (*network.graph.input, *network.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     network.ir_version = IR_VERSION
-    del network.graph.value_info[:]  # they repeat the fixed batch
+    del network.graph.value_info[:]  # they contain the fixed batch size
     tensors = {tensor.name: tensor for tensor in network.graph.initializer}
     tensors |= {
         n.output[0]: n.attribute[0].t for n in network.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")
@@ -93,13 +93,13 @@ def _free_batch(network: onnx.ModelProto) -> onnx.ModelProto:
     for node in network.graph.node:
         if node.op_type == "Reshape" and (shape := tensors.get(node.input[1])) is not None:
             sizes = numpy_helper.to_array(shape)
-            if sizes[0] == 1 and len(sizes) > 2:  # noqa: PLR2004 - (1, x) also lays out grids, which have no batch
+            if sizes[0] == 1 and len(sizes) > 2:  # noqa: PLR2004 - (1, x) is also the shape of grids, which have no batch
                 shape.CopyFrom(numpy_helper.from_array(np.array([0, *sizes[1:]], np.int64), shape.name))
     return network
 
 
 def _head_sizes(network: onnx.ModelProto, recipe: Recipe) -> list[int]:
-    """Return the sizes of the network's output; check that its tensors are one each, and its input what the recipe says."""
+    """Return the dimensions of the network's output; check that it has one input and one output, and the recipe's input shape."""
     graph = network.graph
     if len(graph.input) != 1 or len(graph.output) != 1:
         raise ValueError(f"expected one input and one output, found {len(graph.input)} and {len(graph.output)}")

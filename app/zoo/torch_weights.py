@@ -1,7 +1,7 @@
-"""Reading the weights in a file that PyTorch saved, without PyTorch and without running what is in it.
+"""Read weights from a PyTorch file, without PyTorch and without executing the pickle.
 
-The file is in the format from before PyTorch 1.6: pickles of a magic number, a protocol version, the system and the
-dictionary of tensors, a pickle with the keys of its storages, then each storage's length and numbers.
+The file has the format before PyTorch 1.6: pickles of a magic number, a protocol version, system information and the dictionary of
+tensors, a pickle with the keys of the storages, then the length and the numbers of each storage.
 """
 
 import math
@@ -17,11 +17,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 Weights = dict[str, NDArray[Any]]
-"""Tensors by their names in the network."""
+"""Tensors by name."""
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LENGTH_BYTES = 8
-# All that a damaged file is known to raise.
+# The exceptions that a damaged file can raise.
 _DAMAGED = (
     pickle.UnpicklingError,
     struct.error,
@@ -34,7 +34,7 @@ _DAMAGED = (
     TypeError,
     ValueError,
 )
-# What PyTorch writes: none of them allocates more than is in the file.
+# The opcodes that PyTorch writes. None of them allocates more memory than the file has bytes.
 _OPCODES = {
     *(pickle.PROTO, pickle.STOP, pickle.MARK, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINUNICODE),
@@ -46,7 +46,7 @@ _DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
 
 
 class _Tensor(NamedTuple):
-    """Where the numbers of a tensor are, in the order in which PyTorch's pickles name it."""
+    """Location of a tensor's numbers, with the arguments of `_rebuild_tensor_v2`."""
 
     storage: str
     offset: int
@@ -78,16 +78,16 @@ def _read(file: BytesIO) -> Weights:
     return {str(name): _take(storages[tensor.storage], tensor) for name, tensor in tensors.items()}
 
 
-# The unpickler in Python: the one in C takes any opcode, and allocates as many slots as a number in the file says.
+# Python's unpickler, because the C implementation accepts any opcode and allocates as many slots as the file requests.
 class _Reader(pickle._Unpickler):  # noqa: SLF001
-    """An unpickler that makes dictionaries, numbers, texts and `_Tensor`, and calls nothing else."""
+    """An unpickler that only creates dictionaries, numbers, texts and `_Tensor`."""
 
     dispatch: ClassVar = {code: step for code, step in pickle._Unpickler.dispatch.items() if bytes([code]) in _OPCODES}  # noqa: SLF001
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, encoding="utf-8")
         self.dtypes: dict[str, str] = {}
-        """The dtypes of the storages that were named so far, by their keys."""
+        """Dtypes of the storages read so far, by key."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in the base class
         if (module, name) == ("collections", "OrderedDict"):
@@ -114,7 +114,7 @@ def _read_storage(file: BytesIO, dtype: str) -> NDArray[Any]:
 
 
 def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
-    """Return a tensor's numbers, which may lie in its storage in another order of the axes."""
+    """Return the numbers of a tensor, whose axes may have another order in its storage."""
     last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
     if min((tensor.offset, *tensor.strides, *tensor.shape)) < 0 or max(last + 1, math.prod(tensor.shape)) > len(storage):
         raise ValueError("a tensor lies outside of its storage")

@@ -1,1 +1,1 @@
-"""The servers Nereid is measured against, and what they share. Never know who measures them."""
+"""The servers that Nereid is compared with, and their shared code. Independent of the harness."""

@@ -1,4 +1,4 @@
-"""Sends encoded images to a model of Triton through shared memory, with Nereid's own client and nothing around it."""
+"""Sends encoded images to a model in Triton through shared memory, with only Nereid's own client."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ class TritonForwarder:
     """One worker's connection to Triton."""
 
     def __init__(self, address: str, control_key_path: Path) -> None:
-        """Connect to the gRPC endpoint `host:port`; its controls have the key in the file."""
+        """Connect to the gRPC endpoint `host:port`; the file contains the key of its controls."""
         self._client = TritonClient(address, control_key_path)
         self._specs = SpecCache(self._client)
         self._transport = Transport("shm", Regions(self._client))

@@ -1,7 +1,7 @@
-"""The minimal server: reads the body and sends a constant answer. Run by Granian, as Nereid is.
+"""The minimal server: reads the body and sends a constant response. Granian runs it, as it runs Nereid.
 
-With a Triton at BENCH_TRITON it also sends each body to `null_file`, with Nereid's own client: no framework, no check of the
-image, no decoding of the answer, no log.
+With a Triton at BENCH_TRITON it also sends each body to `null_file` with Nereid's own client: no framework, no check of the
+image, no decoding of the result, no log.
 """
 
 import os
@@ -21,10 +21,10 @@ class Forwarder(Protocol):
     """Passes bodies on."""
 
     async def forward(self, body: bytes) -> None:
-        """Pass a body on, and wait for the answer."""
+        """Pass a body on, and wait for the response."""
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
 
 class App:
@@ -49,7 +49,7 @@ class App:
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if address := os.environ.get("BENCH_TRITON"):
-            # Imported here, because HTTP alone needs none of it.
+            # Imported here, because it is not needed for HTTP alone.
             from bench.contestants.forwarding import TritonForwarder  # noqa: PLC0415
 
             self._forwarder = TritonForwarder(address, Path(os.environ["BENCH_TRITON_KEY"]))
@@ -64,7 +64,7 @@ app = App()
 
 
 def main(port: int, workers: int) -> None:
-    """Serve until told to stop."""
+    """Serve until a stop signal."""
     # Imported here, because the application itself does not need it.
     from granian import Granian  # noqa: PLC0415
     from granian.constants import HTTPModes, Interfaces, Loops  # noqa: PLC0415

@@ -1,6 +1,6 @@
-"""No Triton at all: FastAPI with ONNX Runtime in the same process, one session with its defaults.
+"""A server without Triton: FastAPI with ONNX Runtime in the same process, one session with default options.
 
-Runs the composed network that Triton serves. Settings: BENCH_MODEL, the file's path, and BENCH_LABELS.
+It runs the composed model that Triton serves. Settings: BENCH_MODEL, the path of the file, and BENCH_LABELS.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Pre- and post-processing the way Python services commonly do it: stock Pillow, then numpy."""
+"""Pre- and post-processing as is common in Python services: stock Pillow, then numpy."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -14,21 +14,21 @@ _MIN_CONFIDENCE = 0.25
 
 
 class Letterboxed(NamedTuple):
-    """An image on the canvas, and where it lies there."""
+    """An image on a canvas, and its position."""
 
     canvas: NDArray[np.uint8]
-    """(640, 640, 3) RGB."""
+    """Shape (640, 640, 3), RGB."""
     scale: float
     left: int
     top: int
     width: int
-    """Width of the image as sent, pixels."""
+    """Width of the original image, in pixels."""
     height: int
-    """Height of the image as sent, pixels."""
+    """Height of the original image, in pixels."""
 
 
 def letterbox(data: bytes) -> Letterboxed:
-    """Decode an image and fit it into the middle of a canvas."""
+    """Decode an image and fit it to the centre of a canvas."""
     image = Image.open(BytesIO(data)).convert("RGB")
     width, height = image.size
     scale = min(SIDE / width, SIDE / height)
@@ -46,16 +46,16 @@ def normalize(canvas: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """Build the answer of a server.
+    """Build the response of a server.
 
     Args:
-        image: The image that was sent.
+        image: The request's image.
         labels: Class names by id.
         tensors: Number of rows (1, 1); boxes (1, n, 4) x1 y1 x2 y2 in pixels of the canvas; scores (1, n), descending;
             class ids (1, n).
 
     Returns:
-        Detections with corners as fractions of the image, and its size.
+        Detections with corners as fractions of the image, and the size of the image.
     """
     count, boxes, scores, classes = tensors
     detections: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
 """The reference: FastAPI with one gRPC client per worker, shared by its requests.
 
-The image is the body of POST /detect, as the load driver sends it to Nereid, too: there is no multipart form to parse.
-The blocking client works in the threads of asyncio.to_thread; called straight from the coroutine, a worker would answer one
-request at a time. Settings: BENCH_TRITON (host:port of gRPC), BENCH_MODEL, BENCH_LABELS, and BENCH_TENSOR: FP32 for planes,
-the common kind of model, or UINT8.
+The image is the body of POST /detect, the same request as for Nereid: there is no multipart form to parse. The blocking client
+runs in the threads of asyncio.to_thread; called directly from the coroutine, a worker would process one request at a time.
+Settings: BENCH_TRITON (host:port of gRPC), BENCH_MODEL, BENCH_LABELS, and BENCH_TENSOR: FP32 for planes, the common kind of model,
+or UINT8.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Detect = Callable[[Any, bytes], dict[str, Any]]
 
 
 def detect(shared: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
-    """Detect objects in an encoded image, with a client of its own if none is shared."""
+    """Detect objects in an encoded image; create a client if none is shared."""
     image = letterbox(body)
     client = shared or InferenceServerClient(os.environ["BENCH_TRITON"])
     if os.environ.get("BENCH_TENSOR", "FP32") == "FP32":
@@ -43,7 +43,7 @@ def detect(shared: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the cl
 
 
 def infer(client: Any, model: str, image: InferInput, tensor: Any) -> list[Any]:  # noqa: ANN401 - the client has no types
-    """Run one inference and return the outputs in the order of `OUTPUTS`."""
+    """Run one inference; return the outputs in the order of `OUTPUTS`."""
     image.set_data_from_numpy(tensor)
     answer = client.infer(model, [image], outputs=[InferRequestedOutput(name) for name in OUTPUTS])
     return [answer.as_numpy(name) for name in OUTPUTS]
@@ -53,8 +53,8 @@ def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
     """Build the application of one worker.
 
     Args:
-        is_shared: Whether its requests share one client; otherwise each creates its own.
-        detect: Answers a request.
+        is_shared: Whether requests share one client; otherwise each request creates its own.
+        detect: Handles a request.
     """
 
     @asynccontextmanager
@@ -76,7 +76,7 @@ def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """Reject large bodies, and report how long other requests took."""
+    """Reject large bodies, and report the duration of other requests."""
     length = request.headers.get("content-length")
     if length and int(length) > _MAX_BYTES:
         return JSONResponse({"error": "file too large"}, 413)

@@ -1,1 +1,1 @@
-"""What `./just bench NAME` runs, one module per experiment: sets it up, runs it, prints it. Only the command line knows them."""
+"""The experiments of `./just bench NAME`, one module each: setup, measurement and output. Only the command line imports them."""

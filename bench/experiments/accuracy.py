@@ -18,7 +18,7 @@ _SECONDS = 60
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print how well a running server agrees with the reference detector."""
+    """Print the agreement of a running server with the reference detector."""
     images = sorted(options.images.glob("*.jpg"))
     if not images:
         raise ContestantError(f"{options.images} contains no JPEG")

@@ -1,4 +1,4 @@
-"""Batches of 64 images: how near they are to what decoding and the model take, and their throughput beside single requests'."""
+"""Batches of 64 images: latency relative to decoding and the model, and throughput relative to single requests."""
 
 import argparse
 import json
@@ -29,43 +29,43 @@ from bench.load.driver import run as drive
 from bench.load.images import Sample, unlabelled_samples
 
 _MODEL = "sim_gpu"
-# As bench/models/sim_gpu/config.pbtxt says.
+# As in bench/models/sim_gpu/config.pbtxt.
 _BATCH, _CALL_MS, _IMAGE_MS = 32, 8.0, 0.5
 _MODEL_MS = math.ceil(MAX_IMAGES / _BATCH) * _CALL_MS + MAX_IMAGES * _IMAGE_MS
 _BOUNDARY = "nereid-bench"
 _LIMITS = PixelLimits(10**8, 10**8)
 _LETTERBOX = Letterbox((640, 640), "center", enlarge=True, pad=114)
 _BATCHES = 8
-"""Batches that are timed in each round."""
+"""Batches per round."""
 
 
 class Round(NamedTuple):
-    """What one round has measured; milliseconds, and images per second."""
+    """Measurements of one round, in milliseconds and images per second."""
 
     decoding: float
-    """Of 64 images, in as many threads as a worker has."""
+    """Decoding of 64 images, in as many threads as a worker has."""
     round_trip: float
-    """Of a request with one image."""
+    """Latency of a request with one image."""
     batch: float
-    """Of 64 images."""
+    """Latency of a batch of 64 images."""
     single_rate: float
     batch_rate: float
 
     @property
     def latency_ratio(self) -> float:
-        """Return how long a batch takes, compared with what must be done for it."""
+        """Return the latency of a batch relative to its necessary work."""
         return self.batch / (max(self.decoding, _MODEL_MS) + self.round_trip)
 
     @property
     def throughput_ratio(self) -> float:
-        """Return the throughput by batches, compared with that by single requests."""
+        """Return the throughput of batches relative to single requests."""
         return self.batch_rate / self.single_rate
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print each round and the medians of the ratios."""
     samples = list(islice(cycle(unlabelled_samples(options.images)), MAX_IMAGES))
-    # Where decoding takes all cores, it takes as much longer as the client, the gateway and Triton need of them.
+    # If decoding uses all cores, it is slowed down by the CPU time of client, gateway and Triton.
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     batch = Sample("batch", encode_form([sample.body for sample in samples]), frozenset())
     print(
@@ -115,7 +115,7 @@ def _measure(url: str, samples: Sequence[Sample], batch: Sample, threads: int, o
     trip = drive(drive_closed_loop(f"{url}/detect", samples, clients=1, seconds=seconds, requests=MAX_IMAGES))
     images = [sample.body for sample in samples]
     decoding, ones = [], []
-    for _ in range(_BATCHES):  # in turn, so that other work on the machine slows both down
+    for _ in range(_BATCHES):  # in turn, so that other work on the machine affects both
         decoding.append(_time_decoding(images, threads))
         ones.append(drive(drive_closed_loop(f"{url}/detect/batch", [batch], clients=1, seconds=30, requests=1)))
     single = drive(drive_closed_loop(f"{url}/detect", samples, clients=clients, seconds=seconds))
@@ -128,7 +128,7 @@ def _measure(url: str, samples: Sequence[Sample], batch: Sample, threads: int, o
 
 
 def _time_decoding(images: Sequence[bytes], threads: int) -> float:
-    """Return how long it takes to draw these images in so many threads, milliseconds."""
+    """Return the time to draw these images with this number of threads, in milliseconds."""
 
     def draw(image: bytes) -> None:
         header, canvas = read_header(image, _LIMITS), np.empty((640, 640, 3), np.uint8)
@@ -143,7 +143,7 @@ def _time_decoding(images: Sequence[bytes], threads: int) -> float:
 
 
 def _require_answers(url: str, batch: Sample) -> None:
-    """Send a batch, of which each image must be answered."""
+    """Send a batch and check that each image succeeds."""
     kind = f"multipart/form-data; boundary={_BOUNDARY}"
     with urlopen(Request(url, batch.body, {"Content-Type": kind}), timeout=30) as response:  # noqa: S310 - it is http
         answer = json.load(response)

@@ -1,4 +1,4 @@
-"""The panels of the Grafana dashboard, drawn from the values in a Prometheus: no Grafana is needed."""
+"""The panels of the Grafana dashboard, drawn from a Prometheus without Grafana."""
 
 import argparse
 import asyncio
@@ -26,8 +26,8 @@ from bench.report.dashboard_page import Curve, dashboard_page
 DASHBOARD = ROOT / "deploy" / "grafana" / "nereid.json"
 
 _MODEL, _SLOW_MODEL = "sim_gpu", "wait_20"
-_POINTS = 120  # of each curve
-_SCRAPES = 4  # within the time for which rates are taken
+_POINTS = 120  # per curve
+_SCRAPES = 4  # per window of a rate
 _SHIPPED_SCRAPE_SECONDS = 15.0
 _SCRAPE_SECONDS = 1.0
 _RATE = 40
@@ -43,7 +43,7 @@ _ODD = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw what a Prometheus has or, without one, what a service does under load and faults."""
+    """Draw the data of a Prometheus or, without one, of a service under load and faults."""
     dashboard = _load(options.dashboard)
     if options.prometheus:
         prometheus = Prometheus(options.prometheus.rstrip("/"))
@@ -81,10 +81,10 @@ def loadable_service(folder: Path) -> Iterator[Service]:
     """Run a service with two workers, a fast model and a slow one, until the block ends.
 
     Args:
-        folder: Gets the models, and everything that it writes.
+        folder: Folder for the models and its files.
 
     Raises:
-        ContestantError, InstallError, PackageError: As `running_service` says.
+        ContestantError, InstallError, PackageError: As for `running_service`.
     """
     for model in (_MODEL, _SLOW_MODEL):
         write_fixture(model, folder / "models")
@@ -93,14 +93,14 @@ def loadable_service(folder: Path) -> Iterator[Service]:
 
 
 async def exercise(service: Service, seconds: float) -> None:
-    """Let something happen in every panel: steady load, a crowd, odd requests, and a Triton that is killed.
+    """Generate data for every panel: steady load, a crowd, invalid requests, and a killed Triton.
 
     Args:
-        service: That of `loadable_service`.
-        seconds: How long. Triton needs 20 of them to come back.
+        service: The service of `loadable_service`.
+        seconds: Duration. Triton needs 20 seconds to restart.
 
     Raises:
-        ContestantError: The service does not listen any more.
+        ContestantError: The service no longer listens.
     """
     samples = unlabelled_samples()
 
@@ -127,7 +127,7 @@ def draw(dashboard: Dashboard, prometheus: Prometheus, seconds: float, scrape_se
     """Draw the last seconds as a page.
 
     Raises:
-        ContestantError: Prometheus does not answer as it should.
+        ContestantError: A query of Prometheus failed.
     """
     end = time.time()
     step = seconds / _POINTS
@@ -144,11 +144,11 @@ def draw(dashboard: Dashboard, prometheus: Prometheus, seconds: float, scrape_se
 
 
 async def _ask_oddly(url: str, image: bytes) -> None:
-    """Ask for what cannot be answered, in turn, until cancelled."""
+    """Send invalid requests in turn until cancelled."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         while True:
             for method, path in _ODD:
-                with suppress(httpx.HTTPError):  # nobody may be there for a moment
+                with suppress(httpx.HTTPError):  # the service may be briefly unavailable
                     await client.request(method, path, content=image if "?" in path else b"")
                 await asyncio.sleep(_ODD_SECONDS)
 

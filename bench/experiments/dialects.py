@@ -1,4 +1,4 @@
-"""What a dialect costs beside the gateway's own interface, and whether answers come in time for Frigate."""
+"""Cost of each dialect relative to the gateway's own interface, and whether responses are in time for Frigate."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -26,34 +26,34 @@ from bench.models.repository import YOLO
 from bench.report.text import table
 
 _MODEL = "objects"
-"""Takes the file, and finds ten objects at once: what remains is HTTP, checks, and the writing of the answer."""
+"""Takes the file, and returns ten objects at once, to measure only HTTP, checks and the encoding of the response."""
 _NOTHING_ELSE = "(none)"
-"""The gateway's own request beside itself: what the differences are worth."""
+"""The gateway's own request compared with itself, to show the noise of the differences."""
 _PAUSE_SECONDS = 0.001
-"""After an answer, for what the worker does once it has sent it."""
+"""Pause after a response, for the worker's work after sending it."""
 _WARM_UP_REQUESTS = 50
 _PATIENCE_SECONDS = 30
 _OK, _NOT_FOUND = 200, 404
 
 
 class Spent(NamedTuple):
-    """What one request has taken, microseconds."""
+    """Cost of one request, in microseconds."""
 
     latency: float
-    """As the client sees it."""
+    """Latency, measured by the client."""
     cpu: float
-    """Of the gateway's worker."""
+    """CPU time of the gateway's worker."""
 
 
 class Round(NamedTuple):
-    """Both requests of a pair, one after the other, so that whatever else the machine does slows both down."""
+    """Both requests of a pair, one after the other, so that other work on the machine affects both."""
 
     own: Spent
     other: Spent
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each dialect costs, then the share of answers that come in time for Frigate."""
+    """Print the cost of each dialect, then the share of responses in time for Frigate."""
     jpeg = unlabelled_samples(options.images)[0].body
     has_yolo = YOLO in loadable_models(Path(environment.load().model_repository))
     with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(with_yolo=has_yolo) as triton:
@@ -86,7 +86,7 @@ def add_to(commands: Commands) -> None:
 
 
 def describe(rounds: dict[str, list[Round]]) -> str:
-    """Put dialects side by side: medians of both latencies, and of the differences."""
+    """Format a table of dialects: medians of both latencies, and of the differences."""
     rows = [("dialect", "own", "dialect's", "more latency", "more CPU")]
     for name, measured in rounds.items():
         own, other = (median(spent.latency for spent in side) for side in zip(*measured, strict=True))
@@ -111,7 +111,7 @@ def _connected(url: str) -> Iterator[HTTPConnection]:
 
 
 def _find(connection: HTTPConnection, jpeg: bytes) -> tuple[dict[str, Pair], list[str]]:
-    """Return the pairs of the dialects that the server has, warmed up, and why the others are left out."""
+    """Return the pairs of the dialects that the server has, after a warm-up, and the reasons for omitting others."""
     pairs: dict[str, Pair] = {}
     left_out = []
     for name, make in PAIRS.items():
@@ -148,7 +148,7 @@ def _spend(connection: HTTPConnection, worker: int, request: Request) -> Spent:
 
 
 def _send(connection: HTTPConnection, request: Request) -> None:
-    """Send a request and read the answer.
+    """Send a request and read the response.
 
     Raises:
         ContestantError: The server does not have this route, or rejects the request.

@@ -1,4 +1,4 @@
-"""Whether answers come in the time that Frigate's detector `deepstack` waits for them.
+"""Whether responses arrive within the timeout of Frigate's detector `deepstack`.
 
 Source: Frigate's frigate/detectors/plugins/deepstack.py: a JPEG of the size of its model, and the default of `api_timeout`.
 """
@@ -15,17 +15,17 @@ from bench.load.images import Sample
 from bench.report.text import number
 
 TIMEOUT_MS = 100.0
-"""How long Frigate waits, unless its configuration says another time."""
+"""Frigate's default timeout."""
 SIDE = 320
 """Width and height of its images."""
 HEAD = ("model", "clients", "answers/s", "p50 ms", "p99 ms", f"within {TIMEOUT_MS:g} ms")
-"""What `measure` returns."""
+"""Columns of the result of `measure`."""
 
 _CLIENTS = (1, 2, 4)
 
 
 def measure(lineup: Lineup, model: str, jpeg: bytes, seconds: float) -> list[tuple[str, ...]]:
-    """Send what Frigate makes of an image to a gateway with this model; return a row for each number of clients.
+    """Send Frigate's request for an image to a gateway with this model; return a row for each number of clients.
 
     Raises:
         ContestantError: The gateway does not start.
@@ -42,7 +42,7 @@ def measure(lineup: Lineup, model: str, jpeg: bytes, seconds: float) -> list[tup
 
 
 def to_request(jpeg: bytes) -> Request:
-    """Make the request that Frigate makes of an image."""
+    """Make Frigate's request for an image."""
     with Image.open(BytesIO(jpeg)) as image:
         fitted = ImageOps.fit(image.convert("RGB"), (SIDE, SIDE))
     file = BytesIO()

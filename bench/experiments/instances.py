@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     file = config_file(pulled, base.model, is_embedded=True)
     with TemporaryDirectory(prefix="nereid-bench-") as folder, ExitStack() as stack:
         settings = {}
-        # All servers first: gRPC must not be in use when a process is forked. An idle server costs nothing.
+        # Start all servers first: gRPC must not be in use when a process is forked. An idle server costs nothing.
         for name, variant in CASES.items():
             repository = Path(folder, name)
             write_model(pulled / base.model, repository, {file: edit(file, variant)})
@@ -60,7 +60,7 @@ def add_to(commands: Commands) -> None:
 
 
 async def _measure(settings: Mapping[str, Settings], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Return inferences per second by case and round. All in one event loop: gRPC does not get along with several."""
+    """Return inferences per second by case and round, all in one event loop, because gRPC does not support several."""
     clients = {name: TritonClient(case.triton_address, case.control_key_path) for name, case in settings.items()}
     rates: dict[str, list[float]] = {name: [] for name in settings}
     for _ in range(rounds):
@@ -72,7 +72,7 @@ async def _measure(settings: Mapping[str, Settings], rounds: int, seconds: float
 
 
 async def _rate(client: TritonClient, model: str, seconds: float) -> float:
-    """Return inferences per second of `CLIENTS` callers, each of which asks again as soon as it is answered."""
+    """Return inferences per second of `CLIENTS` callers that run inferences back to back."""
     spec = from_triton_config(*await client.read_config(model))
     tensor = np.zeros(spec.batch_shape(1), spec.dtype)
     start = perf_counter()

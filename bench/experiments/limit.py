@@ -1,4 +1,4 @@
-"""The limits of this machine, and how far Nereid is from them."""
+"""Nereid's cost relative to the limits of this machine."""
 
 import argparse
 import os
@@ -24,16 +24,16 @@ _WARM_UP_SECONDS = 1
 
 
 class Cost(NamedTuple):
-    """Throughput and CPU time of something."""
+    """Throughput and CPU time."""
 
     rate: float
-    """Per second."""
+    """Operations per second."""
     cpu_ms: float
-    """Each."""
+    """CPU time per operation, in milliseconds."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure decoding and letterbox without a server, HTTP with nothing behind it, and Nereid with the null model."""
+    """Measure decoding and letterbox without a server, the minimal HTTP server, and Nereid with the null model."""
     cores = len(os.sched_getaffinity(0))
     with image_files(options.images) as files:
         fresh = measure_bare("nereid", files, options.seconds)
@@ -75,7 +75,7 @@ def add_to(commands: Commands) -> None:
 
 
 def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None = None) -> Cost:
-    """Measure the minimal server; with a Triton, each body is forwarded to it."""
+    """Measure the minimal server; with a Triton, it forwards each body."""
     with minimal_server(logs, workers, triton) as server:
         url = f"{server.url}/detect"
         drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))

@@ -1,4 +1,4 @@
-"""A generic client, Locust, on a running server: both tasks at once, with varied pictures."""
+"""A generic client, Locust, on a running server: both tasks at once, with varied images."""
 
 import argparse
 import subprocess
@@ -16,27 +16,27 @@ from bench.load.images import given_samples
 from bench.report.text import number, table
 
 TASKS = ("detect", "classify")
-"""What the client asks for: tags in `bench/locustfile.py`."""
+"""Tasks of the client: tags in `bench/locustfile.py`."""
 
 _STOP_SECONDS = 20
-"""How long requests that have begun may take at the end."""
+"""Maximum time for requests in progress at the end."""
 
 
 class Entry(msgspec.Struct):
-    """What Locust's `--json` has of the requests to one path."""
+    """Requests to one path in Locust's `--json`."""
 
     name: str
     num_requests: int
     num_failures: int
     response_times: dict[int, int]
-    """Requests by milliseconds, which Locust rounds to two digits."""
+    """Number of requests by milliseconds, rounded to two digits."""
     start_time: float
     last_request_timestamp: float | None
-    """Seconds."""
+    """Time of the last request, in seconds."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each task did; the exit code is 1 if a request failed."""
+    """Print the results of each task; the exit code is 1 if a request failed."""
     if options.install:
         LOCUST.install()
     python = LOCUST.python()
@@ -69,7 +69,7 @@ def add_to(commands: Commands) -> None:
 
 
 def arguments(options: argparse.Namespace, images: Path) -> Sequence[str]:
-    """Return the arguments that make Python run Locust without its page, on a folder of images."""
+    """Return the arguments for Python to run Locust headless on a folder of images."""
     values: Mapping[str, object] = {
         "locustfile": ROOT / "bench" / "locustfile.py",
         "host": options.url,
@@ -85,7 +85,7 @@ def arguments(options: argparse.Namespace, images: Path) -> Sequence[str]:
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """Put the tasks side by side."""
+    """Format a table of the tasks."""
     rows = [["task", "requests/s", "p50 ms", "p99 ms", "failures"]]
     for entry in entries:
         seconds = (entry.last_request_timestamp or entry.start_time) - entry.start_time
@@ -96,7 +96,7 @@ def summary(entries: Sequence[Entry]) -> str:
 
 
 def percentile(response_times: Mapping[int, int], share: float) -> float | None:
-    """Return the time within which a share of the requests was answered; None without a request."""
+    """Return the time within which a share of the requests was answered; None without requests."""
     left = share * sum(response_times.values())
     for milliseconds, requests in sorted(response_times.items()):
         left -= requests

@@ -10,7 +10,7 @@ from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 
 REQUESTS = 10_000
-"""Per worker."""
+"""Requests per worker."""
 STEP = 1000
 """Requests per worker between two readings of its memory."""
 
@@ -46,5 +46,5 @@ def _measure(name: str, model: str, lineup: Lineup, load: Load) -> list[list[Mem
 
 
 def _largest(workers: Sequence[Memory], what: str) -> float:
-    """Return the memory of the largest worker, MiB."""
+    """Return the memory of the largest worker in MiB."""
     return max((float(getattr(worker, what)) for worker in workers), default=0.0) / MIB

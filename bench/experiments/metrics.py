@@ -1,4 +1,4 @@
-"""CPU time that metrics cost: of each request, and of each scrape."""
+"""CPU time of metrics, per request and per scrape."""
 
 import argparse
 from collections.abc import Callable

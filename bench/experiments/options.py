@@ -1,10 +1,10 @@
-"""Options that several experiments have in common."""
+"""Options that several experiments share."""
 
 import argparse
 from pathlib import Path
 from typing import TypeAlias
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - no public name
 """The subcommands of a command line, to which an experiment adds its own."""
 
 

@@ -1,4 +1,4 @@
-"""More load than the gateway can bear: goodput, latency of answers and rejections, memory, and recovery."""
+"""Load above the gateway's capacity: goodput, latency of responses and rejections, memory, and recovery."""
 
 import argparse
 import sys
@@ -21,13 +21,13 @@ from bench.report.records import make_record, save_record
 
 MODELS = ("wait_20", "wait_200", "wait_50_batch8", YOLO)
 FACTORS = {"open_3": 3, "open_10": 10, "open_30": 30}
-"""Phases with a constant rate, and how many times the peak that is."""
+"""Phases with a constant rate, as a multiple of the peak."""
 CROWDS = {"polite": True, "at_once": False}
-"""Phases with many clients that wait for their answers, and whether they wait as long as Retry-After says, too."""
+"""Phases with many clients that wait for responses, and whether they also respect Retry-After."""
 PHASES = (*FACTORS, *CROWDS)
 
 _CROWD = 512
-_PEAK_SHARE = 0.5  # of the seconds of a burst, for each number of clients
+_PEAK_SHARE = 0.5  # fraction of the duration of a burst, per number of clients
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _measure(lineup: Lineup, names: Sequence[str], model: str, options: argparse.Namespace) -> Iterator[Run]:
-    """Measure one model; the servers take turns in each phase."""
+    """Measure one model; the servers alternate in each phase."""
     samples = coco_samples(options.images) if model == YOLO else unlabelled_samples(options.images)
     contestants = [lineup.contestant(name, model) for name in names]
     peaks = []

@@ -1,4 +1,4 @@
-"""What Nereid does on this machine, in half a minute: the experiment that runs if none is named."""
+"""Performance of Nereid on this machine, in half a minute: the default experiment."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,7 @@ _NEXT = """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure a gateway of our own, and beside it decoding and HTTP alone."""
+    """Measure a separate gateway, and decoding and HTTP alone."""
     load = Load(unlabelled_samples(options.images), options.clients, options.seconds / 3)
     with fixture_triton() as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
         say("a gateway with shared memory")

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees while a measurement runs; a file gets none of it."""
+"""Progress output on a terminal; nothing is written to a file."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def say(message: str = "") -> None:
 
 
 def with_bar(label: str, seconds: float, measure: Callable[[Report], Outcome]) -> Outcome:
-    """Draw a bar while `measure` runs, which reports its progress."""
+    """Draw a bar while `measure` runs and reports its progress."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return measure(lambda _seconds, _requests: None)
@@ -37,10 +37,10 @@ def with_bar(label: str, seconds: float, measure: Callable[[Report], Outcome]) -
 
 
 class BudgetBar:
-    """A bar of the time that may be spent, and above it a line for each result; a file gets the lines only."""
+    """A bar for a time budget, with a line for each result above it; a file gets only the lines."""
 
     def __init__(self, seconds: float) -> None:
-        """Prepare to draw it, from now on for so many seconds. There is no thread that draws, so that processes can be forked."""
+        """Start a budget of `seconds`. The bar is drawn without a thread, so that processes can be forked."""
         console = Console(stderr=True, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
@@ -57,7 +57,7 @@ class BudgetBar:
         self._progress.stop()
 
     def doing(self, text: str) -> None:
-        """Show what is being done."""
+        """Show the current activity."""
         self._progress.update(self._task, description=text)
         self._draw()
 
@@ -66,7 +66,7 @@ class BudgetBar:
         self._progress.console.print(line, markup=False, highlight=False)
 
     def tick(self, _elapsed: float, _requests: int) -> None:
-        """Let the bar grow, a few times a second at most."""
+        """Update the bar, at most a few times a second."""
         if monotonic() - self._drawn > _DRAW_SECONDS:
             self._draw()
 

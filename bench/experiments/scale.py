@@ -1,4 +1,4 @@
-"""Throughput over the number of Tritons, of workers and of clients, and how many images go to Triton in one call."""
+"""Throughput over the number of Tritons, workers and clients, and batch sizes of calls to Triton."""
 
 import argparse
 import sys
@@ -25,18 +25,18 @@ from bench.report.scaling_text import scaling_text
 
 OVER = ("tritons", "workers")
 SLOW, FAST = "wait_80_file", "null"
-"""The model for more and more Tritons, which are the limit with it, and the one for more and more workers."""
+"""The model for scaling Tritons, which limits the throughput, and the model for scaling workers."""
 
 _CONTESTANTS = {SLOW: "nereid_file", FAST: "nereid_shm"}
 
 
 class Server(NamedTuple):
-    """A gateway of one size that runs."""
+    """A running gateway of one size."""
 
     contestant: Contestant
     running: Running
     tritons: Sequence[Triton]
-    """Those that it uses."""
+    """The Tritons that it uses."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +76,7 @@ def add_to(commands: Commands) -> None:
 
 
 def make_plan(over: str, options: argparse.Namespace) -> Scaling:
-    """Plan a scaling over one of `OVER`. Points that are compared follow each other, so that noise hits them alike."""
+    """Plan a scaling over one of `OVER`. Compared points are adjacent, so that noise affects them equally."""
     workers, clients = sorted(set(options.workers)), sorted(set(options.clients))
     is_over_tritons = over == "tritons"
     sizes = [(each, workers[-1]) for each in sorted(set(options.tritons))] if is_over_tritons else [(1, each) for each in workers]
@@ -93,7 +93,7 @@ def _add_counts(command: argparse.ArgumentParser, name: str, default: list[int],
 
 
 def _measure_all(scaling: Scaling, tritons: Sequence[Triton], logs: Path, options: argparse.Namespace) -> None:
-    """Start and warm up gateways of all sizes, measure round after round of each point in turn, and print what was measured."""
+    """Start and warm up gateways of all sizes, measure all points in several rounds, and print the results."""
     samples = unlabelled_samples(options.images)
     sizes = dict.fromkeys((point.tritons, point.workers) for point in scaling.points)
     try:

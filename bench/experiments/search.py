@@ -1,24 +1,24 @@
-"""Finding the number of clients with the best throughput."""
+"""Search for the number of clients with the best throughput."""
 
 from collections.abc import Callable
 
 WORTH = 0.02
-"""Share of throughput that more clients must add to be preferred."""
+"""Relative gain in throughput for which more clients are preferred."""
 
 _MAX_FALLS = 2
 _REFINEMENTS = 2
 
 
 def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_clients: int) -> int | None:
-    """Double the clients until the latency limit breaks or throughput falls twice, then look between the best's neighbours.
+    """Double the clients until the latency limit breaks or throughput falls twice; then search between the best's neighbours.
 
     Args:
         holds: Measures with this number of clients, and returns whether the latency limit holds. Called once per number.
-        rate: Returns the throughput that was measured.
-        max_clients: The largest number of clients.
+        rate: Returns the measured throughput.
+        max_clients: Maximum number of clients.
 
     Returns:
-        The fewest clients with the best throughput; None if the limit does not even hold with one.
+        The smallest number of clients with the best throughput; None if the limit does not hold with one client.
     """
     good: list[int] = []
     tried: list[int] = []
@@ -45,6 +45,6 @@ def find_best(holds: Callable[[int], bool], rate: Callable[[int], float], max_cl
 
 
 def _best(good: list[int], rate: Callable[[int], float]) -> int:
-    """Return the fewest clients whose throughput is as good as the best."""
+    """Return the smallest number of clients with the best throughput."""
     highest = max(map(rate, good))
     return min(clients for clients in good if rate(clients) * (1 + WORTH) >= highest)

@@ -1,4 +1,4 @@
-"""The ways to load a server that already runs: quick, full, sustained, sweep, open."""
+"""Loads on a running server: quick, full, sustained, sweep, open."""
 
 import argparse
 from collections.abc import Callable
@@ -28,14 +28,14 @@ WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
 SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
 MAX_CLIENTS = 256
-"""The largest number of clients that `sustained` tries."""
+"""Maximum number of clients in `sustained`."""
 
 
 class Session:
-    """A server, what is sent to it, and the runs so far."""
+    """A server, the requests to it, and the runs so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Prepare; nothing is sent yet.
+        """Prepare the session without sending requests.
 
         Raises:
             ValueError: There is no image to send.
@@ -47,7 +47,7 @@ class Session:
         self._samples = given_samples(options.image)
 
     def closed(self, clients: int, seconds: float) -> Run:
-        """Load the server with clients that wait for their answers."""
+        """Load the server with clients that wait for responses."""
         limit = self.options.requests
 
         def drive(progress: Progress) -> Outcome:
@@ -58,7 +58,7 @@ class Session:
         return self._measure(drive, seconds, clients=clients)
 
     def constant(self, rate: float, seconds: float) -> Run:
-        """Load the server at a constant rate, however fast it answers."""
+        """Load the server at a constant rate, independent of its speed."""
         if self.options.requests:
             seconds = min(seconds, self.options.requests / rate)
 
@@ -68,7 +68,7 @@ class Session:
         return self._measure(drive, seconds, rate=rate)
 
     def finish(self, *, is_search: bool = False) -> int:
-        """Save the runs if that was asked for; return 1 if a request failed or, in a search, was answered wrongly."""
+        """Save the runs if requested; return 1 if a request failed or, in a search, had a wrong result."""
         options = self.options
         if options.json:
             settings = describe(options) | {"images": str(len(self._samples))}
@@ -116,7 +116,7 @@ def quick(session: Session) -> int:
 
 
 def full(session: Session) -> int:
-    """Load the server with as many clients and for as long as the options say."""
+    """Load the server with the number of clients and the duration in the options."""
     print(sheet(session.closed(session.options.clients, session.options.duration)))
     return session.finish()
 
@@ -136,7 +136,7 @@ def constant(session: Session) -> int:
 
 
 def sustained(session: Session) -> int:
-    """Find the number of clients with the best throughput whose p99 stays below the limit and none of whose requests fails."""
+    """Find the number of clients with the best throughput, a p99 below the limit and no failed requests."""
     limit = session.options.p99
     tried: dict[int, Run] = {}
 
@@ -186,7 +186,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(function: Callable[[Session], int], options: argparse.Namespace) -> int:
-    """Run an experiment; what the caller can correct is reported as one line."""
+    """Run an experiment; report errors that the caller can correct in one line."""
     try:
         return function(Session(options))
     except ConnectionRefusedError as error:

@@ -1,4 +1,4 @@
-"""What the options that one tunes on other servers do to Nereid: processes, clients, kept connections, renewed workers."""
+"""Effect of common server options on Nereid: processes, clients, kept connections, renewed workers."""
 
 import argparse
 import os
@@ -20,18 +20,18 @@ from bench.report.contests import ContestantResult
 _MANY_CLIENTS = 512
 _MODEL = "null"
 _CONTESTANT = "nereid_file"
-"""It passes the file through, so that HTTP is most of what it does."""
+"""It passes the file through, so that HTTP dominates its cost."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run the server and its clients."""
+    """One configuration of the server and its clients."""
 
     title: str
     workers: int
     clients: int
     keep_alive: bool = True
     is_renewed: bool = False
-    """Whether all workers are renewed, one after the other, while it is measured."""
+    """Whether all workers are renewed one by one during the measurement."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_cases(cores: int, clients: int) -> list[Case]:
-    """Return the cases for a machine, the one with the default settings first."""
+    """Return the cases for a machine, starting with the default settings."""
     usual = Case(title=f"{cores} workers, {clients} clients", workers=cores, clients=clients)
     change = msgspec.structs.replace
     return [

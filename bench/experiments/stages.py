@@ -1,4 +1,4 @@
-"""CPU time of a request by step, one process per candidate, medians of several runs in turn."""
+"""CPU time of a request by step: one process per candidate, medians of several interleaved runs."""
 
 import argparse
 import subprocess
@@ -30,7 +30,7 @@ _END_SECONDS = 60
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What one process of a candidate has done."""
+    """Measurement of one process of a candidate."""
 
     seconds: float
     milliseconds: dict[str, float]
@@ -78,12 +78,12 @@ def add_to(commands: Commands) -> None:
 
 
 def turns(*, has_before: bool) -> list[str]:
-    """Return the candidates in the order of one round; each of Nereid's is followed by its counterpart."""
+    """Return the candidates in the order of one round; each Nereid candidate is followed by its counterpart."""
     return [each for name in CANDIDATES for each in ((name, f"{name}{BEFORE}") if has_before and name in NEREID else (name,))]
 
 
 def describe(spent: dict[str, list[Spent]]) -> Iterator[str]:
-    """Describe each candidate by the medians of its steps, then those with a counterpart by the ratios to it."""
+    """Describe each candidate by the medians of its steps, then the ratios to counterparts."""
     width = max(map(len, spent), default=0)
     for name, runs in spent.items():
         steps = {step: median(one.milliseconds[step] for one in runs) for step in runs[0].milliseconds}
@@ -97,7 +97,7 @@ def describe(spent: dict[str, list[Spent]]) -> Iterator[str]:
 
 
 def _ratios(runs: Sequence[Spent], counterparts: Sequence[Spent]) -> dict[str, list[float]]:
-    """Divide run by run: the total, and every step that both have."""
+    """Return the ratios by run: of the total, and of every common step."""
     pairs = list(zip(runs, counterparts, strict=False))
     ratios = {"total": [one.total / other.total for one, other in pairs]}
     for step in runs[0].milliseconds:
@@ -107,14 +107,14 @@ def _ratios(runs: Sequence[Spent], counterparts: Sequence[Spent]) -> dict[str, l
 
 @contextmanager
 def image_files(folder: Path | None) -> Iterator[Path]:
-    """Write the COCO-sized images into a folder of their own."""
+    """Write the COCO-sized images to a temporary folder."""
     with TemporaryDirectory(prefix="nereid-bench-") as target:
         for number, sample in enumerate(unlabelled_samples(folder)):
             Path(target, f"{number:04}").write_bytes(sample.body)
         yield Path(target)
 
 
-def spend(  # noqa: PLR0913 - what a run consists of
+def spend(  # noqa: PLR0913 - the parts of a run
     name: str,
     files: Path,
     seconds: float,
@@ -127,16 +127,16 @@ def spend(  # noqa: PLR0913 - what a run consists of
     """Run a candidate in several processes at the same time.
 
     Args:
-        name: Of the candidate; the name of its counterpart in another checkout ends with `@before`.
+        name: Name of the candidate; the name of its counterpart in another checkout ends with `@before`.
         files: A folder of images.
-        seconds: Length of the run.
+        seconds: Duration of the run.
         processes: Number of processes.
-        steps: Steps to run; empty: all.
-        triton: Where a Triton runs, for the steps that need one; None: without those steps.
+        steps: Steps to run; empty for all.
+        triton: Settings of a Triton, for the steps that need one; None to skip those steps.
         checkout: The checkout that contains the candidate's code.
 
     Raises:
-        ContestantError: One failed; the message is the last line it printed.
+        ContestantError: A process failed; the message is the last line of its output.
     """
     candidate = name.removesuffix(BEFORE)
     python = str(REFERENCE.python()) if candidate == "reference" else sys.executable

@@ -1,4 +1,4 @@
-"""Latency at a constant rate below the capacity: how far the slowest requests are from the usual one."""
+"""Latency at a constant rate below the capacity: p99 relative to p50."""
 
 import argparse
 from collections.abc import Sequence
@@ -30,25 +30,25 @@ from bench.load.open_loop import drive_open_loop
 from bench.report.text import number, table
 
 MINIMAL = "http and triton"
-"""The minimal server, which forwards bodies to Triton: what client, Triton and machine add by themselves."""
+"""The minimal server, which forwards bodies to Triton, to show the effect of client, Triton and machine."""
 
-_CAPACITY_SHARE = 0.5  # of the seconds of a measurement
+_CAPACITY_SHARE = 0.5  # fraction of the duration of a measurement
 
 
 class Round(NamedTuple):
     """One server in one round."""
 
     capacity: float
-    """Requests per second of clients that wait for their answers."""
+    """Requests per second of clients that wait for responses."""
     p50: float
-    """Milliseconds, from when a request was due; so is `p99`."""
+    """Milliseconds since a request was due, as is `p99`."""
     p99: float
     failed: float
-    """Part of the requests without a correct answer."""
+    """Share of requests without a correct response."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the capacity of each server and its latency at a share of it, and print the medians of the rounds."""
+    """Measure the capacity of each server and its latency at a share of the capacity; print the medians of the rounds."""
     before = require_checkout(options.before) if options.before else None
     names = [MINIMAL, *(name + end for name in options.only for end in (["", BEFORE] if before else [""]))]
     rounds: dict[str, list[Round]] = {name: [] for name in names}

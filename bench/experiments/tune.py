@@ -1,4 +1,4 @@
-"""Finding how a model should be run on this machine: instances, threads, batches, delays, and calls under way."""
+"""Tune a model for this machine: instances, threads, batches, delays, and calls in progress."""
 
 import argparse
 import os
@@ -27,15 +27,15 @@ from bench.load.images import unlabelled_samples
 
 _SECONDS = 300.0
 _SEARCH_SHARE = 0.55
-"""Of the time; in the rest the best variants are compared with the present one."""
+"""Share of the time for the search; the rest is for comparing the best variants with the current one."""
 _TRIALS = 60
-"""A part of a trial takes this fraction of the time, if that is neither too short nor needlessly long."""
+"""Each part of a trial takes 1/60 of the time, within a minimum and a maximum."""
 _MIN_PART_SECONDS, _MAX_PART_SECONDS = 0.5, 8.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure variants of a model, and print or write the best one."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it wants Triton as it was
+    """Measure variants of a model; print or write the best one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restore Triton's config when terminated
     try:
         return _tune(options)
     except KeyboardInterrupt:
@@ -92,10 +92,10 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _require_file(file: Path, present: Variant) -> None:
-    """Check that a file is the config of the model that runs.
+    """Check that a file is the config of the running model.
 
     Raises:
-        ContestantError: It is not, or cannot be read.
+        ContestantError: It is another config, or cannot be read.
     """
     written = read_variant(config_text.read(file), has_threads=present.threads is not None, calls=present.calls)
     if written != present:
@@ -103,7 +103,7 @@ def _require_file(file: Path, present: Variant) -> None:
 
 
 def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -> None:
-    """Print what to change, and change the file."""
+    """Print the changes, and write them to the file if `is_written`."""
     if chosen.config != present.config and (is_written or file.is_file()):
         text = config_text.edit(file, chosen)
         print("\n".join([f"{'written' if is_written else 'to write with --write'}: {file}", *config_text.difference(file, text)]))

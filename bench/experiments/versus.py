@@ -1,4 +1,4 @@
-"""Nereid beside other ways to do the same: same Triton, images, client and number of workers, in interleaved rounds."""
+"""Nereid compared with other servers: same Triton, images, client and number of workers, in interleaved rounds."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ from bench.report.records import make_record, save_record
 
 MODELS = ("null", "sim_gpu", YOLO)
 CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")
-"""What can be compared.
+"""Kinds of contests.
 
 `load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels.
 `batching`: the simulated GPU against the same without batches, 64 clients. `in_process`: yolo11n through Triton against
@@ -47,18 +47,18 @@ _MEMORY_NAMES = ("reference_uint8", *NEREID)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A contest to be held."""
+    """A planned contest."""
 
     kind: str
     """One of `CONTESTS`."""
     title: str
     contestants: list[tuple[str, str]]
-    """Name, and model of `MODELS` or a variant of one."""
+    """Name of each contestant, with a model of `MODELS` or a variant of one."""
     clients: int
 
 
 def run(options: argparse.Namespace) -> int:
-    """Hold the contests that the options ask for, and print each."""
+    """Run the contests in the options, and print each."""
     before = require_checkout(options.before, or_file=True) if options.before else None
     if options.install:
         REFERENCE.install()
@@ -100,11 +100,11 @@ def make_plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[st
     """Plan contests.
 
     Args:
-        kinds: Of `CONTESTS`.
-        model: Of `MODELS`.
-        clients: Number of concurrent clients, where the kind leaves it open.
-        only: Contestants; empty: all.
-        before: Another checkout, whose contestants run beside Nereid's; None: there is none.
+        kinds: Kinds in `CONTESTS`.
+        model: A model in `MODELS`.
+        clients: Number of concurrent clients, unless the kind sets it.
+        only: Contestants; empty for all.
+        before: Another checkout, whose contestants are added to Nereid's; None for none.
     """
     for plan in _plans(kinds, model, clients, only):
         if before is None:
@@ -141,7 +141,7 @@ def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) 
 
 
 def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Namespace) -> list[Contest]:
-    """Hold and print one contest; nothing is returned of a kind that is only printed."""
+    """Run and print one contest; return nothing for kinds that are only printed."""
     load = Load(_samples(plan, options.images), plan.clients, options.seconds)
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
         lineup = Lineup(triton, options.workers, Path(logs), before=before)
@@ -155,7 +155,7 @@ def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Nam
 
 
 def _samples(plan: Plan, folder: Path | None) -> Sequence[Sample]:
-    """Choose images; for the real model, without a folder, those whose contents are known."""
+    """Choose images; for the real model without a folder, images with known contents."""
     is_real = all(model == YOLO for _, model in plan.contestants)
     if plan.kind == "photo":
         photo = large_sample()

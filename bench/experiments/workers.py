@@ -1,4 +1,4 @@
-"""How many worker processes, and how many decoding threads in each, suit this machine."""
+"""Best number of workers, and of decoding threads per worker, on this machine."""
 
 import argparse
 import os

@@ -1,1 +1,1 @@
-"""Servers under measurement: starts and stops them, meters their processes and Triton, holds contests. Never prints results."""
+"""Starts and stops servers, measures their processes and Triton, and runs contests. Does not print results."""

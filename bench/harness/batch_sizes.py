@@ -1,4 +1,4 @@
-"""How many images the gateway sends to Triton in one call, according to its own metrics."""
+"""Batch sizes of the gateway's calls to Triton, from its own metrics."""
 
 from collections import Counter
 from http.client import HTTPException
@@ -13,14 +13,14 @@ _BUCKET = "api_inference_batch_size_bucket"
 
 
 def read_batch_sizes(gateway: str, model: str) -> Counter[str]:
-    """Return how many calls the gateway has made for a model since its start, by the number of images in them.
+    """Return the number of the gateway's calls for a model since its start, by batch size.
 
     Args:
         gateway: URL of the gateway, on this machine.
         model: Name of the model.
 
     Raises:
-        ContestantError: The gateway has no metrics that can be read.
+        ContestantError: The gateway's metrics cannot be read.
     """
     try:
         with LOOPBACK.open(f"{gateway}/metrics", timeout=_SECONDS) as answer:
@@ -32,7 +32,7 @@ def read_batch_sizes(gateway: str, model: str) -> Counter[str]:
 
 
 def _count(buckets: list[tuple[float, int]]) -> Counter[str]:
-    """Name each bucket by the sizes that only it counts."""
+    """Convert cumulative buckets to counts by range of sizes."""
     counts: Counter[str] = Counter()
     last, before = 0, 0
     for bound, calls in buckets:

@@ -1,4 +1,4 @@
-"""One burst of load on a server that was just started, and how the server recovers from it."""
+"""One burst of load on a freshly started server, and the recovery of the server."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -23,29 +23,29 @@ T = TypeVar("T")
 PEAK = "peak"
 PEAK_CLIENTS = (4, 8, 16, 32)
 RECOVERY_SECONDS = 5.0
-"""Between the end of a burst and the latency of a single client."""
+"""Time between the end of a burst and the measurement of a single client."""
 WATCH_SECONDS = 10.0
-"""How long memory is read after the end of a burst."""
+"""Duration of memory measurement after the end of a burst."""
 
 _WARM_UP_CLIENTS, _WARM_UP_SECONDS = 4, 1.0
 PROBE_SECONDS = 2.0
-"""How long a single client is measured."""
+"""Duration of the measurement of a single client."""
 _PROBE_PATIENCE = 8.0
 
 
 class Burst(NamedTuple):
-    """A load that is more than a server can bear."""
+    """A load above the capacity of a server."""
 
     phase: str
     rate: float | None = None
-    """Requests per second, however fast the server answers; None: clients wait for their answers."""
+    """Requests per second, independent of the server's speed; None if clients wait for responses."""
     clients: int | None = None
     is_polite: bool = False
-    """Whether clients wait as long as Retry-After says."""
+    """Whether clients respect Retry-After."""
 
 
 def measure_peak(lineup: Lineup, contestant: Contestant, samples: Sequence[Sample], seconds: float) -> Run:
-    """Measure the throughput of clients that wait for their answers, with the number of them that suits best.
+    """Measure the throughput of clients that wait for responses, with the best number of clients.
 
     Raises:
         ContestantError: The server does not start, or does not listen any more.
@@ -63,7 +63,7 @@ def measure_peak(lineup: Lineup, contestant: Contestant, samples: Sequence[Sampl
     return msgspec.structs.replace(best, figures={}, overload=Overload(phase=PEAK, offered=goodput, peak=goodput))
 
 
-def measure_burst(  # noqa: PLR0913, PLR0917 - what a burst consists of
+def measure_burst(  # noqa: PLR0913, PLR0917 - the parts of a burst
     lineup: Lineup, contestant: Contestant, samples: Sequence[Sample], burst: Burst, seconds: float, peak: float
 ) -> Run:
     """Measure a server before, during and after a burst.
@@ -73,8 +73,8 @@ def measure_burst(  # noqa: PLR0913, PLR0917 - what a burst consists of
         contestant: The server.
         samples: Images to send.
         burst: The load.
-        seconds: How long it lasts.
-        peak: Correct answers per second that the server can give.
+        seconds: Its duration.
+        peak: Capacity of the server, in correct responses per second.
 
     Raises:
         ContestantError: The server does not start, or does not listen any more.
@@ -101,7 +101,7 @@ def measure_burst(  # noqa: PLR0913, PLR0917 - what a burst consists of
 async def _load_and_watch(
     url: str, samples: Sequence[Sample], burst: Burst, seconds: float, meters: Meters
 ) -> tuple[Measurement, float | None]:
-    """Send a burst, and measure a single client some time after the last request was due, whatever is still unanswered."""
+    """Send a burst; measure a single client some time after the last request was due, even if requests are unanswered."""
     if burst.rate is None:
         load = drive_crowd(url, samples, clients=burst.clients or 1, seconds=seconds, is_polite=burst.is_polite)
     else:
@@ -114,7 +114,7 @@ async def _load_and_watch(
         await asyncio.sleep(seconds + RECOVERY_SECONDS)
         try:
             return _median(await drive_crowd(url, samples, clients=1, seconds=PROBE_SECONDS, patience=_PROBE_PATIENCE))
-        except OSError:  # nobody listens any more: it has not recovered
+        except OSError:  # the server no longer listens: it has not recovered
             return None
 
     measured, after, _ = await asyncio.gather(measure(), probe(), asyncio.sleep(seconds + WATCH_SECONDS))

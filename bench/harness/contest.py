@@ -1,4 +1,4 @@
-"""Contests: several servers under the same load, in interleaved rounds, so that noise hits all of them alike."""
+"""Contests: several servers under the same load, in interleaved rounds, so that noise affects all of them equally."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,21 +19,21 @@ from bench.report.contests import Contest, ContestantResult
 from bench.report.measurements import UNKNOWN_MODEL, Measurement
 
 WARM_UP_SECONDS = 1.5
-"""The shortest warm-up of a server before it is measured."""
+"""Minimum warm-up of a server before it is measured."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The load that all contestants of a contest get."""
+    """The load on each contestant."""
 
     samples: Sequence[Sample]
     clients: int
     seconds: float
-    """Length of each round."""
+    """Duration of each round."""
     keep_alive: bool = True
-    """Whether a client keeps its connection, or opens one for each request."""
+    """Whether a client keeps its connection, or opens one per request."""
 
 
-def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
+def hold_contest(  # noqa: PLR0913, PLR0917 - the parts of a contest
     title: str,
     contestants: Sequence[tuple[str, str]],
     lineup: Lineup,
@@ -41,13 +41,13 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - what a contest consists of
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Contest:
-    """Start and warm up all contestants, then measure round after round of each in turn.
+    """Start and warm up all contestants, then measure each in turn, in several rounds.
 
     Args:
-        title: What the contest is about.
+        title: Title of the contest.
         contestants: Name and model of each.
-        lineup: Starts them. Those that do not start are left out.
-        load: The load that each of them gets.
+        lineup: Starts them. Contestants that do not start are omitted.
+        load: The load on each contestant.
         rounds: Number of rounds.
         progress: Called with a message after each round.
 
@@ -88,9 +88,9 @@ def measure_alone(
 
     Args:
         lineup: Starts it.
-        name: Of the contestant.
-        model: Of `bench/models`.
-        load: The load that it gets.
+        name: Name of the contestant.
+        model: Name of a model in `bench/models`.
+        load: The load.
         disturb: Called when the measurement begins.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Triton's own counters of one model, over HTTP."""
+"""Triton's statistics of one model, over HTTP."""
 
 import json
 from collections import Counter
@@ -14,26 +14,26 @@ _SECONDS = 5
 
 
 class CountersError(Exception):
-    """Triton's counters cannot be read; the message is one line."""
+    """Triton's statistics cannot be read; the message is one line."""
 
 
 class Counters(NamedTuple):
-    """What a model has done since it was loaded. Times are nanoseconds, summed over requests."""
+    """Statistics of a model since it was loaded. Times are in nanoseconds, summed over requests."""
 
     inferences: int
     executions: int
     successes: int
-    """Requests that were answered."""
+    """Successful requests."""
     compute_ns: int
     waits: int
-    """Requests that have waited in the queue."""
+    """Requests that waited in the queue."""
     queue_ns: int
     batches: dict[str, int]
     """Executions by batch size."""
 
     @classmethod
     def total(cls, several: Sequence["Counters"]) -> "Counters":
-        """Add up what a model has done in several Tritons."""
+        """Add up the statistics of a model in several Tritons."""
         batches: Counter[str] = Counter()
         for one in several:
             batches.update(one.batches)
@@ -48,7 +48,7 @@ class Counters(NamedTuple):
         )
 
     def since(self, before: "Counters") -> TritonUse:
-        """Return what the model has done after `before`."""
+        """Return the statistics since `before`."""
         successes, waits = self.successes - before.successes, self.waits - before.waits
         batches = {size: count - before.batches.get(size, 0) for size, count in self.batches.items()}
         return TritonUse(
@@ -61,14 +61,14 @@ class Counters(NamedTuple):
 
 
 def read_counters(triton: str, model: str) -> Counters:
-    """Ask Triton for the counters of a model, all versions together.
+    """Read the statistics of a model, summed over its versions.
 
     Args:
         triton: URL of its HTTP endpoint, on this machine.
         model: Name of the model.
 
     Raises:
-        CountersError: Triton does not answer, or does not know the model.
+        CountersError: Triton does not respond, or does not have the model.
     """
     try:
         with LOOPBACK.open(f"{triton}/v2/models/{model}/stats", timeout=_SECONDS) as answer:
@@ -85,7 +85,7 @@ def read_counters(triton: str, model: str) -> Counters:
 
 def _add_up(versions: list[dict[str, Any]]) -> Counters:
     def total(*path: str) -> int:
-        """Add up a number over the versions; Triton leaves out what is zero."""
+        """Add up a number over the versions; Triton omits zeros."""
         count = 0
         for stats in versions:
             value: Any = stats

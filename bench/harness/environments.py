@@ -1,4 +1,4 @@
-"""Environments of programs that are not this project's, each made from its own file in requirements/."""
+"""Environments of external programs, each installed from a file in requirements/."""
 
 import hashlib
 import sys
@@ -10,14 +10,14 @@ from bench.harness.processes import ROOT
 
 
 class Environment:
-    """A virtual environment, `.NAME` in this checkout, with what requirements/NAME.txt lists."""
+    """A virtual environment, `.NAME` in this checkout, with the packages of requirements/NAME.txt."""
 
     def __init__(self, name: str, experiment: str) -> None:
-        """Name it, without making it.
+        """Describe the environment without creating it.
 
         Args:
-            name: Of the folder and of the requirements.
-            experiment: What makes it with `--install`, for the message where it is missing.
+            name: Name of the folder and of the requirements.
+            experiment: Experiment that creates it with `--install`, for the error if it is missing.
         """
         self.folder = ROOT / f".{name}"
         self.missing = f"the environment of {name} is not there yet; run: ./just bench {experiment} --install"
@@ -27,22 +27,22 @@ class Environment:
         """Return its Python.
 
         Raises:
-            ContestantError: It was not made, or from other requirements.
+            ContestantError: It is missing, or was created from other requirements.
         """
         if not self.is_installed():
             raise ContestantError(self.missing)
         return self.folder / "bin" / "python"
 
     def is_installed(self) -> bool:
-        """Return whether it was made in full from today's requirements."""
+        """Return whether it was created completely from the current requirements."""
         mark = self._mark()
         return mark.is_file() and mark.read_text(encoding="utf-8") == self._tag()
 
     def install(self) -> None:
-        """Make it, unless it is there.
+        """Create the environment if necessary.
 
         Raises:
-            PackageError: A package is not available; pip has printed why.
+            PackageError: A package is not available; pip's output shows the reason.
         """
         if not self.is_installed():
             make_environment(self.folder, self._requirements, sys.executable)

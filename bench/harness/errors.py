@@ -1,4 +1,4 @@
-"""What the harness reports to the user."""
+"""Errors of the harness."""
 
 
 class ContestantError(Exception):

@@ -1,4 +1,4 @@
-"""The servers that can take part in a contest, and how each is started."""
+"""The servers for contests, and how to start them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ NAMES = (*OTHERS, *NEREID)
 BATCH1 = "batch1"
 """Nereid in front of a model that takes one image at a time."""
 DEFAULT = "nereid"
-"""Nereid as it is without settings: shared memory as long as there is some."""
+"""Nereid with default settings: shared memory if available."""
 BEFORE = "@before"
-"""Ends the name of a contestant that runs from another checkout, or is one file: `nereid_shm@before` is the counterpart
+"""Suffix of a contestant that runs from another checkout, or as the one-file program: `nereid_shm@before` is the counterpart
 of `nereid_shm`."""
 
 _BASES = ("reference", "reference_uint8", "in_process", BATCH1)
@@ -49,7 +49,7 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     port: int
     probe: str
-    """A path that answers 200 when it is ready."""
+    """A path that returns 200 when the server is ready."""
     model: str
     """Name of the model it uses."""
     uses_triton: bool
@@ -61,7 +61,7 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lineup:
-    """Makes and starts contestants for one Triton."""
+    """Describes and starts contestants for one Triton."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Lineup:
         Args:
             triton: The Triton that runs their models.
             workers: Number of processes of each.
-            logs: The folder for what they print.
+            logs: The folder for their output.
             settings: More environment variables for Nereid.
-            before: The checkout that `@before` contestants run from, or the one file that they are.
+            before: The checkout that `@before` contestants run from, or the one-file program.
         """
         self.triton = triton
         self.workers = workers
@@ -88,10 +88,10 @@ class Lineup:
         self._before = before
 
     def contestant(self, name: str, model: str) -> Contestant:
-        """Describe a contestant that uses a model, or the variant of the model that suits it.
+        """Describe a contestant with a model, or with the variant of the model that it needs.
 
         Raises:
-            ContestantError: It cannot take part; the message says why.
+            ContestantError: It cannot take part; the message has the reason.
         """
         (port,) = find_free(1)
         if name in OTHERS:
@@ -102,7 +102,7 @@ class Lineup:
         """Run a contestant until the block ends.
 
         Raises:
-            ContestantError: As `running` says.
+            ContestantError: As for `running`.
         """
         log = self._logs / f"{contestant.port}.log"
         return running(contestant.command, contestant.environment, contestant.port, contestant.probe, log, contestant.checkout)
@@ -111,7 +111,7 @@ class Lineup:
         is_local, takes_bytes = name == "in_process", name == "reference_uint8"
         asked = model if is_local or takes_bytes else f"{model}_fp32"
         workers = 1 if is_local else self.workers
-        # As recommended by the guide that describes this kind of server.
+        # As recommended by the guide for this kind of server.
         options = {
             "port": port,
             "workers": workers,
@@ -178,12 +178,12 @@ class Lineup:
 
 
 def add_counterparts(names: Sequence[str]) -> list[str]:
-    """Put the counterpart from the other checkout behind each of Nereid's contestants."""
+    """Add the counterpart from the other checkout after each of Nereid's contestants."""
     return [contestant for name in names for contestant in ((name, f"{name}{BEFORE}") if name in NEREID else (name,))]
 
 
 def comparisons(names: Sequence[str]) -> list[Comparison]:
-    """Return what to compare: every contestant with the bases before it, and Nereid's contestants with their counterparts."""
+    """Return the comparisons: every contestant with the bases before it, and Nereid's contestants with their counterparts."""
     bases = [name for name in names if name in _BASES]
     found = [
         Comparison(base, [(name, base) for name in names if name not in bases[: place + 1]]) for place, base in enumerate(bases)

@@ -1,4 +1,4 @@
-"""The memory of processes while something else goes on."""
+"""Sampling of the memory of processes in the background."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,11 +15,11 @@ SAMPLES_PER_SECOND = 5
 
 
 class MemorySampler:
-    """Reads the memory of processes in a thread until it is closed."""
+    """Samples the memory of processes in a thread until it is closed."""
 
     def __init__(self, processes: Sequence[psutil.Process]) -> None:
         self.series = [WorkerMemory([], [], []) for _ in processes]
-        """One per process; that of a process that ends goes no further."""
+        """One series per process, up to the end of the process."""
         self._processes = processes
         self._started = perf_counter()
         self._is_over = Event()

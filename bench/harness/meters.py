@@ -1,4 +1,4 @@
-"""What processes cost: CPU time and memory, from /proc."""
+"""CPU time and memory of processes, from /proc."""
 
 import ctypes
 import os
@@ -17,28 +17,28 @@ from bench.report.measurements import Measurement
 MIB = 2**20
 
 Processes = Mapping[str, list[psutil.Process]]
-"""Processes by kind: `gateway`, `triton` and `stubs`, as far as they run on this machine."""
+"""Processes on this machine by kind: `gateway`, `triton` and `stubs`."""
 
 
 class Memory(NamedTuple):
-    """Memory of one process, bytes."""
+    """Memory of one process, in bytes."""
 
     resident: int
-    """Including what it shares with others."""
+    """Resident memory, including shared memory."""
     unshared: int
-    """What would become free if it ended."""
+    """Memory that would be freed if the process ended."""
 
 
 class Meters:
-    """Meters CPU time and Triton's counters from its creation on."""
+    """Measures CPU time and Triton's statistics since its creation."""
 
     def __init__(self, find: Callable[[], Processes], tritons: Sequence[str], model: str) -> None:
-        """Start metering.
+        """Start measuring.
 
         Args:
             find: Finds the processes; called again at the end.
             tritons: URLs of Triton's HTTP endpoints.
-            model: Whose counters to read; empty: none.
+            model: Model whose statistics to read; empty for none.
         """
         self._find = find
         self._tritons = tritons
@@ -47,7 +47,7 @@ class Meters:
         self._counters, self._note = self._read_counters()
 
     def read(self, outcome: Outcome) -> Measurement:
-        """Return what a load has cost that began after the creation and has just ended."""
+        """Return the measurement of a load that began after the creation and has just ended."""
         seconds = {
             kind: sum(spent - self._before.get(kind, {}).get(pid, 0.0) for pid, spent in processes.items())
             for kind, processes in _cpu_by_process(self._find()).items()
@@ -62,7 +62,7 @@ class Meters:
         return Measurement(outcome=outcome, cpu_ms=cpu_ms, triton=use, images_by_triton=images)
 
     def _read_counters(self) -> tuple[list[Counters], str]:
-        """Read the counters of each Triton; return none and the reason if that is not possible."""
+        """Read the statistics of each Triton; if that fails, return none and the reason."""
         if not self._model:
             return [], ""
         try:
@@ -72,14 +72,14 @@ class Meters:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """Return a process and everything it has started; empty if it has ended."""
+    """Return a process and its descendants; empty if it has ended."""
     with suppress(psutil.NoSuchProcess):
         return [process, *process.children(recursive=True)]
     return []
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """Return everything that a process has started."""
+    """Return the descendants of a process."""
     return family(process)[1:]
 
 
@@ -95,7 +95,7 @@ def listeners(url: str) -> list[psutil.Process]:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time that a process has used; 0 if it has ended."""
+    """Return the CPU time of a process; 0 if it has ended."""
     with suppress(psutil.Error):
         times = process.cpu_times()
         return float(times.user + times.system)
@@ -103,10 +103,10 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def precise_cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used: to the nanosecond, where `cpu_seconds` counts ticks of 10 ms.
+    """Return the CPU time of a process with nanosecond resolution; `cpu_seconds` has ticks of 10 ms.
 
     Raises:
-        OSError: There is no such process.
+        OSError: The process does not exist.
     """
     clock = ctypes.c_int()
     if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
@@ -125,9 +125,9 @@ def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:
 
 
 def busiest(process: psutil.Process) -> int:
-    """Return the id of a server's busiest worker, once there was load.
+    """Return the id of a server's busiest worker after a load.
 
-    A process that has started others is none: after a short load its start may have cost more than theirs.
+    Processes with children are excluded: after a short load, their start may have cost more CPU time than the load.
     """
     members = family(process)
     starters = {member.ppid() for member in members[1:]}

@@ -1,4 +1,4 @@
-"""The server that does the least: it reads bodies, and answers at once or forwards them to Triton."""
+"""The minimal server: it reads bodies, and responds at once or forwards them to Triton."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -10,15 +10,15 @@ from bench.harness.processes import Running, running
 
 
 def minimal_server(logs: Path, workers: int, triton: Settings | None = None) -> AbstractContextManager[Running]:
-    """Run it until the block ends.
+    """Run the server until the block ends.
 
     Args:
-        logs: The folder for what it prints.
+        logs: The folder for its output.
         workers: Number of processes.
-        triton: The Triton that each body is forwarded to, whose model is `null_file`; None for none.
+        triton: Settings of the Triton with the model `null_file` that gets each body; None to respond at once.
 
     Raises:
-        ContestantError: As `running` says.
+        ContestantError: As for `running`.
     """
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]

@@ -1,6 +1,6 @@
-"""The config of one model in a running Triton: read, and replaced for a while.
+"""Read the config of one model in a running Triton, and replace it temporarily.
 
-Triton is asked by a process of its own, because none may be forked where gRPC is in use.
+A separate process calls Triton, because a process that uses gRPC must not fork.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LOAD_SECONDS = 1200.0
 
 
 class ModelControl:
-    """Tells a Triton how to run a model."""
+    """Controls the config of a model in Triton."""
 
     def __init__(self, settings: Settings, model: str) -> None:
         self._environment = environment_of(ROOT) | variables(settings)
@@ -36,28 +36,28 @@ class ModelControl:
         self._is_changed = False
 
     def read(self) -> dict[str, Any]:
-        """Return the config that is in use, as Triton's JSON.
+        """Return the current config as Triton's JSON.
 
         Raises:
-            ContestantError: Triton does not answer, or has not loaded the model.
+            ContestantError: Triton does not respond, or has not loaded the model.
         """
         return dict(self._ask(None))
 
     def load(self, config: Mapping[str, Any]) -> None:
-        """Load the model with another config. If Triton cannot do that, it goes on with the one before.
+        """Load the model with another config. If this fails, Triton keeps the previous one.
 
         Raises:
-            ContestantError: Triton does not do it; the message contains what it says.
+            ContestantError: The load failed; the message contains Triton's error.
         """
         self._is_changed = True
         self._ask(config)
 
     @contextmanager
     def restored(self) -> Iterator[dict[str, Any]]:
-        """Hand out the config that is in use, and load it again when the block ends, if another was loaded.
+        """Yield the current config; if another one was loaded, restore it when the block ends.
 
         Raises:
-            ContestantError: As `read` and `load` say.
+            ContestantError: As for `read` and `load`.
         """
         original = self.read()
         try:
@@ -66,7 +66,7 @@ class ModelControl:
             if self._is_changed:
                 interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
                 try:
-                    # Told to load it without a config, Triton keeps the one it was given, because no file has changed.
+                    # Loading without a config would keep the replaced one, because no file has changed.
                     self._ask(original)
                 finally:
                     signal.signal(signal.SIGINT, interrupt)
@@ -80,7 +80,7 @@ class ModelControl:
             capture_output=True,
             text=True,
             check=False,
-            start_new_session=True,  # a Ctrl-C reaches only us
+            start_new_session=True,  # Ctrl-C must reach only the parent
         )
         if asked.returncode:
             said = asked.stderr.strip().rpartition("\n")[2]
@@ -89,7 +89,7 @@ class ModelControl:
 
 
 async def _answer(settings: Settings, model: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Load a model if there is a config, and return the config that is in use."""
+    """Load a model if a config is given; return the current config."""
     client = TritonClient(
         settings.triton_address, settings.control_key_path, credentials=credentials.load(settings.triton_tls_files)
     )

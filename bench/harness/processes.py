@@ -1,4 +1,4 @@
-"""Servers as child processes: started, waited for, and stopped with everything they have started."""
+"""Servers as child processes: start them, wait for them, and stop them with their children."""
 
 import os
 import subprocess
@@ -24,15 +24,15 @@ _OK, _NOT_READY = 200, 503
 
 
 class Running(NamedTuple):
-    """A server that runs."""
+    """A running server."""
 
     url: str
     process: psutil.Process
-    """The one that was started; it may have children."""
+    """The started process, which may have children."""
 
 
 @contextmanager
-def running(  # noqa: PLR0913, PLR0917 - what a server consists of
+def running(  # noqa: PLR0913, PLR0917 - the parts of a server
     command: Sequence[str],
     environment: Mapping[str, str],
     port: int,
@@ -46,12 +46,12 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
 
     Args:
         command: Its command line.
-        environment: Added to that of this process, of which variables of Nereid are left out.
+        environment: Variables added to the environment of this process, without its settings of Nereid.
         port: The port it listens on, on loopback.
-        probe: A path that answers 200 when it is ready, 503 before.
-        log: Gets what it prints.
+        probe: A path that returns 200 when it is ready, 503 before.
+        log: File for its output.
         checkout: The checkout of this project that it runs from.
-        ready_seconds: How long that may take.
+        ready_seconds: Maximum time until it is ready.
 
     Raises:
         ContestantError: It ended or did not become ready; the message contains the end of its log.
@@ -64,8 +64,8 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C reaches only us; we stop it
-            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - there are no threads here
+            start_new_session=True,  # Ctrl-C must reach only the parent, which stops it
+            preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -78,23 +78,23 @@ def running(  # noqa: PLR0913, PLR0917 - what a server consists of
 
 
 def environment_of(checkout: Path) -> dict[str, str]:
-    """Return this process's environment for a program of a checkout: its modules first, and no settings of Nereid."""
+    """Return this process's environment for a program of a checkout: with the checkout's modules, without settings of Nereid."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return inherited | {"PYTHONPATH": str(checkout)}
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Return the environment variables that give a program these settings."""
+    """Return these settings as environment variables."""
     usual = Settings()
     given = {name: value for name, value in msgspec.structs.asdict(settings).items() if value != getattr(usual, name)}
     return {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
 
 
 def require_checkout(folder: Path, *, or_file: bool = False) -> Path:
-    """Return the absolute path of a checkout of this project, or of its one file if that will do.
+    """Return the absolute path of a checkout of this project, or of the one-file program if `or_file`.
 
     Raises:
-        ContestantError: It is none.
+        ContestantError: The path is neither.
     """
     folder = folder.resolve()
     if or_file and os.access(folder, os.X_OK) and folder.is_file():

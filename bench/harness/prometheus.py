@@ -1,4 +1,4 @@
-"""A Prometheus: run one with the project's configuration, and ask one."""
+"""Run Prometheus with the project's configuration, and query it."""
 
 import math
 import shutil
@@ -17,7 +17,7 @@ from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT, running
 
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
-"""What is shipped; the rules are beside it."""
+"""The project's configuration; its rules are in the same folder."""
 
 _ANSWER_SECONDS = 10.0
 
@@ -27,11 +27,11 @@ class Series(NamedTuple):
 
     labels: dict[str, str]
     points: list[tuple[float, float]]
-    """Time in seconds since 1970, and value; only finite ones."""
+    """Time in seconds since 1970, and value; only finite values."""
 
 
 class _Answer(msgspec.Struct):
-    """What Prometheus's API answers."""
+    """A response of Prometheus's API."""
 
     status: str
     data: Any = None
@@ -39,12 +39,12 @@ class _Answer(msgspec.Struct):
 
 
 class Prometheus(NamedTuple):
-    """A Prometheus that runs. Each method raises `ContestantError` if it does not answer, or not as asked."""
+    """A running Prometheus. All methods raise `ContestantError` if it does not respond or returns an error."""
 
     url: str
 
     def query(self, expression: str) -> list[Series]:
-        """Return the values that an expression has now."""
+        """Return the current values of an expression."""
         found = self._get("query", query=expression)
         if found["resultType"] == "scalar":
             return [Series({}, _finite([found["result"]]))]
@@ -54,9 +54,9 @@ class Prometheus(NamedTuple):
         """Return the values of an expression over time.
 
         Args:
-            expression: In PromQL.
-            start: Of the time, seconds since 1970.
-            end: Of the time.
+            expression: The expression, in PromQL.
+            start: Start of the range, in seconds since 1970.
+            end: End of the range.
             step: Seconds between two values.
         """
         found = self._get("query_range", query=expression, start=start, end=end, step=step)
@@ -67,7 +67,7 @@ class Prometheus(NamedTuple):
         return set(self._get("label/__name__/values"))
 
     def firing(self) -> dict[str, dict[str, str]]:
-        """Return the annotations of the alerts that fire now, by the alert's name."""
+        """Return the annotations of the firing alerts, by name."""
         alerts = self._get("alerts")["alerts"]
         return {alert["labels"]["alertname"]: alert["annotations"] for alert in alerts if alert["state"] == "firing"}
 
@@ -95,7 +95,7 @@ def running_prometheus(
 
     Args:
         targets: The address, `host:port`, of each job.
-        folder: Gets its data, its configuration and its log.
+        folder: Folder for its data, its configuration and its log.
         scrape_seconds: Seconds between two scrapes, and between two evaluations of the rules.
         rules: The folder of the rules that the configuration names.
 
@@ -119,10 +119,10 @@ def running_prometheus(
 
 
 def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
-    """Change a configuration of Prometheus: the address of each job, how often it scrapes, and where the rules are.
+    """Change a configuration of Prometheus: the address of each job, the scrape interval, and the path of the rules.
 
     Returns:
-        JSON, which is YAML as well.
+        The configuration as JSON, which is valid YAML.
     """
     changed = msgspec.yaml.decode(config)
     interval = f"{scrape_seconds * 1000:.0f}ms"
@@ -135,7 +135,7 @@ def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rule
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """Load the system's certificates, which takes longer than most queries."""
+    """Load the system's certificates, which takes longer than most queries, so the result is reused."""
     return ssl.create_default_context()
 
 

@@ -1,6 +1,6 @@
 """The reference detector: OpenCV letterbox, the published network in ONNX Runtime, NMS in plain Python.
 
-It shares no code with app/, so that an error there does not go unnoticed.
+It shares no code with app/, so that it does not share its errors.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 PAD = 114
 """Value of every byte around the image."""
 SCORE = 0.25
-"""Lowest score that is compared."""
+"""Minimum score of compared boxes."""
 
 
 class Box(NamedTuple):
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 class ReferenceDetector:
-    """One published network with the pre- and post-processing of its authors."""
+    """A published network with the pre- and post-processing of its authors."""
 
     def __init__(self, name: str, network: Path) -> None:
         """Load the network of the model `name` from its published ONNX file."""
@@ -43,7 +43,7 @@ class ReferenceDetector:
 
         Args:
             file: The encoded image.
-            min_score: The lowest score to report.
+            min_score: Minimum score.
 
         Returns:
             Boxes by descending score.
@@ -68,7 +68,7 @@ class ReferenceDetector:
         return found
 
     def _letterbox(self, image: NDArray[Any]) -> tuple[NDArray[np.uint8], float, int, int]:
-        """Fit an image into the canvas; return the canvas, the scale, and where the left top corner of the image lies."""
+        """Fit an image to the canvas; return the canvas, the scale, and the position of the image's top left corner."""
         height, width = image.shape[:2]
         scale = min(self._side / width, self._side / height)
         to_pixels = int if self._is_yolox else round
@@ -120,11 +120,11 @@ def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], o
         boxes: (n, 4) x1 y1 x2 y2.
         scores: (n,).
         classes: (n,).
-        overlap: The highest IoU of two boxes of one class that are both kept.
-        min_score: The lowest score to keep.
+        overlap: Maximum IoU of two kept boxes of one class.
+        min_score: Minimum score.
 
     Returns:
-        Indices of the boxes that are kept, by descending score.
+        Indices of the kept boxes, by descending score.
     """
     kept: list[int] = []
     for index in np.argsort(-scores, kind="stable"):
@@ -136,7 +136,7 @@ def suppress(boxes: NDArray[Any], scores: NDArray[Any], classes: NDArray[Any], o
 
 
 class MatchCounts:
-    """How well served boxes agree with the reference, over several images."""
+    """Agreement of served boxes with the reference, over several images."""
 
     def __init__(self, overlap: float = 0.9) -> None:
         """Match boxes of one class whose IoU is at least `overlap`."""
@@ -144,7 +144,7 @@ class MatchCounts:
         self.images = self.expected = self.found = self.matched = 0
 
     def add(self, expected: Sequence[Box], found: Sequence[Box]) -> None:
-        """Add one image: the boxes of the reference and those that were served."""
+        """Add one image: the boxes of the reference and the served boxes."""
         self.images += 1
         self.expected += len(expected)
         self.found += len(found)
@@ -161,16 +161,16 @@ class MatchCounts:
 
 
 QUERY = {"confidence": str(SCORE), "boxes": "pixel", "max_detections": "300"}
-"""Parameters for a request whose answer can be compared with the reference."""
+"""Parameters of a request for comparison with the reference."""
 
 
 def boxes(answer: dict[str, Any]) -> list[Box]:
-    """Return the boxes of an answer to a request with the parameters `QUERY`."""
+    """Return the boxes in the response to a request with the parameters `QUERY`."""
     return [Box(d["class_id"], d["confidence"], (d["x1"], d["y1"], d["x2"], d["y2"])) for d in answer["detections"]]
 
 
 def matches(expected: Sequence[Box], found: Sequence[Box], overlap: float) -> int:
-    """Count matches: pairs of one class with an IoU of at least `overlap`, the best pairs first, each box in one pair at most."""
+    """Count matches: pairs of one class with an IoU of at least `overlap`, best pairs first, each box in at most one pair."""
     pairs = sorted(
         (
             (iou(one.corners, other.corners), i, j)

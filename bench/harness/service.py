@@ -1,4 +1,4 @@
-"""`serve` as a user runs it: the API and the embedded Triton, with ports, logs and models of its own."""
+"""A separate `serve`: the API and the embedded Triton, with their own ports, logs and models."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,15 +18,15 @@ _READY_SECONDS = 120.0
 
 
 class Service(NamedTuple):
-    """A `serve` that runs."""
+    """A running `serve`."""
 
     url: str
     process: psutil.Process
     targets: dict[str, str]
-    """Where Prometheus finds the metrics: `host:port` by job."""
+    """Addresses of the metrics for Prometheus: `host:port` by job."""
 
     def triton(self) -> psutil.Process | None:
-        """Return its Triton, if it runs."""
+        """Return its Triton; None if it is not running."""
         running = (child for child in self.process.children() if child.status() != psutil.STATUS_ZOMBIE)
         return next((child for child in running if child.name() == "tritonserver"), None)
 
@@ -37,12 +37,12 @@ def running_service(repository: Path, folder: Path, settings: Mapping[str, objec
 
     Args:
         repository: Its model repository.
-        folder: Gets its logs and the home of its Triton.
-        settings: Settings by name; `model` is one of them.
+        folder: Folder for its logs and the home of its Triton.
+        settings: Settings by name, including `model`.
 
     Raises:
         ContestantError: It does not start.
-        InstallError, PackageError: Triton is not installed and cannot be.
+        InstallError, PackageError: Triton cannot be installed.
     """
     home = folder / "triton"
     home.mkdir()

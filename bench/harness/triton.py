@@ -1,4 +1,4 @@
-"""The embedded Triton for a measurement: ports, logs and models of its own, beside one that may be in use."""
+"""A separate embedded Triton for a measurement, with its own ports, logs and models."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from bench.models.repository import YOLO, write_models
 
 
 class Triton(NamedTuple):
-    """An embedded Triton that runs."""
+    """A running embedded Triton."""
 
     settings: Settings
     process: psutil.Process
@@ -39,10 +39,10 @@ class Triton(NamedTuple):
 
 
 def link_installation(home: Path) -> None:
-    """Make a folder the home of an embedded Triton: with the usual installation, but with logs and keys of its own.
+    """Make a folder the home of an embedded Triton, with links to the usual installation, but separate logs and keys.
 
     Raises:
-        InstallError, PackageError: Triton is not installed and cannot be.
+        InstallError, PackageError: Triton cannot be installed.
     """
     installed = Path(environment.load().triton_home).resolve()
     install(installed)
@@ -57,10 +57,10 @@ def embedded_triton(repository: Path, model: str, key_file: Path | None = None) 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
-        key_file: The key of its controls, if several have the same.
+        key_file: File with the key of its controls, to share one between several Tritons.
 
     Raises:
-        InstallError, PackageError: It is not installed and cannot be.
+        InstallError, PackageError: Triton cannot be installed.
         EmbeddedTritonError: It does not start.
     """
     http, grpc, metrics = find_free(3)
@@ -86,16 +86,16 @@ def embedded_triton(repository: Path, model: str, key_file: Path | None = None) 
 
 
 def make_server(settings: Settings) -> EmbeddedTriton:
-    """Make a Triton with the settings of `embedded_triton`; it does not run yet."""
+    """Prepare a Triton with the settings of `embedded_triton`, without starting it."""
     key_file = settings.triton_control_key_file
     return EmbeddedTriton(settings, Path(key_file).read_text(encoding="ascii") if key_file else "")
 
 
 @contextmanager
 def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[Triton]]:
-    """Run several embedded Tritons with the same models until the block ends; one gateway may use all of them.
+    """Run several embedded Tritons with the same models until the block ends; one gateway can use all of them.
 
-    Arguments and errors are those of `embedded_triton`.
+    Arguments and errors as for `embedded_triton`.
     """
     with ExitStack() as stack:
         key_file = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")), "control.key")
@@ -104,13 +104,13 @@ def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[
 
 
 def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process]]:
-    """Return the processes of Tritons by kind: `triton`, and `stubs`, which run their models."""
+    """Return the processes of Tritons by kind: `triton`, and `stubs`, which run the models."""
     servers = [triton.process for triton in tritons]
     return {"triton": servers, "stubs": [stub for server in servers for stub in children(server)]}
 
 
 def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
-    """Return the settings, by name, of a gateway that uses some of `embedded_tritons`."""
+    """Return the settings, by name, of a gateway that uses these Tritons."""
     addresses = ",".join(triton.settings.triton_address for triton in tritons)
     return {"triton_endpoints": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
 
@@ -121,7 +121,7 @@ def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
 
     Raises:
         ContestantError: `yolo11n` has not been pulled.
-        InstallError, PackageError, EmbeddedTritonError: As `embedded_triton` says.
+        InstallError, PackageError, EmbeddedTritonError: As for `embedded_triton`.
     """
     pulled = Path(environment.load().model_repository)
     if with_yolo and YOLO not in loadable_models(pulled):

@@ -1,4 +1,4 @@
-"""Closed loop: a fixed number of clients, each of which sends its next request when it has the answer to the last one."""
+"""Closed loop: a fixed number of clients, each sending its next request after the response to the previous one."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from bench.load.images import Sample
 from bench.load.outcome import Outcome
 
 
-async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
+async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
     url: str,
     samples: Sequence[Sample],
     *,
@@ -21,20 +21,20 @@ async def drive_closed_loop(  # noqa: PLR0913 - what a load consists of
     patience: float = PATIENCE_SECONDS,
     keep_alive: bool = True,
 ) -> Outcome:
-    """Let each client send its next request as soon as it is answered.
+    """Run clients that send their next request as soon as they have a response.
 
     Args:
         url: URL to post to, on this machine.
         samples: Images, sent in turn.
         clients: Number of connections.
-        seconds: How long to send.
-        requests: Maximum number of requests; None: no limit.
+        seconds: Duration of sending.
+        requests: Maximum number of requests; None for no limit.
         progress: Called regularly.
-        patience: Seconds to wait for an answer.
-        keep_alive: Whether a client keeps its connection, or opens one for each request.
+        patience: Seconds to wait for a response.
+        keep_alive: Whether a client keeps its connection, or opens one per request.
 
     Raises:
-        ValueError: As `Driver` says.
+        ValueError: As for `Driver`.
         OSError: The server does not accept connections.
     """
     return await ClosedLoop(url, samples, clients, seconds, patience, requests, keep_alive=keep_alive).measure(progress)
@@ -58,7 +58,7 @@ class ClosedLoop(Driver):
         self._limit = sys.maxsize if requests is None else requests
 
     def begin(self) -> None:
-        """Let every client send its first request."""
+        """Make every client send its first request."""
         for connection in list(self.connections):
             self.free(connection)
 
@@ -74,7 +74,7 @@ class ClosedLoop(Driver):
         return self.issued == self.tally.ended and not self._may_send(now)
 
     def connection_refused(self) -> None:
-        """Count the request that its client could not send."""
+        """Count a request that the client could not send."""
         if self._may_send(perf_counter()):
             self.issued += 1
             self.tally.refused()

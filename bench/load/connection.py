@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection of the load driver: prebuilt requests out, as little as possible read of what comes back."""
+"""One HTTP/1.1 connection of the load driver: sends prebuilt requests, and parses as little as possible of responses."""
 
 import asyncio
 from typing import Protocol
@@ -9,42 +9,42 @@ _OK = b"http/1.1 200"
 
 
 class Owner(Protocol):
-    """Who decides what a connection sends."""
+    """Callbacks of a connection's owner, which decides what to send."""
 
     def opened(self, connection: "Connection") -> None:
-        """Take note of a new connection."""
+        """Handle a new connection."""
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Take note of an answer.
+        """Handle a response.
 
         Args:
-            number: Of the request.
-            since: As it was given to `Connection.send`.
-            status: Three digits.
-            body: Of the answer.
-            timing: Value of its Server-Timing header; may be empty.
+            number: Number of the request.
+            since: Start of the latency, as passed to `Connection.send`.
+            status: Status code, three digits.
+            body: Body of the response.
+            timing: Value of the Server-Timing header; may be empty.
         """
 
     def free(self, connection: "Connection") -> None:
-        """Give a connection without a request something to do."""
+        """Handle a connection that is ready for a request."""
 
     def lost(self, connection: "Connection", number: int | None, since: float) -> None:
-        """Take note of a closed connection, and of the request that it had not answered."""
+        """Handle a closed connection, and its unanswered request, if any."""
 
 
 class Connection(asyncio.Protocol):
-    """One client. It is idle until it is told to send a request."""
+    """One client. It is idle until `send` is called."""
 
     def __init__(self, owner: Owner) -> None:
         self.number: int | None = None
-        """Of the request that is in progress."""
+        """Number of the request in progress."""
         self.since = 0.0
-        """When its latency began."""
+        """Start of its latency."""
         self.retry_after = 0.0
-        """Seconds after which the last answer asked to be tried again; 0: it did not ask."""
+        """Retry-After of the last response in seconds; 0 if absent."""
         self._owner = owner
         self._buffer = b""
-        self._needed = 0  # bytes of the whole answer; known once its head was read
+        self._needed = 0  # bytes of the whole response; known after its head
         self._body_start = 0
         self._timing = b""
         self._is_last = False
@@ -61,9 +61,9 @@ class Connection(asyncio.Protocol):
         self.transport.write(message)
 
     def data_received(self, data: bytes) -> None:
-        """Collect an answer."""
+        """Collect a response."""
         self._buffer = buffer = self._buffer + data if self._buffer else data
-        if self.number is None:  # there was no request
+        if self.number is None:  # unexpected data
             self.transport.abort()
             return
         if not self._needed and not self._read_head(buffer):
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
             self._buffer, self._needed, self.number = b"", 0, None
             self._owner.answered(number, since, status, body, self._timing)
             if is_last or self.transport.get_write_buffer_size():
-                self.transport.abort()  # also after an answer that did not wait for the whole request: nobody wants the rest
+                self.transport.abort()  # also after a response before the end of the request, whose rest is not needed
             else:
                 self._owner.free(self)
 
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self, number, self.since)
 
     def _read_head(self, buffer: bytes) -> bool:
-        """Read what matters of the head of an answer; return whether the head is complete and usable."""
+        """Parse the required headers of a response; return whether the head is complete and valid."""
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
             return False
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
 
 def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> bytes:
-    """Build a POST request with an image or a form; without `keep_alive` the server closes the connection after its answer."""
+    """Build a POST request with an image or a form; without `keep_alive` the server closes the connection after its response."""
     content_type = "image/jpeg" if body.startswith(b"\xff\xd8") else "application/octet-stream"
     if body.startswith(b"--"):
         boundary = body[2 : body.index(b"\r")].decode("ascii")
@@ -118,7 +118,7 @@ def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> b
 
 
 def _header(head: bytes, lower: bytes, name: bytes) -> bytes:
-    """Return the value of a header, empty if there is none; `lower` is the head in lower case."""
+    """Return the value of a header, empty if absent; `lower` is the head in lower case."""
     start = lower.find(b"\r\n" + name + b":")
     if start < 0:
         return b""

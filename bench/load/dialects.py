@@ -1,6 +1,6 @@
-"""Requests of each dialect, each beside one for the same image in the gateway's own interface.
+"""Requests of each dialect, each paired with a request for the same image in the gateway's own interface.
 
-To add a dialect, write a function and put its name into `PAIRS`.
+To add a dialect, write a function and add it to `PAIRS`.
 """
 
 import base64
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 
 CONFIDENCE = 0.4
-"""Asked for in every request."""
+"""Minimum confidence in every request."""
 
 _IOU = 0.3
 
@@ -29,12 +29,12 @@ class Request(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two requests that ask the same."""
+    """Two equivalent requests."""
 
     own: Request
-    """Of the gateway's own interface; its body is of the same kind."""
+    """Request in the gateway's own interface, with the same kind of body."""
     other: Request
-    """Of the dialect."""
+    """Request in the dialect."""
 
 
 def deepstack(image: bytes, _model: str) -> Pair:
@@ -43,7 +43,7 @@ def deepstack(image: bytes, _model: str) -> Pair:
 
 
 def roboflow(image: bytes, model: str) -> Pair:
-    """Roboflow's self-hosted server. Its clients name a version, and it always looks for overlapping boxes."""
+    """Roboflow's self-hosted server. Its clients name a version, and it always suppresses overlapping boxes."""
     members = {"model_id": f"{model}/1", "image": {"type": "base64", "value": _text(image)}}
     options = {"confidence": CONFIDENCE, "iou_threshold": _IOU}
     return Pair(_own_json(image, model=model, version=1, iou=_IOU), _json("/infer/object_detection", {**members, **options}))
@@ -55,14 +55,14 @@ def ultralytics(image: bytes, _model: str) -> Pair:
 
 
 def cvat(image: bytes, model: str) -> Pair:
-    """The Nuclio dashboard, as CVAT calls it."""
+    """The Nuclio dashboard, as used by CVAT."""
     headers = {"x-nuclio-function-name": model, "x-nuclio-path": "/"}
     members = {"image": _text(image), "threshold": CONFIDENCE}
     return Pair(_own_json(image), _json("/api/function_invocations", members, headers))
 
 
 def label_studio(image: bytes, _model: str) -> Pair:
-    """A backend of Label Studio; the image comes in the task."""
+    """A backend of Label Studio; the task contains the image."""
     task = {"id": 1, "data": {"image": f"data:image/jpeg;base64,{_text(image)}"}}
     members = {"tasks": [task], "label_config": _LABEL_CONFIG, "project": "1.1", "params": {}}
     return Pair(_own_json(image), _json("/predict", members))
@@ -82,7 +82,7 @@ PAIRS: dict[str, Callable[[bytes, str], Pair]] = {
     "label-studio": label_studio,
     "nim": nim,
 }
-"""By dialect: makes its requests of an encoded image and the name of the default model."""
+"""Functions by dialect that make the requests from an encoded image and the name of the default model."""
 
 
 def _own_form(image: bytes) -> Request:

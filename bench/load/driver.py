@@ -1,7 +1,7 @@
-"""What every kind of load has in common: open connections, wait, reconnect, and count.
+"""Base of all kinds of load: open connections, wait, reconnect, and count.
 
-One process and no HTTP library: on shared cores every cycle of the client is taken from the server. So requests are built
-in advance, and of an answer only the status, the length and Server-Timing are read, except for those that `tally` checks.
+It is one process without an HTTP library, because on shared cores the client takes CPU time from the server. So requests are
+prebuilt, and only status, length and Server-Timing of a response are parsed, except for the responses that `tally` checks.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ from bench.load.tally import Tally
 from bench.load.target import parse_target
 
 PATIENCE_SECONDS = 30.0
-"""How long to wait for an answer."""
+"""Maximum time to wait for a response."""
 BUSY_SHARE = 0.8
-"""Share of a core above which the load driver may be what limits the throughput."""
+"""Share of a core above which the load driver may limit the throughput."""
 
 _RECONNECT_SECONDS = 0.05
 _TICK_SECONDS = 0.05
 
 Progress = Callable[[float, int], None]
-"""Called with the seconds since the start and the number of requests that have ended."""
+"""Called with the seconds since the start and the number of ended requests."""
 
 
 def run(load: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Run a load to its end on uvloop, the event loop that takes the least CPU time."""
+    """Run a load to its end on uvloop, the event loop with the least CPU time."""
     return uvloop.run(load)
 
 
 class Driver(ABC):
-    """One run: what it was asked to do and what has come back so far. A subclass decides when to send."""
+    """One run: its parameters and results so far. A subclass decides when to send."""
 
-    def __init__(  # noqa: PLR0913 - what a load consists of
+    def __init__(  # noqa: PLR0913 - the parts of a load
         self, url: str, samples: Sequence[Sample], width: int, seconds: float, patience: float, *, keep_alive: bool = True
     ) -> None:
         """Prepare to send `samples` in turn over `width` connections for `seconds`, one request per connection unless `keep_alive`.
 
         Raises:
-            ValueError: The URL is not on this machine, or there is nothing to send or no connection to send it over.
+            ValueError: The URL is not on this machine, or there are no samples or no connections.
         """
         self._target = parse_target(url)
         if not samples or width < 1:
@@ -53,7 +53,7 @@ class Driver(ABC):
         self.seconds = seconds
         self.connections: set[Connection] = set()
         self.issued = 0
-        """Number of requests that were sent or are due."""
+        """Number of requests that are sent or due."""
         self.tally = Tally([sample.expected for sample in samples], patience, seconds)
         self.started = 0.0
         self.is_over = False
@@ -68,24 +68,24 @@ class Driver(ABC):
 
     @abstractmethod
     def free(self, connection: Connection) -> None:
-        """Give a connection without a request something to do."""
+        """Handle a connection that is ready for a request."""
 
     @abstractmethod
     def is_done(self, now: float) -> bool:
         """Return whether there is nothing left to send or to wait for."""
 
     def pause_after(self, connection: Connection) -> float:  # noqa: ARG002 - most loads never pause
-        """Return how many seconds a client waits after the last answer on a connection."""
+        """Return the pause of a client after the last response on a connection, in seconds."""
         return 0.0
 
     def connection_refused(self) -> None:  # noqa: B027 - most loads need not know
-        """Take note that a connection could not be opened again."""
+        """Handle a failed reconnection."""
 
     def abandon_unsent(self) -> None:  # noqa: B027 - only a load with a schedule has any
         """Count the requests that were due, but never sent."""
 
     async def measure(self, progress: Progress | None) -> Outcome:
-        """Run it."""
+        """Run the load."""
         try:
             await asyncio.gather(*(self.connect() for _ in range(self._width)))
             cpu, self.started = thread_time(), perf_counter()
@@ -114,15 +114,15 @@ class Driver(ABC):
         connection.send(self._messages[number % len(self._messages)], number, since)
 
     def opened(self, connection: Connection) -> None:
-        """Take note of a new connection."""
+        """Handle a new connection."""
         self.connections.add(connection)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.tally.answered(number, since, status, body, timing)
 
     def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        """Count the request that a closed connection had not answered, and open another connection."""
+        """Count the unanswered request of a closed connection, and open another connection."""
         self.connections.discard(connection)
         if self.is_over:
             return

@@ -12,9 +12,9 @@ from PIL import Image, ImageOps
 _ROOT = Path(__file__).parents[2]
 SAMPLE_FOLDER = _ROOT / "tests" / "images"
 COCO_FOLDER = _ROOT.parent / "shared" / "images"
-"""Images of COCO; not available everywhere."""
+"""Images of COCO; optional."""
 EXPECTED = {"astronaut": frozenset({"person"}), "chelsea": frozenset({"cat"}), "coffee": frozenset({"cup"})}
-"""What every detector must find in the sample images."""
+"""Classes that every detector must find in the sample images."""
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 SEED = 4603
 SIZES = {
@@ -22,7 +22,7 @@ SIZES = {
     "chelsea": [(320, 213), (480, 320), (640, 427), (640, 427), (1024, 683), (1280, 853), (1920, 1280), (2592, 1728)],
     "coffee": [(320, 240), (500, 333), (640, 427), (640, 480), (960, 640), (1280, 720), (1920, 1080), (4000, 3000)],
 }
-"""Width and height of the default images: most as on web pages and in COCO, some as from cameras, one of 12 megapixels."""
+"""Width and height of the default images: most are typical of web pages and COCO, some of cameras, one has 12 megapixels."""
 COCO_SIZES = [(640, 480), (640, 427), (480, 640), (640, 425), (640, 640), (500, 375), (640, 360), (427, 640)]
 _COCO_SIDE = 640
 
@@ -34,12 +34,12 @@ class Sample(NamedTuple):
     body: bytes
     """The encoded image."""
     expected: frozenset[str]
-    """Class names that must be among the detections; empty: any well-formed answer is correct."""
+    """Class names that must be among the detections; if empty, any well-formed response is correct."""
 
 
 @cache
 def varied_samples() -> tuple[Sample, ...]:
-    """Make the default images: the same bytes on every machine with the same encoder, in the same shuffled order."""
+    """Make the default images, with the same bytes and the same shuffled order on every machine with the same encoder."""
     random = np.random.default_rng(SEED)
     samples = [_vary(name, size, random) for name, sizes in SIZES.items() for size in sizes]
     return tuple(samples[position] for position in random.permutation(len(samples)))
@@ -47,10 +47,10 @@ def varied_samples() -> tuple[Sample, ...]:
 
 @cache
 def coco_samples(folder: Path | None = None) -> tuple[Sample, ...]:
-    """Read the JPEGs of a folder, scaled down to 640 pixels if they are larger; without a folder, make images of such sizes."""
+    """Read the JPEGs of a folder, scaled down to 640 pixels if larger; without a folder, make images of these sizes."""
     if folder is None:
         random = np.random.default_rng(SEED)
-        # Cropped to a square or upright, too little would be left of the cat.
+        # A square or upright crop would leave too little of the cat.
         shapes = [(name, size) for size in COCO_SIZES for name in EXPECTED if name != "chelsea" or size[0] > size[1]]
         return tuple(_vary(name, size, random) for name, size in shapes)
     jpegs = (sample for sample in _read(folder) if sample.body.startswith(b"\xff\xd8"))
@@ -58,7 +58,7 @@ def coco_samples(folder: Path | None = None) -> tuple[Sample, ...]:
 
 
 def unlabelled_samples(folder: Path | None = None) -> list[Sample]:
-    """Return COCO-sized images for models that find nothing; without a folder, those of COCO itself if they are available."""
+    """Return COCO-sized images for models that find nothing; without a folder, COCO's own images if available."""
     samples = coco_samples(folder or (COCO_FOLDER if COCO_FOLDER.is_dir() else None))
     return [sample._replace(expected=frozenset()) for sample in samples]
 
@@ -69,7 +69,7 @@ def large_sample() -> Sample:
 
 
 def given_samples(path: Path | None) -> tuple[Sample, ...]:
-    """Read one image, or those of a folder; without a path, make the default images.
+    """Read one image or a folder of images; without a path, make the default images.
 
     Raises:
         ValueError: There is no image.
@@ -87,7 +87,7 @@ def _read(path: Path) -> Iterator[Sample]:
 
 
 def _vary(name: str, size: tuple[int, int], random: np.random.Generator) -> Sample:
-    """Crop to the shape, scale, mirror every other one, and add noise that makes a JPEG as large as a camera's."""
+    """Crop, scale, mirror every other image, and add noise so that the JPEG is as large as a camera's."""
     with Image.open(SAMPLE_FOLDER / f"{name}.jpg") as image:
         scaled = ImageOps.fit(image.convert("RGB"), size, Image.Resampling.BICUBIC)
     if random.random() < 0.5:  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""Open loop: a fixed rate of requests, however fast the server answers."""
+"""Open loop: a fixed rate of requests, independent of the server's speed."""
 
 import asyncio
 from collections import deque
@@ -11,10 +11,10 @@ from bench.load.images import Sample
 from bench.load.outcome import Outcome
 
 CONNECTIONS = 256
-"""How many requests can be in progress at a time."""
+"""Maximum number of requests in progress."""
 
 
-async def drive_open_loop(  # noqa: PLR0913 - what a load consists of
+async def drive_open_loop(  # noqa: PLR0913 - the parts of a load
     url: str,
     samples: Sequence[Sample],
     *,
@@ -26,15 +26,15 @@ async def drive_open_loop(  # noqa: PLR0913 - what a load consists of
 ) -> Outcome:
     """Send `rate` requests per second.
 
-    Latency counts from the time at which a request was due, not from the time at which a connection was free for it: a
-    server that stalls delays all requests that were due in the meantime. The event loop's timers have a resolution of a
-    millisecond. Other arguments and errors are those of `drive_closed_loop`.
+    Latency counts from the time when a request was due, not when a connection was free: a server that stalls delays all requests
+    that were due meanwhile. The event loop's timers have a resolution of a millisecond. Other arguments and errors as for
+    `drive_closed_loop`.
     """
     return await OpenLoop(url, samples, connections, seconds, patience, rate).measure(progress)
 
 
 class OpenLoop(Driver):
-    """The schedule of one run, and the connections that are free."""
+    """The schedule of one run, and its free connections."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
@@ -45,9 +45,9 @@ class OpenLoop(Driver):
         self._rate = rate
         self._total = max(1, round(rate * seconds))
         self.idle: dict[Connection, None] = {}
-        """Connections without a request; the one that was used last comes last."""
+        """Idle connections, the most recently used one last."""
         self._waiting: deque[int] = deque()
-        """Numbers of requests that are due, but for which no connection is free."""
+        """Numbers of due requests that wait for a free connection."""
 
     def begin(self) -> None:
         """Start the schedule."""
@@ -55,7 +55,7 @@ class OpenLoop(Driver):
         self._send_due()
 
     def free(self, connection: Connection) -> None:
-        """Send the request that has waited longest, if there is one."""
+        """Send the longest waiting request, if any."""
         if self._waiting:
             self.send_scheduled(connection, self._waiting.popleft())
         else:
@@ -66,17 +66,17 @@ class OpenLoop(Driver):
         return self.tally.ended == self._total
 
     def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        """Count the request that a closed connection had not answered, and open another connection."""
+        """Count the unanswered request of a closed connection, and open another connection."""
         self.idle.pop(connection, None)
         super().lost(connection, number, since)
 
     def abandon_unsent(self) -> None:
-        """Count the requests that have waited in vain, or were never due."""
+        """Count the requests that were never sent."""
         for number in [*self._waiting, *range(self.issued, self._total)]:
             self.tally.gave_up(self._due(number))
 
     def _send_due(self) -> None:
-        """Send everything that is due by now; come back when the next request is due."""
+        """Send all due requests; schedule the next call."""
         if self.is_over:
             return
         now = perf_counter()
@@ -91,11 +91,11 @@ class OpenLoop(Driver):
             asyncio.get_running_loop().call_later(self._due(self.issued) - now, self._send_due)
 
     def no_connection_free(self, number: int) -> None:
-        """Let a request that is due wait for a connection."""
+        """Queue a due request until a connection is free."""
         self._waiting.append(number)
 
     def send_scheduled(self, connection: Connection, number: int) -> None:
-        """Send a request, whose latency began when it was due."""
+        """Send a request; its latency began when it was due."""
         self.send(connection, number, self._due(number))
 
     def _due(self, number: int) -> float:

@@ -1,4 +1,4 @@
-"""What a run of the load driver has counted."""
+"""Results of a run of the load driver."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -7,7 +7,7 @@ import msgspec
 from hdrh.histogram import HdrHistogram
 
 MAX_MICROSECONDS = 60_000_000
-"""The highest latency that a histogram can hold."""
+"""Maximum latency in a histogram."""
 _SIGNIFICANT_DIGITS = 3
 
 
@@ -15,41 +15,41 @@ class Outcome(msgspec.Struct, dict=True):
     """The result of one run."""
 
     seconds: float
-    """From the first request to the last answer."""
+    """Time from the first request to the last response."""
     requests: int
     statuses: dict[str, int]
-    """Number of requests by how they ended: an HTTP status, `wrong` (200 with a wrong answer), `error` (no answer) or
+    """Number of requests by result: an HTTP status, `wrong` (200 with a wrong result), `error` (no response) or
     `dropped` (not sent, because all connections were in use)."""
     latency: str
-    """Of correct answers and of requests that were given up: an encoded HdrHistogram of microseconds."""
+    """Latency of correct responses and abandoned requests: an encoded HdrHistogram of microseconds."""
     stages: dict[str, float]
-    """Mean milliseconds of each Server-Timing entry of correct answers."""
+    """Mean milliseconds of each Server-Timing entry of correct responses."""
     driver_cpu: float
     """Share of one core that the load driver used."""
     overhead_p50: float = 0.0
-    """Median milliseconds of correct answers spent neither in `decode` nor in `infer`, as seen by the client."""
+    """Median milliseconds of correct responses outside of `decode` and `infer`, measured by the client."""
     model: str = ""
-    """Name of the model that answered, according to the answers; empty if they do not tell."""
+    """Name of the model according to the responses; empty if they do not contain it."""
     rejections: str = ""
-    """Latency of answers that ask to come back later (429 and 503), encoded like `latency`; empty: there was none."""
+    """Latency of rejections (429 and 503), encoded like `latency`; empty if there were none."""
     goodput: float = 0.0
-    """Correct answers per second while requests were sent. `rate` also counts those that came later, and their time."""
+    """Correct responses per second while requests were sent. `rate` also includes later responses and their time."""
     delay_p99: float = 0.0
-    """Of a load with a schedule: 99 of 100 requests were noticed within this many milliseconds after they were due."""
+    """For a load with a schedule: p99 of the driver's own delay after a request was due, in milliseconds."""
 
     @property
     def correct(self) -> int:
-        """Number of correct answers."""
+        """Number of correct responses."""
         return self.statuses.get("200", 0)
 
     @property
     def rate(self) -> float:
-        """Correct answers per second."""
+        """Correct responses per second."""
         return self.correct / self.seconds if self.seconds else 0.0
 
     @property
     def failed(self) -> float:
-        """Share of requests without a correct answer."""
+        """Share of requests without a correct response."""
         return 1 - self.correct / self.requests if self.requests else 0.0
 
     @cached_property
@@ -58,11 +58,11 @@ class Outcome(msgspec.Struct, dict=True):
         return HdrHistogram.decode(self.latency)
 
     def percentile(self, percent: float) -> float:
-        """Milliseconds within which `percent` of the answers arrived."""
+        """Milliseconds within which `percent` of the responses arrived."""
         return float(self.histogram.get_value_at_percentile(percent)) / 1e3
 
     def share_within(self, milliseconds: float) -> float:
-        """Share of all requests that got a correct answer within this time."""
+        """Share of all requests with a correct response within this time."""
         latencies = self.histogram.get_recorded_iterator()
         answered = sum(each.count_at_value_iterated_to for each in latencies if each.value_iterated_to <= milliseconds * 1e3)
         return answered / self.requests if self.requests else 0.0

@@ -1,4 +1,4 @@
-"""More load than a server can bear: arrivals that nothing holds back, and crowds of clients that come back."""
+"""Load above the capacity of a server: unlimited arrivals, and crowds of clients that retry."""
 
 import asyncio
 import math
@@ -13,14 +13,14 @@ from bench.load.outcome import Outcome
 from bench.load.tally import Tally
 
 CONNECTIONS = 2000
-"""How many requests of `drive_arrivals` can be in progress at a time."""
+"""Maximum number of requests in progress in `drive_arrivals`."""
 PATIENCE_SECONDS = 15.0
-"""How long a client waits for an answer: longer than the gateway's deadline."""
+"""Maximum time to wait for a response; longer than the gateway's deadline."""
 
-_JITTER = 0.1  # of the seconds that an answer names in Retry-After
+_JITTER = 0.1  # fraction of the seconds in Retry-After
 
 
-async def drive_arrivals(  # noqa: PLR0913 - what a load consists of
+async def drive_arrivals(  # noqa: PLR0913 - the parts of a load
     url: str,
     samples: Sequence[Sample],
     *,
@@ -29,11 +29,10 @@ async def drive_arrivals(  # noqa: PLR0913 - what a load consists of
     connections: int = CONNECTIONS,
     patience: float = PATIENCE_SECONDS,
 ) -> Outcome:
-    """Send `rate` requests per second, each over a connection that is free or else a new one.
+    """Send `rate` requests per second, each over a free connection or a new one.
 
-    A request that is due while `connections` are in use is dropped and counted as such. Latency counts from the time at which
-    a request was due, that of requests without an answer not at all. Other arguments and errors are those of
-    `drive_closed_loop`.
+    A request that is due while all `connections` are in use is dropped and counted. Latency counts from the time when a request was
+    due; requests without a response are not included. Other arguments and errors as for `drive_closed_loop`.
     """
     return await _Arrivals(url, samples, connections, seconds, patience, rate).measure(None)
 
@@ -47,10 +46,10 @@ async def drive_crowd(  # noqa: PLR0913 - as above
     is_polite: bool = False,
     patience: float = PATIENCE_SECONDS,
 ) -> Outcome:
-    """Let each client send its next request when it has an answer.
+    """Run clients that send their next request after a response.
 
-    A polite client waits as long as a Retry-After header says, and up to a tenth longer, so that not all come back together.
-    Latency of requests without an answer does not count. Other arguments and errors are those of `drive_closed_loop`.
+    A polite client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not retry together.
+    The latency excludes requests without a response. Other arguments and errors as for `drive_closed_loop`.
     """
     return await _Crowd(url, samples, clients, seconds, patience, is_polite=is_polite).measure(None)
 
@@ -73,7 +72,7 @@ class _Arrivals(OpenLoop):
         task.add_done_callback(self._opening.discard)
 
     def lost(self, connection: Connection, number: int | None, since: float) -> None:
-        """Count the request that a closed connection had not answered; another is opened when it is needed."""
+        """Count the unanswered request of a closed connection; another connection is opened when needed."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)
         if number is not None and not self.is_over:
@@ -101,10 +100,10 @@ class _Crowd(ClosedLoop):
         super().__init__(url, samples, clients, seconds, patience, None)
         self.tally = Tally([sample.expected for sample in samples], math.inf, seconds)
         self._is_polite = is_polite
-        self._random = Random(0)  # noqa: S311 - no secret
+        self._random = Random(0)  # noqa: S311 - not a secret
 
     def begin(self) -> None:
-        """Let the clients send their first requests one after the other, within a tenth of the time."""
+        """Spread the first requests of the clients over a tenth of the time."""
         loop = asyncio.get_running_loop()
         pause = self.seconds / 10 / len(self.connections)
         for index, connection in enumerate(list(self.connections)):
@@ -120,6 +119,6 @@ class _Crowd(ClosedLoop):
             super().free(connection)
 
     def _resume(self, connection: Connection) -> None:
-        """Send the next request, unless the connection was lost in the meantime: then another one takes its place."""
+        """Send the next request, unless the connection was lost meanwhile and replaced by another one."""
         if connection in self.connections:
             super().free(connection)

@@ -1,4 +1,4 @@
-"""Counting what comes back during one run."""
+"""Counts the responses of one run."""
 
 import math
 from array import array
@@ -13,10 +13,10 @@ import msgspec
 from bench.load.outcome import Outcome, encode_latencies
 
 CHECK_EVERY = 16
-"""Of the answers after the first pass over the images, one of this many is parsed and checked."""
+"""After the first pass over the images, one of this many responses is parsed and checked."""
 
 REJECTIONS = {"429", "503"}
-"""Statuses of answers that ask the client to come back later."""
+"""Statuses of responses that ask the client to retry later."""
 
 _NOT_OVERHEAD = b"decode", b"batch", b"infer"
 
@@ -32,17 +32,17 @@ class _Labelled(msgspec.Struct):
 class _Answer(msgspec.Struct):
     detections: list[_Named] | None = None
     classifications: list[_Named] | None = None
-    """Instead of detections, from a classifier."""
+    """Results of a classifier, instead of detections."""
     predictions: list[_Labelled] | None = None
-    """Instead of detections, in DeepStack's interface."""
+    """Results in DeepStack's interface, instead of detections."""
     results: list["_Answer"] | None = None
-    """Of a batch, instead of detections."""
+    """Results of a batch, instead of detections."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
     @property
     def names(self) -> list[str] | None:
-        """Of what was found; None if the answer does not tell."""
+        """Class names in the response; None if it contains no results."""
         if self.predictions is not None:
             return [prediction.label for prediction in self.predictions]
         named = self.detections if self.classifications is None else self.classifications
@@ -60,8 +60,8 @@ _decoder = msgspec.json.Decoder(_Answer)
 class Tally:
     """Statuses, latencies and stages of one run.
 
-    Decoding JSON costs CPU time that the server may need, so every answer of the first pass over the images is checked,
-    but only some of the later ones.
+    Decoding JSON costs CPU time that the server may need, so all responses of the first pass over the images are checked, but only
+    some of the later ones.
     """
 
     def __init__(self, expected: Sequence[frozenset[str]], patience: float, seconds: float = math.inf) -> None:
@@ -69,11 +69,11 @@ class Tally:
 
         Args:
             expected: Class names, one set per image.
-            patience: The latency of a request that was given up counts if it is longer than this.
-            seconds: For how long requests are sent; correct answers until then are the goodput.
+            patience: The latency of an abandoned request counts if it is longer than this.
+            seconds: Duration of sending; correct responses within it are the goodput.
         """
         self.ended = 0
-        """Number of requests that were answered or given up."""
+        """Number of answered or abandoned requests."""
         self._expected = expected
         self._patience = patience
         self._seconds = seconds
@@ -93,11 +93,11 @@ class Tally:
         self._start = self._last = perf_counter()
 
     def due(self, delay: float) -> None:
-        """Take note that the driver noticed a request `delay` seconds after it was due."""
+        """Record that the driver handled a request `delay` seconds after it was due."""
         self._delays.append(delay)
 
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
-        """Count an answer. Arguments as in `connection.Owner.answered`."""
+        """Count a response. Arguments as for `connection.Owner.answered`."""
         count = len(self._expected)
         if (
             status == "200"
@@ -116,7 +116,7 @@ class Tally:
             self._rejections.append(elapsed)
 
     def gave_up(self, since: float) -> None:
-        """Count a request without an answer; its time counts only if it was waited for to the end."""
+        """Count a request without a response; its time counts only after the full wait."""
         self._count("error")
         if self._last - since > self._patience:
             self._latency.append(self._last - since)
@@ -152,7 +152,7 @@ class Tally:
         self._statuses[status] += 1
 
     def _check(self, body: bytes, expected: frozenset[str]) -> bool:
-        """Return whether the expected classes are among those found; note which model answered."""
+        """Return whether the expected classes are among the results; store the model's name."""
         try:
             answer = _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):

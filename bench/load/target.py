@@ -1,4 +1,4 @@
-"""Where load is sent: always this machine."""
+"""The target of load, always on this machine."""
 
 import ipaddress
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Target(NamedTuple):
     authority: str
     """Value of the Host header."""
     path: str
-    """With the query."""
+    """Path with the query."""
 
 
 def parse_target(url: str) -> Target:

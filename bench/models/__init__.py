@@ -1,1 +1,1 @@
-"""Models for measurements only: a Triton config each, and one implementation that they share."""
+"""Models for measurements: a Triton config for each, and one shared implementation."""

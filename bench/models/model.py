@@ -1,6 +1,6 @@
-"""The implementation of all fixtures: waits as its config says, then finds nothing, or as many objects as its config says.
+"""The implementation of all fixtures: waits, and then returns the number of objects in its config.
 
-Runs inside the embedded Triton; a copy of it lies beside each config while a measurement runs.
+It runs inside the embedded Triton; during a measurement, each config has a copy of it.
 """
 
 import ctypes
@@ -13,24 +13,24 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 _ROWS = 300
 
-# Triton 2.51 decodes BYTES tensors before a model asks for them. Under numpy 2 it passes this function an array in which every
-# byte is the first one; decoding it fails and takes the process down. The fixtures never look at their input.
+# Triton 2.51 decodes BYTES tensors before a model asks for them. With numpy 2 it passes this function a corrupt array; decoding it
+# crashes the process. The fixtures do not use their input.
 pb_utils.deserialize_bytes_tensor = lambda _encoded: _Unread()
 
 
 class _Unread:
-    """Strings that are not decoded; Triton gives them the shape of the tensor."""
+    """Placeholder for undecoded strings, which Triton reshapes."""
 
     def reshape(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return as many empty strings."""
+        """Return empty strings in this shape."""
         return np.full(shape, b"", np.object_)
 
 
 class TritonPythonModel:
-    """One instance of one fixture, as Triton's Python backend expects it."""
+    """One instance of a fixture; interface of Triton's Python backend."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read how long to wait, and what to find."""
+        """Read the waiting time and the objects to return."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._per_batch = float(parameters["wait_milliseconds"]["string_value"]) / 1e3
         self._per_image = float(parameters["wait_milliseconds_per_image"]["string_value"]) / 1e3
@@ -41,12 +41,12 @@ class TritonPythonModel:
             "det_scores": np.zeros((1, _ROWS), np.float32),
             "det_classes": np.zeros((1, _ROWS), np.int32),
         }
-        # Side by side, near the middle, where every image lies, whatever its shape.
+        # Side by side near the centre, which every letterboxed image covers.
         self._found["det_boxes"][0, :objects] = [(220 + 20 * row, 300, 236 + 20 * row, 340) for row in range(objects)] or 0
         self._found["det_scores"][0, :objects] = np.linspace(0.9, 0.5, objects)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer a batch of requests, each of one image or more, without looking at the images."""
+        """Return results for a batch of requests with one or more images each, without reading the images."""
         sizes = [request.inputs()[0].shape()[0] for request in requests]
         if seconds := self._per_batch + self._per_image * sum(sizes):
             time.sleep(seconds)
@@ -56,11 +56,11 @@ class TritonPythonModel:
         return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._found.items()]
 
 
-# Triton 2.51's own conversion returns empty tensors under numpy 2, without an error; DLPack works with any numpy. Triton adds
-# `Tensor` to its module after this one is loaded, so annotations of it are strings.
+# With numpy 2, Triton 2.51's own conversion returns empty tensors without an error; DLPack works with any numpy. Triton adds
+# `Tensor` to its module after this one is loaded, so its annotations are strings.
 def _to_triton(name: str, array: np.ndarray) -> "pb_utils.Tensor":
     capsule = array.__dlpack__()
-    # Triton marks a consumed capsule with another name than the DLPack standard, which numpy's destructor would report as
-    # an error each time. It has nothing to do for a consumed capsule: Triton releases the array.
+    # Triton renames a consumed capsule differently from the DLPack standard, which numpy's destructor reports as an error. The
+    # destructor is not needed for a consumed capsule, because Triton releases the array.
     ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
     return pb_utils.Tensor.from_dlpack(name, capsule)

@@ -10,10 +10,10 @@ from onnx.utils import Extractor
 from app.embedded.launch import CONFIG_NAME
 
 YOLO = "yolo11n"
-"""The one real model that measurements use."""
+"""The only real model in measurements."""
 
 _FOLDER = Path(__file__).parent
-# The tensor between preprocessing and network in a composed model, as app/zoo/compose.py names it.
+# The tensor between preprocessing and network in a composed model, named in app/zoo/compose.py.
 _PIXELS = "before/pixels"
 
 
@@ -21,7 +21,7 @@ def write_models(repository: Path, pulled: Path | None = None) -> None:
     """Write the fixtures into a model repository.
 
     Args:
-        repository: Where to.
+        repository: The model repository.
         pulled: The project's own repository, to add its `yolo11n` and a variant of it that takes FP32 planes; None adds neither.
     """
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
@@ -40,7 +40,7 @@ def write_fixture(name: str, repository: Path) -> None:
 
 
 def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> None:
-    """Put a model into another repository: links to its files, except those that get another text."""
+    """Add a model to another repository: links to its files, except the replaced ones."""
     for file in (path for path in source.rglob("*") if path.is_file()):
         target = repository / source.name / file.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,10 @@ def read_labels(repository: Path, model: str) -> str:
 
 
 def _write_fp32_variant(repository: Path) -> None:
-    """Write `yolo11n` without its first nodes, so that it takes the FP32 planes that clients like the reference send."""
+    """Write `yolo11n` without its first nodes, so that it takes FP32 planes, as the reference sends them."""
     network = onnx.load(repository / YOLO / "1" / "model.onnx")
     variant = Extractor(network).extract_model([_PIXELS], [output.name for output in network.graph.output])
-    del variant.opset_import[1:]  # one for each graph that was merged, all of the same version
+    del variant.opset_import[1:]  # one per merged graph, all identical
     variant.graph.input[0].name = "images"
     for node in variant.graph.node:
         for index, name in enumerate(node.input):

@@ -1,1 +1,1 @@
-"""Results as files, text and HTML. Knows what was measured; never knows how."""
+"""Results as files, text and HTML. Independent of the measurement itself."""

@@ -10,9 +10,9 @@ from bench.report.text import number
 _HEIGHT = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 150, 30, 44
 _BAR_HEIGHT, _BAR_GAP = 22, 12
-_LABEL_LETTERS = 19  # that fit beside a plot
-_LABEL_DISTANCE = 26  # below which two labels on an axis would overlap
-_SHARED_SCALE = 25  # how many times longer the longest bar may be before each bar gets a scale of its own
+_LABEL_LETTERS = 19  # letters that fit next to a plot
+_LABEL_DISTANCE = 26  # minimum distance of labels on an axis
+_SHARED_SCALE = 25  # ratio of the longest bar above which each bar gets its own scale
 _MOST_TICKS = 8
 _MOST_BATCHES = 32
 
@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
     name: str
     points: list[tuple[float, float]]
-    """In the units of the axes."""
+    """Points in the units of the axes."""
 
 
 class Bar(NamedTuple):
@@ -31,7 +31,7 @@ class Bar(NamedTuple):
     name: str
     parts: dict[str, float]
     label: str
-    """Written at its end."""
+    """Text at its end."""
     marks: Sequence[float] = ()
     """Single measurements, drawn as dots."""
 
@@ -42,12 +42,12 @@ class Axis(NamedTuple):
     low: float
     high: float
     ticks: dict[float, str]
-    """Their places and labels."""
+    """Positions and labels of the ticks."""
     title: str
     is_log: bool
 
     def place(self, value: float) -> float:
-        """Return where a value lies, 0 to 1."""
+        """Return the position of a value, 0 to 1."""
         if self.is_log:
             return (math.log10(max(value, self.low)) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
         return (value - self.low) / (self.high - self.low)
@@ -73,7 +73,7 @@ def linear_axis(most: float, title: str) -> Axis:
 
 
 def stack(lines: Sequence[Line]) -> list[Line]:
-    """Put curves on top of each other, each of which is zero where it has no point; the sum of all comes first."""
+    """Stack curves; missing points count as zero. The sum of all comes first."""
     sums = dict.fromkeys(sorted({x for line in lines for x, _ in line.points}), 0.0)
     stacked = []
     for line in lines:
@@ -83,10 +83,10 @@ def stack(lines: Sequence[Line]) -> list[Line]:
     return stacked[::-1]
 
 
-def draw_lines(  # noqa: PLR0913 - what a chart consists of
+def draw_lines(  # noqa: PLR0913 - the parts of a chart
     lines: Sequence[Line], across: Axis, up: Axis, colours: Mapping[str, str], *, dots: bool = False, areas: bool = False
 ) -> str:
-    """Draw curves with their names at their ends, or the areas below them, each in front of those before it."""
+    """Draw curves with their names at their ends, or the areas below them, each in front of the previous ones."""
 
     def x(value: float) -> float:
         return _LEFT + across.place(value) * (WIDTH - _LEFT - _RIGHT)
@@ -136,7 +136,7 @@ def draw_bars(bars: Sequence[Bar], colours: Mapping[str, str], *, has_legend: bo
 
 
 def draw_batches(batches: Mapping[str, int]) -> str:
-    """Draw how many executions had which batch size; at least one must be above zero."""
+    """Draw the number of executions by batch size; at least one must be above zero."""
     sizes = {int(size): count for size, count in batches.items() if count}
     total, most, largest = sum(sizes.values()), max(sizes.values()), max(sizes)
     shown = range(1, largest + 1) if largest <= _MOST_BATCHES else sorted(sizes)
@@ -163,7 +163,7 @@ def _grid(up: Axis, y: Callable[[float], float]) -> list[str]:
 
 
 def _base(across: Axis, x: Callable[[float], float]) -> list[str]:
-    """Draw the horizontal axis; leave out labels that would overlap."""
+    """Draw the horizontal axis; omit overlapping labels."""
     parts = []
     floor, last = _HEIGHT - _BOTTOM, -math.inf
     for value, label in across.ticks.items():

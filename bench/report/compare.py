@@ -1,4 +1,4 @@
-"""Two records, before and after."""
+"""Comparison of two records, before and after."""
 
 from bench.report.measurements import Run
 from bench.report.records import Record
@@ -6,7 +6,7 @@ from bench.report.text import number, table
 
 MORE_IS_BETTER = {"requests/s", "mean batch", "goodput", "peak/s"}
 NOISE_PERCENT = 2.0
-"""Smaller changes are called neither better nor worse."""
+"""Smaller changes count as neither better nor worse."""
 
 
 def compare(before: Record, after: Record) -> str:

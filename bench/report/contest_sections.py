@@ -27,7 +27,7 @@ _FIGURES = {
 
 
 def contest_section(contest: Contest) -> str:
-    """Draw a contest with all its rounds; empty if nobody took part."""
+    """Draw a contest with all its rounds; empty without contestants."""
     entries = [entry for entry in contest.entries if entry.rounds]
     if not entries:
         return ""

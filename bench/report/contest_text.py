@@ -8,11 +8,11 @@ from bench.report.contests import Contest
 from bench.report.measurements import KINDS
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
-"""What is compared between contestants, and the figure of it."""
+"""Titles of the comparisons between contestants, and their figures."""
 
 
 def contest_text(contest: Contest) -> str:
-    """Describe a contest: a table, the ratios between contestants, and what to keep in mind."""
+    """Describe a contest: a table, the ratios between contestants, and remarks."""
     return "\n".join([*_table(contest), *_ratios(contest), *_remarks(contest)])
 
 
@@ -49,7 +49,7 @@ def _ratios(contest: Contest) -> Iterator[str]:
 
 
 def _remarks(contest: Contest) -> Iterator[str]:
-    """Say what the table does not."""
+    """Return remarks on the table."""
     for name, reason in contest.left_out.items():
         yield f"{name} is left out: {reason}"
     entries = [entry for entry in contest.entries if entry.rounds]

@@ -1,4 +1,4 @@
-"""Contests: the rounds of several servers under the same load, and how they compare."""
+"""Contests: the rounds of several servers under the same load, and their comparison."""
 
 from statistics import median
 
@@ -8,21 +8,21 @@ from bench.report.measurements import Measurement, Run
 
 
 class Rounds(msgspec.Struct, kw_only=True):
-    """Measurements of the same, each made in turn with others."""
+    """Repeated measurements of the same case, interleaved with other cases."""
 
     rounds: list[Measurement] = []
 
     @property
     def middle(self) -> Measurement:
-        """The round of median throughput; there must be one."""
+        """The round with the median throughput; there must be at least one round."""
         return sorted(self.rounds, key=lambda one: one.outcome.rate)[len(self.rounds) // 2]
 
     def median(self, figure: str) -> float:
-        """Return the median of a figure over the rounds; a round without it counts as zero."""
+        """Return the median of a figure over the rounds; a missing figure counts as zero."""
         return median(one.figures.get(figure, 0.0) for one in self.rounds) if self.rounds else 0.0
 
     def ratios(self, base: "Rounds", figure: str) -> list[float]:
-        """Divide a figure by that of another, round by round: noise that hits a whole round cancels out."""
+        """Divide a figure by that of another case, round by round, so that noise in a whole round cancels out."""
         pairs = [
             (one.figures.get(figure, 0.0), other.figures.get(figure)) for one, other in zip(self.rounds, base.rounds, strict=False)
         ]
@@ -34,22 +34,22 @@ class ContestantResult(Rounds, kw_only=True):
 
     name: str
     model: str
-    """Name of the model that answered."""
+    """Name of the model."""
     note: str
-    """What kind of server it is."""
+    """Kind of server."""
     resident_mib: list[float] = []
     """Memory of each worker at the end."""
     unshared_mib: list[float] = []
-    """The part of it that no other process uses."""
+    """The part of the memory that no other process uses."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Contestants to be compared with others."""
+    """Pairs of contestants to compare."""
 
     title: str
-    """What they are compared with."""
+    """Description of the base."""
     pairs: list[tuple[str, str]]
-    """Name of a contestant, and of the one it is compared with."""
+    """Names of a contestant and of its base."""
 
 
 class Contest(msgspec.Struct, kw_only=True):
@@ -60,10 +60,10 @@ class Contest(msgspec.Struct, kw_only=True):
     workers: int
     """Number of processes of each contestant."""
     seconds: float
-    """Length of each round."""
+    """Duration of each round."""
     entries: list[ContestantResult]
     left_out: dict[str, str] = {}
-    """Contestants that could not take part, and why."""
+    """Contestants that could not take part, with the reasons."""
     comparisons: list[Comparison] = []
 
     def ratios(self, name: str, base: str, figure: str) -> list[float]:
@@ -72,7 +72,7 @@ class Contest(msgspec.Struct, kw_only=True):
         return entries[name].ratios(entries[base], figure)
 
     def runs(self) -> list[Run]:
-        """Represent each contestant by its round of median throughput."""
+        """Represent each contestant by its round with the median throughput."""
         found = []
         for entry in self.entries:
             if not entry.rounds:

@@ -1,4 +1,4 @@
-"""A Grafana dashboard: its panels, and the expressions in PromQL whose values they show."""
+"""A Grafana dashboard: its panels and their PromQL expressions."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Target(msgspec.Struct, rename="camel"):
 
 
 class Place(msgspec.Struct):
-    """Where a panel is, in columns (24 of them) and rows of the dashboard's grid."""
+    """Position of a panel in the dashboard's grid of 24 columns."""
 
     x: int
     y: int
@@ -32,32 +32,32 @@ class Place(msgspec.Struct):
 
 
 class Stacking(msgspec.Struct):
-    """Whether the series are drawn on top of each other."""
+    """Whether the series are stacked."""
 
     mode: str = "none"
 
 
 class Style(msgspec.Struct):
-    """How the series are drawn."""
+    """Drawing style of the series."""
 
     stacking: Stacking = msgspec.field(default_factory=Stacking)
 
 
 class Defaults(msgspec.Struct):
-    """What holds for all series of a panel."""
+    """Defaults for all series of a panel."""
 
     unit: str = "short"
     custom: Style = msgspec.field(default_factory=Style)
 
 
 class FieldConfig(msgspec.Struct):
-    """How a panel shows its series."""
+    """Field configuration of a panel."""
 
     defaults: Defaults = msgspec.field(default_factory=Defaults)
 
 
 class Panel(msgspec.Struct, rename="camel"):
-    """One panel; one of type `row` is the title of those that follow."""
+    """One panel; a panel of the type `row` is a heading."""
 
     id: int
     type: str
@@ -74,12 +74,12 @@ class Panel(msgspec.Struct, rename="camel"):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the series are drawn on top of each other."""
+        """Whether the series are stacked."""
         return self.field_config.defaults.custom.stacking.mode != "none"
 
 
 class Variable(msgspec.Struct):
-    """What the user chooses at the top of the dashboard."""
+    """A variable of the dashboard, which the user sets at the top."""
 
     name: str
     type: str
@@ -92,7 +92,7 @@ class Templating(msgspec.Struct):
 
 
 class Dashboard(msgspec.Struct):
-    """A dashboard, as far as its values need it."""
+    """The parts of a dashboard that are needed to draw it."""
 
     uid: str
     title: str
@@ -105,13 +105,13 @@ def load_dashboard(path: Path) -> Dashboard:
 
     Raises:
         OSError: It cannot be read.
-        msgspec.DecodeError: It is no dashboard.
+        msgspec.DecodeError: It is not a dashboard.
     """
     return msgspec.json.decode(path.read_bytes(), type=Dashboard)
 
 
 def fill_in(expression: str, variables: Mapping[str, str]) -> str:
-    """Put values into an expression for its variables.
+    """Replace the variables in an expression by values.
 
     Raises:
         KeyError: A variable has no value.
@@ -120,9 +120,9 @@ def fill_in(expression: str, variables: Mapping[str, str]) -> str:
 
 
 def everything(window: str) -> dict[str, str]:
-    """Return values of the variables that choose all hosts and models.
+    """Return values of the variables that select all hosts and models.
 
     Args:
-        window: The time for which rates are taken: four scrapes or more.
+        window: The window of rates: at least four scrapes.
     """
     return {"instance": ".+", "model": ".+", "__rate_interval": window}

@@ -1,4 +1,4 @@
-"""A Grafana dashboard as one HTML page: each panel with its values, at its place."""
+"""A Grafana dashboard as one HTML page: each panel with its values, at its position."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ _UNITS = {
     "s": (1e3, "ms"),
     "short": (1, ""),
 }
-"""Factor and name in the picture, by Grafana's name of a unit."""
+"""Factor and displayed name, by Grafana's name of a unit."""
 
 
 class Curve(NamedTuple):
@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
     name: str
     points: list[tuple[float, float]]
-    """Seconds since the begin of the picture, and value."""
+    """Seconds since the start of the picture, and value."""
 
 
 def dashboard_page(dashboard: Dashboard, curves: Mapping[int, Sequence[Curve]], seconds: float) -> str:
@@ -36,7 +36,7 @@ def dashboard_page(dashboard: Dashboard, curves: Mapping[int, Sequence[Curve]], 
     Args:
         dashboard: The dashboard.
         curves: The series of each panel, by its id.
-        seconds: How long the time is.
+        seconds: Duration of the picture.
     """
     cells = "".join(_cell(panel, curves.get(panel.id, ()), seconds) for panel in dashboard.panels)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(dashboard.title)}</title>'

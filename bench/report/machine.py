@@ -1,4 +1,4 @@
-"""What a record says about where and with what it was made."""
+"""The machine and versions of a record."""
 
 import platform
 import shutil
@@ -35,7 +35,7 @@ def describe_machine() -> Machine:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of those of `PACKAGES` that are installed."""
+    """Return the versions of Python and of the installed `PACKAGES`."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -46,7 +46,7 @@ def package_versions() -> dict[str, str]:
 
 
 def read_commit() -> str | None:
-    """Return the commit of this checkout, with a `+` if files differ from it; None without git."""
+    """Return the commit of this checkout, with a `+` if files are changed; None without git."""
     git = shutil.which("git")
     if git is None:
         return None

@@ -1,4 +1,4 @@
-"""What is measured of a server under a load."""
+"""Measurements of a server under load."""
 
 import msgspec
 
@@ -8,11 +8,11 @@ PERCENTILES = (50, 90, 95, 99)
 KINDS = ("gateway", "triton", "stubs", "client")
 """Kinds of processes whose CPU time is measured: the server, Triton, the processes of Triton's models, the load driver."""
 UNKNOWN_MODEL = "-"
-"""Stands for the model where neither the answers nor the command line name one."""
+"""Placeholder if neither the responses nor the command line name the model."""
 
 
 class TritonUse(msgspec.Struct, frozen=True):
-    """What one model did during a run, in all Tritons together."""
+    """Statistics of one model during a run, over all Tritons."""
 
     inferences: int
     executions: int
@@ -34,22 +34,22 @@ class Measurement(msgspec.Struct, kw_only=True):
 
     outcome: Outcome
     cpu_ms: dict[str, float] = {}
-    """CPU time per request by kind of process, as far as the processes run on this machine."""
+    """CPU time per request by kind of process, for processes on this machine."""
     triton: TritonUse | None = None
     triton_note: str = ""
-    """Why `triton` is None."""
+    """The reason if `triton` is None."""
     images_by_triton: list[int] = []
     """Images that each Triton has processed."""
     calls: dict[str, int] = {}
-    """Calls that the gateway has made to Triton, by the number of images in them: `1`, `2`, `3-4`, as its metrics count them."""
+    """The gateway's calls to Triton by batch size, in the buckets of its metrics: `1`, `2`, `3-4`."""
     figures: dict[str, float] = {}
-    """The main numbers of the above by name, for programs that cannot read HDR histograms."""
+    """The main figures by name, for programs that cannot read HDR histograms."""
 
     def __post_init__(self) -> None:
         self.figures = self.figures or self._figures()
 
     def _figures(self) -> dict[str, float]:
-        """Name the numbers; milliseconds unless the name says otherwise."""
+        """Return the figures by name; in milliseconds unless the name has another unit."""
         outcome = self.outcome
         numbers = {"requests/s": outcome.rate, "mean": outcome.mean}
         numbers |= {f"p{percent}": outcome.percentile(percent) for percent in PERCENTILES}
@@ -67,31 +67,31 @@ class WorkerMemory(msgspec.Struct, frozen=True):
     """The memory of one worker over time."""
 
     seconds: list[float]
-    """When it was read, since the load began."""
+    """Times of the samples since the start of the load."""
     resident_mib: list[float]
-    """Including what it shares with other processes."""
+    """Memory including shared memory."""
     proportional_mib: list[float]
-    """With an equal part of what it shares with other processes."""
+    """Memory including its proportional part of shared memory."""
 
 
 class Overload(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a server under more load than it can bear, besides its answers."""
+    """Additional measurements of a server under load above its capacity."""
 
     phase: str
     """Name of the load."""
     offered: float
-    """Requests per second, those that were dropped included."""
+    """Requests per second, including dropped requests."""
     peak: float
-    """The most correct answers per second that the server gives if its clients wait for it."""
+    """Maximum number of correct responses per second with clients that wait for responses."""
     before_ms: float | None = None
     """Median latency of a single client before the load."""
     after_ms: float | None = None
-    """The same after it; None: no correct answer, or not measured."""
+    """Median latency of a single client after the load; None without a correct response, or if not measured."""
     memory: list[WorkerMemory] = []
-    """Of each worker, from the beginning of the load until some time after it."""
+    """Memory of each worker, from the start of the load until some time after its end."""
 
     def figures(self) -> dict[str, float]:
-        """Name the main numbers; memory is that of the largest worker."""
+        """Return the main figures by name; the memory is that of the largest worker."""
         numbers = {"offered/s": self.offered, "peak/s": self.peak}
         if self.before_ms and self.after_ms:
             numbers["recovery"] = self.after_ms / self.before_ms
@@ -108,14 +108,14 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(Measurement, kw_only=True):
-    """A measurement that stands for itself."""
+    """A single measurement."""
 
     contestant: str
     """Name of the server."""
     mode: str
     """Name of the experiment."""
     model: str
-    """Name of the model that answered."""
+    """Name of the model."""
     clients: int | None = None
     rate: float | None = None
     """Requests per second, if the load had a constant rate."""
@@ -123,7 +123,7 @@ class Run(Measurement, kw_only=True):
 
     @property
     def load(self) -> str:
-        """Describe the load. Under overload, it depends on the peak that was measured, so it is named after its phase."""
+        """Describe the load. Overload depends on the measured peak, so it is named after its phase."""
         if self.overload:
             return self.overload.phase
         if self.rate is not None:
@@ -141,5 +141,5 @@ class Run(Measurement, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What two runs must have in common to be compared."""
+        """Key of comparable runs."""
         return self.contestant, self.mode, self.model, self.load

@@ -12,11 +12,11 @@ from bench.report.records import Record
 from bench.report.svg import colour
 
 Measured = tuple[str, Run, Overload]
-"""Name of a server, a run of it, and what the run tells of overload."""
+"""Name of a server, its run, and the overload measurements of the run."""
 
 
 def overload_sections(records: Sequence[tuple[str, Record]]) -> list[str]:
-    """Draw the overload runs of several records, each with the name of its file; one section per model."""
+    """Draw the overload runs of several records, given with file names; one section per model."""
     measured = [
         (run.contestant if len(records) == 1 else f"{run.contestant}, {file}", run, run.overload)
         for file, record in records
@@ -41,7 +41,7 @@ def _section(model: str, measured: Sequence[Measured]) -> str:
 
 
 def _over_load(measured: Sequence[Measured]) -> str:
-    """Draw goodput and p99 over the offered load, without loads whose clients set the pace."""
+    """Draw goodput and p99 over the offered load, without closed loops."""
     paced = sorted((one for one in measured if one[1].rate or not one[2].memory), key=lambda one: one[2].offered)
     if not paced:
         return ""

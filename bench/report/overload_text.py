@@ -25,7 +25,7 @@ COLUMNS = {
 
 
 def overload_text(runs: Sequence[Run]) -> str:
-    """Describe what servers did under each load, each phase beside the same of the other servers."""
+    """Describe the servers under each load, grouped by phase."""
     rows = [["", "server", *COLUMNS, "responses"]]
     for run in runs:
         statuses = ", ".join(f"{status}: {count:,}" for status, count in run.outcome.statuses.items())

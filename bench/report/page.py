@@ -1,4 +1,4 @@
-"""One HTML page of one or more records: no scripts, nothing to download, plots as SVG."""
+"""One HTML page of one or more records, without scripts or downloads, with plots as SVG."""
 
 from collections.abc import Sequence
 from html import escape
@@ -14,7 +14,7 @@ _STYLE = Path(__file__).with_name("page.css")
 
 
 def page(records: Sequence[tuple[str, Record]]) -> str:
-    """Draw the page of several records, each with the name of its file."""
+    """Draw the page of several records, given with file names."""
     sections = [
         *run_sections(records),
         *overload_sections(records),

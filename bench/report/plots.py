@@ -1,4 +1,4 @@
-"""What a page draws of measurements: latency curves, stages, CPU time and batch sizes."""
+"""Plots of measurements: latency curves, stages, CPU time and batch sizes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from bench.report.text import number
 
 _PERCENTILE_TICKS = {0: "0", 50: "50", 90: "90", 99: "99", 99.9: "99.9", 99.99: "99.99"}
 _STAGE_COLOURS = {"read": 3, "model": 4, "queue": 2, "decode": 1, "batch": 5, "infer": 0, "post": 6, "draw": 7}
-"""The stages that Nereid reports, in order. Each has the same colour in every plot."""
+"""Nereid's stages, in order, with their colours."""
 _REST, _TOTAL = "rest", "total"
 
 
@@ -20,8 +20,8 @@ def latency_plot(histograms: Mapping[str, Iterable[str]], colours: Mapping[str, 
     """Draw latency over percentiles, both logarithmic, for the first few series.
 
     Args:
-        histograms: By name: encoded histograms, to be added up.
-        colours: By name.
+        histograms: Encoded histograms by name, which are added up.
+        colours: Colours by name.
     """
     lines = [Line(name, _curve(encoded)) for name, encoded in list(histograms.items())[:COLOURS]]
     most = max(point[0] for line in lines for point in line.points)
@@ -32,7 +32,7 @@ def latency_plot(histograms: Mapping[str, Iterable[str]], colours: Mapping[str, 
 
 
 def stage_bar(name: str, stages: Mapping[str, float], label: str) -> Bar:
-    """Order the stages as a request passes them; the time that belongs to no stage comes last."""
+    """Order the stages as in a request; time outside of stages comes last."""
     parts = {stage: stages[stage] for stage in _STAGE_COLOURS if stage in stages}
     parts |= {stage: value for stage, value in stages.items() if stage not in {*_STAGE_COLOURS, _TOTAL}}
     rest = stages.get(_TOTAL, 0.0) - sum(parts.values())
@@ -64,7 +64,7 @@ def batch_plots(batches: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def _curve(encoded: Iterable[str]) -> list[tuple[float, float]]:
-    """Return points of (1 / share of slower answers, milliseconds), as far as there were enough answers."""
+    """Return points of (1 / share of slower responses, milliseconds), as far as there are enough responses."""
     histogram = merge_histograms(encoded)
     decades = math.log10(max(histogram.total_count, 10))
     steps = [10 ** (decades * step / 80) for step in range(81)]

@@ -1,4 +1,4 @@
-"""What one session of the bench has measured, and the JSON file it is kept in."""
+"""Records of bench sessions, stored as JSON files."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def all_runs(self) -> list[Run]:
-        """The runs, one for each contestant of a contest, and one for each point of a scaling."""
+        """All runs, including one per contestant of a contest and one per point of a scaling."""
         contests = (run for contest in self.contests for run in contest.runs())
         return [*self.runs, *contests, *(run for scaling in self.scalings for run in scaling.runs())]
 
@@ -35,7 +35,7 @@ class Record(msgspec.Struct, kw_only=True):
 def make_record(
     settings: Mapping[str, str], runs: Sequence[Run] = (), contests: Sequence[Contest] = (), scalings: Sequence[Scaling] = ()
 ) -> Record:
-    """Put measurements on record, with this machine and the versions in use."""
+    """Make a record of measurements, with this machine and the versions."""
     return Record(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=read_commit(),

@@ -23,7 +23,7 @@ _FIGURES = (
 
 
 def run_sections(records: Sequence[tuple[str, Record]]) -> list[str]:
-    """Draw the runs of several records, each with the name of its file; those of overload have sections of their own."""
+    """Draw the runs of several records, given with file names; overload runs have separate sections."""
     runs, series = _named(records)
     if not runs:
         return []
@@ -46,7 +46,7 @@ def run_sections(records: Sequence[tuple[str, Record]]) -> list[str]:
 
 
 def _named(records: Sequence[tuple[str, Record]]) -> tuple[dict[str, Run], dict[str, list[Run]]]:
-    """Name runs by what distinguishes them, and series of runs that differ in nothing but their load."""
+    """Name runs by their differences, and series of runs that differ only in their load."""
     described = [
         ((run.contestant, file, run.model, run.load), run) for file, record in records for run in record.runs if not run.overload
     ]

@@ -1,4 +1,4 @@
-"""Throughput over the number of Tritons or of workers, and over the number of clients."""
+"""Throughput over the number of Tritons or workers, and the number of clients."""
 
 from collections import Counter
 from typing import Literal
@@ -10,7 +10,7 @@ from bench.report.measurements import Run
 
 
 class ScalePoint(Rounds, kw_only=True):
-    """A gateway of one size under the load of some clients."""
+    """A gateway of one size under load from a number of clients."""
 
     tritons: int
     workers: int
@@ -23,40 +23,40 @@ class ScalePoint(Rounds, kw_only=True):
 
     @property
     def calls(self) -> Counter[str]:
-        """Calls to Triton in all rounds, by the number of images in them: `1`, `2`, `3-4`."""
+        """Calls to Triton in all rounds, by batch size: `1`, `2`, `3-4`."""
         return sum((Counter(one.calls) for one in self.rounds), Counter())
 
     @property
     def images(self) -> list[int]:
-        """Images that each Triton has processed in all rounds in which that could be read."""
+        """Images processed by each Triton, in all rounds with this measurement."""
         counted = [one.images_by_triton for one in self.rounds if one.images_by_triton]
         return [sum(images) for images in zip(*counted, strict=True)]
 
     @property
     def image_shares(self) -> list[float]:
-        """Shares of the images that each Triton has processed, 0 to 1."""
+        """Share of the images processed by each Triton, 0 to 1."""
         return [images / (sum(self.images) or 1) for images in self.images]
 
     @property
     def images_per_call(self) -> float:
-        """Mean number of images in a call."""
+        """Mean number of images per call."""
         calls = self.calls.total()
         return sum(self.images) / calls if calls else 0.0
 
 
 class Scaling(msgspec.Struct, kw_only=True):
-    """Gateways of several sizes, each under the load of several numbers of clients, in interleaved rounds."""
+    """Gateways of several sizes, each under load from several numbers of clients, in interleaved rounds."""
 
     of: Literal["Triton", "worker"]
-    """What there is more and more of."""
+    """The scaled dimension."""
     model: str
     seconds: float
-    """Length of each round."""
+    """Duration of each round."""
     points: list[ScalePoint]
 
     @property
     def title(self) -> str:
-        """Say what there is more and more of, and what is the same everywhere."""
+        """Describe the scaled dimension and the constants."""
         first = self.points[0]
         fixed = _number(first.workers, "worker") if self.of == "Triton" else _number(first.tritons, "Triton")
         return f"{self.of}s: {self.model}, {fixed}"
@@ -68,12 +68,12 @@ class Scaling(msgspec.Struct, kw_only=True):
 
     @property
     def call_sizes(self) -> list[str]:
-        """The numbers of images that calls had, from small to large."""
+        """The batch sizes of calls, ascending."""
         sizes = {size for point in self.points for size in point.calls}
         return sorted(sizes, key=lambda size: int(size.partition("-")[0]))
 
     def count(self, point: ScalePoint) -> int:
-        """Return how many Tritons or workers a point has."""
+        """Return the number of Tritons or workers of a point."""
         return point.tritons if self.of == "Triton" else point.workers
 
     def size(self, point: ScalePoint) -> str:
@@ -81,7 +81,7 @@ class Scaling(msgspec.Struct, kw_only=True):
         return _number(self.count(point), self.of)
 
     def base(self, point: ScalePoint) -> ScalePoint:
-        """Return the point of the smallest gateway with as many clients."""
+        """Return the point of the smallest gateway with the same number of clients."""
         return min((other for other in self.points if other.clients == point.clients), key=self.count)
 
     def call_shares(self, point: ScalePoint) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Scaling(msgspec.Struct, kw_only=True):
         return {size: calls[size] / (calls.total() or 1) for size in self.call_sizes}
 
     def runs(self) -> list[Run]:
-        """Represent each point by its round of median throughput."""
+        """Represent each point by its round with the median throughput."""
         return [
             Run(
                 contestant=self.size(point),

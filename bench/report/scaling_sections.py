@@ -25,7 +25,7 @@ def scaling_section(scaling: Scaling) -> str:
 
 
 def _lines(points: Sequence[tuple[str, int, ScalePoint]]) -> list[Line]:
-    """Collect the throughput of points by the name of their curve, over a number."""
+    """Collect the throughput of points over a number, by name of their curve."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for name, x, point in points:
         curves.setdefault(name, []).append((x, point.median("requests/s")))
@@ -33,7 +33,7 @@ def _lines(points: Sequence[tuple[str, int, ScalePoint]]) -> list[Line]:
 
 
 def _throughput(over: str, lines: Sequence[Line], *, is_log: bool = False) -> str:
-    """Draw throughput over a number, unless there is only one such number."""
+    """Draw throughput over a number; empty if it has only one value."""
     counts = sorted({x for line in lines for x, _ in line.points})
     if len(counts) == 1:
         return ""
@@ -44,7 +44,7 @@ def _throughput(over: str, lines: Sequence[Line], *, is_log: bool = False) -> st
 
 
 def _calls(scaling: Scaling) -> str:
-    """Draw how many images the calls to Triton had."""
+    """Draw the batch sizes of calls to Triton."""
     colours = {size: colour(place) for place, size in enumerate(scaling.call_sizes)}
     bars = [
         Bar(

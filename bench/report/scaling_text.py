@@ -17,14 +17,14 @@ _FIGURES = {"req/s": "requests/s", "p50": "p50", "p99": "p99", "errors %": "erro
 
 
 def scaling_text(scaling: Scaling) -> str:
-    """Describe a scaling: a table with a line per point, and what to keep in mind."""
+    """Describe a scaling: a table with a line per point, and remarks."""
     rounds = max(len(point.rounds) for point in scaling.points)
     head = f"{scaling.title}; medians of {rounds} interleaved rounds of {scaling.seconds:g} s"
     return "\n".join([head, table(scaling_rows(scaling)), *REMARKS, *_warnings(scaling)])
 
 
 def scaling_rows(scaling: Scaling) -> list[list[str]]:
-    """Return the head of a table, and a row for each point that was measured."""
+    """Return the head of a table, and a row for each measured point."""
     points = scaling.measured
     head = ["clients", f"{scaling.of}s", *_FIGURES, f"to {scaling.size(points[0])}", "images a call"]
     head += [f"{'' if place else 'calls of '}{size}" for place, size in enumerate(scaling.call_sizes)]

@@ -5,12 +5,12 @@ from html import escape
 
 WIDTH = 760
 COLOURS = 8
-"""How many colours the style sheet defines."""
+"""Number of colours in the style sheet."""
 REST_COLOUR = "var(--rest)"
 
 
 def svg(height: float, parts: Sequence[str]) -> str:
-    """Put elements into a drawing."""
+    """Combine elements to a drawing."""
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img">{"".join(parts)}</svg>'
 
 
@@ -25,31 +25,31 @@ def rule(x: tuple[float, float], y: tuple[float, float], classes: str) -> str:
 
 
 def rectangle(corner: tuple[float, float], size: tuple[float, float], colour: str, title: str) -> str:
-    """Draw a rectangle with a title for the mouse pointer."""
+    """Draw a rectangle with a tooltip."""
     place = f'x="{corner[0]:.1f}" y="{corner[1]:.1f}" width="{max(size[0], 0.5):.1f}" height="{size[1]:.1f}"'
     return f'<rect {place} rx="2" fill="{colour}"><title>{escape(title)}</title></rect>'
 
 
 def dot(x: float, y: float, colour: str, title: str) -> str:
-    """Draw a point with a title for the mouse pointer."""
+    """Draw a point with a tooltip."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" class="dot"><title>{escape(title)}</title></circle>'
 
 
 def polyline(points: Sequence[tuple[float, float]], colour: str, title: str) -> str:
-    """Draw a curve with a title for the mouse pointer."""
+    """Draw a curve with a tooltip."""
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{places}" class="line" stroke="{colour}"><title>{escape(title)}</title></polyline>'
 
 
 def area(points: Sequence[tuple[float, float]], floor: float, colour: str, title: str) -> str:
-    """Fill what is between a curve and a horizontal line below it, with a title for the mouse pointer."""
+    """Fill the area between a curve and a horizontal line below it, with a tooltip."""
     corners = [(points[0][0], floor), *points, (points[-1][0], floor)]
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
     return f'<polygon points="{places}" class="area" fill="{colour}"><title>{escape(title)}</title></polygon>'
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """Explain colours, in HTML."""
+    """Draw a legend of the colours, as HTML."""
     entries = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items())
     return f'<div class="legend">{"".join(entries)}</div>'
 
@@ -60,5 +60,5 @@ def colour(place: int) -> str:
 
 
 def shorten(name: str, most: int) -> str:
-    """Cut a name that has more than `most` letters."""
+    """Truncate a name to `most` letters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -22,7 +22,7 @@ _OVERVIEW = {
 
 
 def sheet(run: Run) -> str:
-    """Describe one run in full."""
+    """Describe one run in detail."""
     outcome = run.outcome
     lines = [
         ("load", f"{run.load} for {outcome.seconds:.1f} s, {run.model}"),
@@ -42,7 +42,7 @@ def sheet(run: Run) -> str:
 
 
 def overview(runs: Iterable[Run]) -> str:
-    """Put several runs side by side."""
+    """Format a table of several runs."""
     runs = list(runs)
     rows = [["load", *_OVERVIEW]]
     rows += [[run.load, *(number(run.figures.get(figure)) for figure in _OVERVIEW.values())] for run in runs]
@@ -53,7 +53,7 @@ def overview(runs: Iterable[Run]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Align columns, the first to the left and the others to the right; the first row is the head."""
+    """Align columns: the first to the left, the others to the right. The first row is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -65,7 +65,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number with three significant digits, all of them if it is larger; None as a dash."""
+    """Format a number with three significant digits, or all digits of a larger one; None as a dash."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004

@@ -1,1 +1,1 @@
-"""Ways to do the steps of a request, for `bench stages`: each runs in a process of its own. Never know each other."""
+"""Implementations of the steps of a request, for `bench stages`. Each runs in a separate process, independent of the others."""

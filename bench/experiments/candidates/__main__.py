@@ -1,10 +1,10 @@
 """Time the steps of one candidate: python -m bench.experiments.candidates NAME FOLDER SECONDS [STEP ...].
 
-NAME is a candidate, FOLDER contains the images, and with STEPs only those are timed. The last line of its output is JSON:
-`images`, their number; `seconds`, how long they took; and `milliseconds`, the CPU time per image by step. With a Triton at
+NAME is a candidate, FOLDER contains the images, and STEPs select the steps to time. The last line of the output is JSON:
+`images`, their number; `seconds`, the duration; and `milliseconds`, the CPU time per image by step. With a Triton at
 BENCH_TRITON (host:port of gRPC; BENCH_TRITON_KEY is the file with the key of its controls), `client` is a whole inference
-(message, RPC, answer) by the model `null`, and `framework` a whole request to the web application with a pipeline that has its
-answer ready.
+(message, RPC, result) by the model `null`, and `framework` a whole request to the web application with a pipeline that returns a
+constant result.
 
 `bench stages --before DIR` runs this program in other checkouts: command line, variable and JSON must not change.
 """
@@ -19,12 +19,12 @@ from bench.experiments.candidates.registry import Step, steps_of
 
 
 def main(name: str, folder: Path, seconds: float, wanted: list[str]) -> None:
-    """Run the steps on one image after the other and print what they took."""
+    """Run the steps on one image after the other, and print their CPU time."""
     images = [file.read_bytes() for file in sorted(folder.iterdir())]
     steps = steps_of(name)
     if wanted:
         steps = {step: work for step, work in steps.items() if step in wanted}
-    for image in images:  # libraries and allocator warm up
+    for image in images:  # warm up libraries and allocator
         _run(steps, image, {})
     totals: dict[str, float] = {}
     count, start = 0, perf_counter()
@@ -36,7 +36,7 @@ def main(name: str, folder: Path, seconds: float, wanted: list[str]) -> None:
 
 
 def _run(steps: dict[str, Step], value: Any, totals: dict[str, float]) -> None:  # noqa: ANN401 - steps differ in it
-    kept = [value]  # otherwise a step would pay for freeing what the previous one has created
+    kept = [value]  # otherwise the time of a step would include freeing the previous one's objects
     for step, work in steps.items():
         before = process_time()
         kept.append(work(kept[-1]))

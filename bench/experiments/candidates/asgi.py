@@ -1,4 +1,4 @@
-"""An ASGI application without a server around it. Needs nothing but the standard library and uvloop."""
+"""Runs an ASGI application without a server. Needs only the standard library and uvloop."""
 
 import asyncio
 import atexit
@@ -27,7 +27,7 @@ _OK = 200
 
 
 class AsgiRunner:
-    """Runs one application on an event loop of its own until this process ends."""
+    """Runs one application on a separate event loop until this process ends."""
 
     def __init__(self, application: Any) -> None:  # noqa: ANN401 - any ASGI application
         """Start the application's lifespan."""
@@ -42,7 +42,7 @@ class AsgiRunner:
         atexit.register(lambda: self.loop.run_until_complete(self._stop()))
 
     def send_request(self, _: Any) -> None:  # noqa: ANN401 - a step's argument
-        """Post a body of the size of an image, and receive the answer."""
+        """Post a body with the size of an image, and receive the response."""
         self.loop.run_until_complete(self._send_request())
 
     async def _send_request(self) -> None:

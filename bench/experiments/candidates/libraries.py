@@ -1,4 +1,4 @@
-"""Image libraries with nothing around them."""
+"""Plain image libraries."""
 
 from io import BytesIO
 from typing import Any
@@ -38,7 +38,7 @@ def opencv_steps() -> dict[str, Step]:
 
 
 def pillow_steps() -> dict[str, Step]:
-    """The Pillow of this environment (pillow-simd in Nereid's), with its affine transform for the resize."""
+    """Pillow in this environment (pillow-simd in Nereid's), with its affine transform as the resize."""
 
     def letterbox(image: Image.Image) -> Pixels:
         scale = min(_SIDE / image.width, _SIDE / image.height)
@@ -59,7 +59,7 @@ def pillow_steps() -> dict[str, Step]:
 
 
 def _resize(pixels: Pixels) -> Pixels:
-    """Fit pixels onto a canvas with OpenCV."""
+    """Fit pixels to a canvas with OpenCV."""
     height, width = pixels.shape[:2]
     scale = min(_SIDE / width, _SIDE / height)
     size = round(width * scale), round(height * scale)

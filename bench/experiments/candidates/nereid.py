@@ -1,4 +1,4 @@
-"""Nereid's own functions, with the tensor inside the request or in shared memory."""
+"""Nereid's own functions, with the tensor in the request or in shared memory."""
 
 import os
 from collections.abc import AsyncIterator, Callable
@@ -48,12 +48,12 @@ Canvas = NDArray[np.uint8]
 
 
 def inline_steps() -> dict[str, Step]:
-    """Draw on a new canvas for each image; it travels inside the request."""
+    """Draw on a new canvas for each image, which is sent in the request."""
     return {**_imaging(lambda: np.empty((_SIDE, _SIDE, 3), np.uint8)), **_serving("inline"), "encode": _encode}
 
 
 def shared_steps() -> dict[str, Step]:
-    """Draw on a canvas that is used again, as slots of shared memory are; the request only names it."""
+    """Draw on a reused canvas, like a slot in shared memory; the request only names it."""
     canvas = np.zeros((_SIDE, _SIDE, 3), np.uint8)
     return {**_imaging(lambda: canvas), **_serving("shm"), "encode": _encode}
 

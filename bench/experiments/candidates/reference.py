@@ -1,4 +1,4 @@
-"""The reference's way: stock Pillow, FP32 planes, orjson. Runs in the reference's environment."""
+"""The reference's implementation: stock Pillow, FP32 planes, orjson. Runs in the reference's environment."""
 
 import os
 from typing import Any
@@ -18,7 +18,7 @@ _NOTHING: dict[str, Any] = {"detections": [], "num_detections": 0, "status": "su
 
 
 def reference_steps() -> dict[str, Step]:
-    """Decode, normalize and, with a Triton, ask it as the reference does."""
+    """Decode, normalize and, with a Triton, run an inference as the reference does."""
     address = os.environ.get("BENCH_TRITON")
     return {
         "decode and letterbox": lambda data: letterbox(data).canvas,

@@ -1,11 +1,11 @@
-"""The candidates by name. Imports none of them: each may need an environment of its own."""
+"""The candidates by name. It does not import them, because each may need a separate environment."""
 
 from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any
 
 Step = Callable[[Any], Any]
-"""Takes what the previous step has returned; the first takes the bytes of an image."""
+"""Takes the result of the previous step; the first step takes the bytes of an image."""
 
 CANDIDATES = {
     "nereid": "nereid:inline_steps",
@@ -17,7 +17,7 @@ CANDIDATES = {
 }
 """Module and function of each."""
 NEREID = ("nereid", "nereid_shm")
-"""Those that measure Nereid's own code."""
+"""Candidates that measure Nereid's own code."""
 
 
 def steps_of(candidate: str) -> dict[str, Step]:

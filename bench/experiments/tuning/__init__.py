@@ -1,1 +1,1 @@
-"""Tuning a model: what can be varied, how a variant is measured, which ones are tried, and which one is chosen."""
+"""Tuning a model: the dimensions, the measurement, the search and the choice of a variant."""

@@ -1,4 +1,4 @@
-"""Which variant to recommend, of some that were measured in the same rounds."""
+"""Choice of a variant among those measured in the same rounds."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
@@ -7,17 +7,17 @@ from typing import TypeVar
 from bench.experiments.tuning.figures import Figures, Trial, figures
 
 MIN_ROUNDS = 3
-"""Fewer do not tell a better variant from a lucky one."""
+"""With fewer rounds, noise could decide."""
 GAIN = 1.05
-"""How many times the present variant's score another one must have in every round."""
+"""Factor by which a variant's score must exceed the current one's in every round."""
 MAX_LOSS = Figures(throughput=1.03, p50=float("inf"), p99=1.1)
-"""How many times as bad its figures of all rounds together may be."""
+"""Factors by which its figures over all rounds may be worse."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 def pareto_front(points: Mapping[Name, Figures]) -> list[Name]:
-    """Return those of which no other has more throughput and a lower p99, the highest throughput first."""
+    """Return the points for which no other has more throughput and a lower p99, by descending throughput."""
     front: list[Name] = []
     lowest = float("inf")
     for name, point in sorted(points.items(), key=lambda item: (-item[1].throughput, item[1].p99)):
@@ -28,16 +28,16 @@ def pareto_front(points: Mapping[Name, Figures]) -> list[Name]:
 
 
 def choose(rounds: Mapping[Name, Sequence[Trial]], present: Name) -> Name:
-    """Return the best variant: the present one, unless another is better beyond the noise.
+    """Return the best variant: the current one, unless another one is better beyond the noise.
 
-    Another one must have the better score in every round, because the machine may have been busy in some of them, and must not be
+    Another variant must have the better score in every round, because the machine may have been busy in some rounds. It must not be
     worse in throughput or p99.
 
     Args:
-        rounds: What was measured of each variant, as many rounds of each.
-        present: The one in use.
+        rounds: Measurements of each variant, with the same number of rounds.
+        present: The current variant.
     """
-    base = rounds.get(present, ())  # it may have failed
+    base = rounds.get(present, ())  # empty if it failed
     if len(base) < MIN_ROUNDS:
         return present
     now = figures(base)

@@ -1,4 +1,4 @@
-"""Editing a model's config file: only what a variant changes, so that comments and layout stay."""
+"""Edit a model's config file: change only the differing values, and keep comments and layout."""
 
 import os
 import re
@@ -27,19 +27,19 @@ _BATCHING = re.compile(r"\bdynamic_batching\s*:?\s*\{()")
 
 
 def config_file(repository: Path, model: str, *, is_embedded: bool) -> Path:
-    """Return the config of a model that a Triton reads.
+    """Return the path of the config that Triton reads for a model.
 
     Args:
         repository: The model repository.
         model: Name of the model.
-        is_embedded: Whether it is the embedded Triton.
+        is_embedded: Whether Triton is the embedded one.
     """
     own = repository / model / "configs" / f"{CONFIG_NAME}.pbtxt"
     return own if is_embedded and own.is_file() else repository / model / "config.pbtxt"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a config, as Triton's JSON.
+    """Read a config file; return it as Triton's JSON.
 
     Raises:
         ContestantError: It cannot be read, or is not valid.
@@ -51,10 +51,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def edit(path: Path, variant: Variant) -> str:
-    """Return the text of a config file, changed so that the model is run in another way.
+    """Return the text of a config file, changed to a variant.
 
     Raises:
-        ContestantError: It cannot be read, or is written in a way that is not understood.
+        ContestantError: It cannot be read, or its layout is not supported.
     """
     before = read(path)
     old = read_variant(before, has_threads=True, calls=None)
@@ -72,13 +72,13 @@ def edit(path: Path, variant: Variant) -> str:
 
 
 def difference(path: Path, text: str) -> list[str]:
-    """Return the lines that `text` changes in a file, the old ones behind `-`, the new ones behind `+`."""
+    """Return the lines that `text` changes in a file: old lines with `-`, new lines with `+`."""
     lines = unified_diff(path.read_text(encoding="utf-8").splitlines(), text.splitlines(), n=0, lineterm="")
     return [line for line in list(lines)[2:] if not line.startswith("@@")]
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file at once: whoever reads it finds the old text or the new one.
+    """Write a file atomically.
 
     Raises:
         ContestantError: It cannot be written.
@@ -96,7 +96,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _replace(text: str, old: Variant, new: Variant) -> str:
-    """Change a text wherever two variants differ."""
+    """Change the values in which two variants differ."""
     wanted = changes(old, new)
     if count := wanted.get("instances"):
         added = f"{text.rstrip()}\n\ninstance_group [ {{ count: {count} }} ]\n"
@@ -113,7 +113,7 @@ def _replace(text: str, old: Variant, new: Variant) -> str:
 
 
 def _set(text: str, pattern: re.Pattern[str], value: object, *, instead_of: str = "") -> str | None:
-    """Put a value where the group of a pattern matches, outside of comments; return None if it does nowhere."""
+    """Set the value in the group of a pattern, outside of comments; return None if the pattern does not match."""
     without_comments = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
     found = [match for match in pattern.finditer(without_comments) if not instead_of or match[1] == instead_of]
     for match in reversed(found):

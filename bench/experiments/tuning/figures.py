@@ -1,4 +1,4 @@
-"""What was measured of a variant, and what that says of it."""
+"""Measurements of a variant, and the figures derived from them."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,41 +9,41 @@ import msgspec
 from bench.load.outcome import MAX_MICROSECONDS, Outcome, merge_histograms
 
 TOLERATED = 0.01
-"""Share of failed requests that is no reason to leave a variant out."""
+"""Tolerated share of failed requests."""
 
 _NEVER = float("inf")
 _LONGEST = MAX_MICROSECONDS / 1e3
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What was measured of a variant, once, with two loads."""
+    """One measurement of a variant, with two loads."""
 
     throughput: float
-    """Correct answers per second, of clients that ask again at once."""
+    """Correct responses per second, with clients that send requests back to back."""
     rate: float
     """Requests per second of the second load, whose rate is fixed."""
     steady: Outcome | None
-    """What that load got; None if it is more than this variant can bear."""
+    """Outcome of the second load; None if it exceeds the capacity of the variant."""
 
 
 class Figures(NamedTuple):
-    """What one trial, or several, say of a variant."""
+    """Figures of a variant from one or more trials."""
 
     throughput: float
-    """Correct answers per second."""
+    """Correct responses per second."""
     p50: float
-    """Milliseconds at the fixed rate; infinite if it is more than this variant can bear."""
+    """Median latency in milliseconds at the fixed rate; infinite if the rate exceeds the capacity."""
     p99: float
-    """In the same way."""
+    """99th percentile, likewise."""
 
     @property
     def score(self) -> float:
-        """How good that is. The p99 of a short load is noisy, so it counts less than throughput."""
+        """Score of the variant. The p99 of a short load is noisy, so it has less weight than throughput."""
         return float(self.throughput / min(self.p99, _LONGEST) ** 0.5)
 
 
 def figures(trials: Sequence[Trial]) -> Figures:
-    """Sum up trials: the median of their throughput, and the percentiles of all their latencies together."""
+    """Combine trials: the median of their throughput, and the percentiles of all latencies."""
     throughput = median(trial.throughput for trial in trials)
     steady = [trial.steady for trial in trials if trial.steady is not None and trial.steady.failed <= TOLERATED]
     if len(steady) < len(trials):

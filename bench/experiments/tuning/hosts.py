@@ -1,4 +1,4 @@
-"""What runs the model that is tuned: an embedded Triton for each variant, or one that runs already and is told what to load."""
+"""Hosts of the tuned model: an embedded Triton per variant, or a running Triton that reloads the model."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,23 +20,23 @@ from bench.models.repository import write_model
 
 
 class Host(Protocol):
-    """Runs a model in one way after the other."""
+    """Runs variants of a model."""
 
     config: dict[str, Any]
-    """The model's config as it is now, as Triton's JSON."""
+    """The model's current config as Triton's JSON."""
     has_threads: bool
-    """Whether the config tells how many threads an instance has."""
+    """Whether the config sets the number of threads per instance."""
 
     def run(self, variant: Variant) -> Settings:
-        """Run the model so, and return the settings for its Triton.
+        """Run a variant; return the settings for its Triton.
 
         Raises:
-            ContestantError: It cannot be run so.
+            ContestantError: The variant cannot be run.
         """
 
 
 class EmbeddedHost:
-    """Starts a Triton for each variant, with a copy of the model's config: what the user has is not touched."""
+    """Starts a Triton for each variant, with a copy of the model's config. The user's config is not changed."""
 
     def __init__(self, repository: Path, model: str, folder: Path, stack: ExitStack) -> None:
         """Read the config.
@@ -44,11 +44,11 @@ class EmbeddedHost:
         Args:
             repository: The model repository.
             model: Name of the model.
-            folder: Gets the copies.
+            folder: Folder for the copies.
             stack: Ends the last Triton.
 
         Raises:
-            ContestantError: There is no such model, or its config cannot be read.
+            ContestantError: The model does not exist, or its config cannot be read.
         """
         if model not in loadable_models(repository):
             raise ContestantError(f"{model} is not in {repository}; ./just pull gets the models that it knows")
@@ -60,7 +60,7 @@ class EmbeddedHost:
         self._triton = stack.enter_context(ExitStack())
 
     def run(self, variant: Variant) -> Settings:
-        """Stop the Triton of the variant before, and start one for this variant."""
+        """Stop the previous variant's Triton, and start one for this variant."""
         self._triton.close()
         repository = Path(self._triton.enter_context(TemporaryDirectory(dir=self._folder)))
         write_model(self._source, repository, {self._file: config_text.edit(self._file, variant)})
@@ -71,27 +71,27 @@ class EmbeddedHost:
 
 
 class RunningHost:
-    """Tells a Triton that runs to load the model with the config of each variant."""
+    """Makes a running Triton load the model with the config of each variant."""
 
     def __init__(self, settings: Settings, control: ModelControl, config: dict[str, Any]) -> None:
-        """Use the Triton of the settings, which has loaded the model with this config."""
+        """Use the Triton in the settings, which has loaded the model with this config."""
         self._settings = settings
         self._control = control
         self.config = config
-        self.has_threads = False  # other runners take all cores unless they are told otherwise
+        self.has_threads = False  # other backends use all cores by default
 
     def run(self, variant: Variant) -> Settings:
-        """Load the model again."""
+        """Reload the model."""
         self._control.load(write_variant(self.config, variant))
         return self._settings
 
 
 @contextmanager
 def host_of(settings: Settings, model: str) -> Iterator[Host]:
-    """Let a model be run by the kind of Triton that the settings name, until the block ends.
+    """Return a host for a model, on the kind of Triton in the settings, until the block ends.
 
     Raises:
-        ContestantError: There is no such model, or Triton does not answer.
+        ContestantError: The model does not exist, or Triton does not respond.
     """
     if "," in settings.triton_endpoints:
         raise ContestantError("name one Triton in NEREID_TRITON_ENDPOINTS: each is tuned by itself")

@@ -1,4 +1,4 @@
-"""Measuring the most promising variants again, together with the present one, in interleaved rounds."""
+"""Measure the most promising variants again, together with the current one, in interleaved rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,12 +11,12 @@ _MAX_VARIANTS = 4
 
 
 def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> list[Variant]:
-    """Return the present variant and, best first, others that deserve another look: those on the Pareto front before the rest.
+    """Return the current variant and the best other variants: first those on the Pareto front, then the rest.
 
     Args:
-        tried: What was measured of each.
-        present: The one in use.
-        trials: For how many there is time. One other variant deserves it in any case, if there is one.
+        tried: The measurement of each variant.
+        present: The current variant.
+        trials: Number of trials that there is time for. At least one other variant is returned, if there is one.
     """
     found = {variant: figures([trial]) for variant, trial in tried.items()}
     front = pareto_front(found)
@@ -28,12 +28,12 @@ def finalists(tried: Mapping[Variant, Trial], present: Variant, trials: int) -> 
 def hold_rounds(
     variants: Sequence[Variant], measure: Callable[[Variant, float | None], Trial | None], trials_left: Callable[[], int]
 ) -> dict[Variant, list[Trial]]:
-    """Measure round after round of all variants, as many of each, while there are two. The first one of a round tells its rate.
+    """Measure all variants in rounds, as long as there are at least two. The first variant of a round determines the rate.
 
     Args:
-        variants: What to measure.
-        measure: Measures one at a rate, or a rate of its own; returns None if it cannot be run, which ends its part.
-        trials_left: Returns for how many trials there is time. The rounds that a choice takes are held in any case.
+        variants: The variants to measure.
+        measure: Measures a variant at a rate, or at its own rate; returns None if it cannot be run, which excludes it.
+        trials_left: Returns the number of trials that there is time for. The minimum number of rounds is always run.
     """
     rounds: dict[Variant, list[Trial]] = {variant: [] for variant in variants}
     for number in range(_MAX_ROUNDS):

@@ -1,4 +1,4 @@
-"""Finding variants that are better: one dimension after the other, step by step, while there is time."""
+"""Search for better variants: one dimension after the other, step by step, while there is time."""
 
 from collections.abc import Callable
 
@@ -6,23 +6,23 @@ from bench.experiments.tuning.figures import Trial, figures
 from bench.experiments.tuning.variant import DIMENSIONS, DOWN, UP, Dimension, Direction, Variant
 
 WORTH = 1.02
-"""How many times as good a step must be to be taken."""
+"""Minimum improvement of the score for a step."""
 
 Step = Callable[[Variant, Dimension, Direction], Variant | None]
-"""Returns the variant next to another one, if there is one."""
+"""Returns the neighbour of a variant, or None."""
 
 
 def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant], Trial | None]) -> dict[Variant, Trial]:
-    """Go from a variant to a better one beside it until there is none.
+    """Move to better neighbours of a variant until there is none.
 
     Args:
-        start: Where to begin.
-        first: What was measured of it.
-        step: Finds what lies beside a variant.
-        measure: Measures a variant, each once; returns None if it cannot be run, or there is no time left.
+        start: The first variant.
+        first: Its measurement.
+        step: Returns the neighbour of a variant.
+        measure: Measures a variant, each once; returns None if it cannot be run, or if there is no time left.
 
     Returns:
-        Everything that was measured, in this order.
+        All measurements, in order.
     """
     tried: dict[Variant, Trial | None] = {start: first}
 
@@ -41,7 +41,7 @@ def search(start: Variant, first: Trial, step: Step, measure: Callable[[Variant]
 
 
 def _climb(start: Variant, dimension: Dimension, step: Step, score_of: Callable[[Variant], float]) -> Variant:
-    """Go in one dimension as long as it gets better: upwards, or else downwards."""
+    """Move in one dimension as long as the score improves: upwards, or otherwise downwards."""
     best = start
     for direction in UP, DOWN:
         while (following := step(best, dimension, direction)) is not None and score_of(following) > score_of(best) * WORTH:

@@ -1,4 +1,4 @@
-"""Trials within a time, each of them shown."""
+"""Trials within a time budget; each result is shown."""
 
 from collections import deque
 from statistics import mean
@@ -15,7 +15,7 @@ _RECENT = 4
 
 
 class Session:
-    """What has been tried since it began."""
+    """The trials of a tuning session."""
 
     def __init__(self, stand: Stand, bar: BudgetBar, seconds: float) -> None:
         self._stand = stand
@@ -25,7 +25,7 @@ class Session:
         self._took: deque[float] = deque(maxlen=_RECENT)
 
     def measure(self, variant: Variant, rate: float | None = None) -> Trial:
-        """Measure a variant; errors as in `Stand.measure`."""
+        """Measure a variant. Raises the same errors as `Stand.measure`."""
         self._bar.doing(str(variant))
         start = monotonic()
         trial = self._stand.measure(variant, rate)
@@ -34,9 +34,9 @@ class Session:
         return trial
 
     def attempt(self, variant: Variant, rate: float | None, *, within: float | None = None) -> Trial | None:
-        """Measure a variant; return None if it cannot be run, or would not end within a share of the time.
+        """Measure a variant; return None if it cannot be run, or would exceed a share of the time.
 
-        There is always time for the second trial of all: without it, nothing can be compared.
+        The second trial is always run: without it, nothing can be compared.
         """
         if within is not None and len(self._took) > 1 and not self.trials_left(within):
             return None
@@ -47,6 +47,6 @@ class Session:
             return None
 
     def trials_left(self, share: float = 1.0) -> int:
-        """Return how many trials fit into what is left of a share of the time, if they take as long as the last ones."""
+        """Return the number of trials that fit in the rest of a share of the time, based on the last trials."""
         left = self._end - (1 - share) * self._seconds - monotonic()
         return max(0, int(left / mean(self._took)))

@@ -1,4 +1,4 @@
-"""Measuring variants of a model: one API process after the other, in front of one Triton."""
+"""Measure variants of a model: a new API process for each, in front of one Triton."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from bench.load.outcome import Outcome
 from bench.load.tally import REJECTIONS
 
 SHARE = 0.7
-"""How much of what the present variant can bear the fixed rate is, unless it is given."""
+"""Default of the fixed rate, as a share of the current variant's capacity."""
 
-# The load comes from this machine, without keys, and waits for each answer: a short deadline would let the gateway reject what a
-# slow variant cannot do at once, and clients that come back at once would keep the machine busy.
+# The load comes from this machine, without keys, and waits for each response. With a short deadline, the gateway would reject
+# requests to a slow variant, and clients that retry at once would keep the machine busy.
 _MEASURED = {
     "host": "127.0.0.1",
     "socket": "",
@@ -40,19 +40,19 @@ _WARM_UP_SHARE = 0.25
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a variant has to bear."""
+    """The load on a variant."""
 
     samples: Sequence[Sample]
     clients: int
-    """How many ask again at once."""
+    """Number of clients that send requests back to back."""
     seconds: float
-    """Of each of the two loads."""
+    """Duration of each of the two loads."""
     rate: float | None = None
-    """Of the second one, requests per second; None: a share of what the present variant bears."""
+    """Rate of the second load in requests per second; None for a share of the current variant's capacity."""
 
 
 class Stand:
-    """A model in a Triton, whose variants are tried."""
+    """Measures variants of a model in a Triton."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Stand:
 
         Args:
             host: Runs the model.
-            load: What each variant has to bear.
-            logs: The folder for what the processes print.
-            progress: Called while there is load.
+            load: The load on each variant.
+            logs: The folder for the output of processes.
+            progress: Called during the load.
         """
         self._host = host
         self._running: tuple[Variant, Settings] | None = None
@@ -80,11 +80,11 @@ class Stand:
         """Measure a variant.
 
         Args:
-            variant: How to run the model.
-            rate: The fixed rate, unless the load says it, requests per second; None: a share of its own throughput.
+            variant: The variant.
+            rate: The fixed rate in requests per second, unless the load has one; None for a share of its own throughput.
 
         Raises:
-            ContestantError: It cannot be run so, or does not answer correctly.
+            ContestantError: The variant cannot be run, or returns wrong results.
         """
         with self._api(self._run(variant), variant.calls) as url:
             self._ask_again(url, _WARM_UP_CLIENTS, self._load.seconds * _WARM_UP_SHARE)
@@ -93,7 +93,7 @@ class Stand:
             return Trial(throughput, rate, self._ask_steadily(url, rate) if throughput > rate else None)
 
     def _run(self, variant: Variant) -> Settings:
-        """Let the model be run so, unless it is already."""
+        """Run the variant, unless it is already running."""
         if self._running is None or self._running[0] != variant.config:
             self._running = None
             self._running = variant.config, self._host.run(variant.config)
@@ -112,7 +112,7 @@ class Stand:
 
     @contextmanager
     def _api(self, settings: Settings, calls: int | None) -> Iterator[str]:
-        """Run the API until the block ends; hand out where to post images."""
+        """Run the API until the block ends; yield the URL for posting images."""
         (port,) = find_free(1)
         changes: dict[str, Any] = {} if calls is None else {"calls_in_flight": calls}
         settings = msgspec.structs.replace(settings, **_MEASURED, port=port, **changes)

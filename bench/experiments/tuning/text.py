@@ -1,4 +1,4 @@
-"""What tuning tells the user."""
+"""Output of tuning."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,13 +15,13 @@ def trial_line(variant: Variant, trial: Trial) -> str:
 def result_lines(
     tried: Mapping[Variant, Trial], rounds: Mapping[Variant, Sequence[Trial]], present: Variant, chosen: Variant
 ) -> Iterator[str]:
-    """Describe everything that was measured, the Pareto front marked, and the choice.
+    """Describe all measurements, with the Pareto front marked, and the choice.
 
     Args:
-        tried: What the search has measured.
-        rounds: What was measured of some of them in interleaved rounds.
-        present: The variant in use.
-        chosen: The one to recommend.
+        tried: Measurements of the search.
+        rounds: Measurements of some variants in interleaved rounds.
+        present: The current variant.
+        chosen: The recommended variant.
     """
     found = {variant: figures(trials) for variant, trials in rounds.items()}
     count = min(map(len, rounds.values()), default=0)

@@ -1,4 +1,4 @@
-"""What can be varied of how a model is run, and where that is in its Triton config."""
+"""Variants of running a model, and their values in the Triton config."""
 
 import copy
 from bisect import bisect_left, bisect_right
@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args
 import msgspec
 
 THREADS = "intra_op_thread_count"
-"""Name of the parameter that tells ONNX Runtime how many threads an instance has."""
+"""Name of the parameter with ONNX Runtime's number of threads per instance."""
 
 Direction = Literal[-1, 1]
 UP: Direction = 1
 DOWN: Direction = -1
 Dimension = Literal["instances", "threads", "max_batch", "delay_us", "calls"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
-"""What can be varied, in the order in which it is tried: what usually matters most comes first."""
+"""The dimensions in the order of the search, usually the most important ones first."""
 
 _VALUES: dict[Dimension, tuple[int, ...]] = {
     "instances": (1, 2, 3, 4, 6, 8, 12, 16),
@@ -27,18 +27,18 @@ _VALUES: dict[Dimension, tuple[int, ...]] = {
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to run a model. What is None is not varied."""
+    """One way to run a model. Dimensions that are None are not varied."""
 
     instances: int | None = None
-    """Of the model, on each device."""
+    """Instances of the model per device."""
     threads: int | None = None
-    """Of each instance."""
+    """Threads per instance."""
     max_batch: int | None = None
-    """Images that Triton runs together, at the most."""
+    """Maximum batch size in Triton."""
     delay_us: int | None = None
-    """How long an image waits in Triton for others to join it, microseconds."""
+    """Time that an image waits in Triton to be batched with others, in microseconds."""
     calls: int | None = None
-    """Calls to Triton that the gateway has under way at a time; 0: the instances of the model, and one more."""
+    """Maximum number of the gateway's calls to Triton in progress; 0 means one more than the model has instances."""
 
     def __str__(self) -> str:
         calls = "default" if self.calls == 0 else self.calls
@@ -48,17 +48,17 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> "Variant":
-        """Only what Triton's config decides."""
+        """The variant without the dimensions outside of Triton's config."""
         return msgspec.structs.replace(self, calls=None)
 
 
 def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | None) -> Variant:
-    """Return how a model is run.
+    """Return the variant of a config.
 
     Args:
-        config: Its Triton config, as Triton's JSON. Several instance groups are left alone, and so is a model without batches.
-        has_threads: Whether its runner takes the number of threads from the config, and one if that has none.
-        calls: The setting of the gateway; None to leave it alone.
+        config: The model's config as Triton's JSON. Several instance groups are not varied, nor batches of a model without them.
+        has_threads: Whether the backend takes the number of threads from the config, with a default of one.
+        calls: The setting of the gateway; None to not vary it.
     """
     groups = config.get("instance_group", [{}])
     max_batch = int(config.get("max_batch_size", 0)) or None
@@ -74,15 +74,15 @@ def read_variant(config: Mapping[str, Any], *, has_threads: bool, calls: int | N
 
 
 def changes(old: Variant, new: Variant) -> dict[Dimension, int]:
-    """Return what another variant changes, and to what."""
+    """Return the changed dimensions of another variant, with their new values."""
     values: dict[Dimension, int | None] = {dimension: getattr(new, dimension) for dimension in DIMENSIONS}
     return {dimension: value for dimension, value in values.items() if value is not None and value != getattr(old, dimension)}
 
 
 def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
-    """Return a model's Triton config, changed so that it is run in another way.
+    """Return a model's Triton config, changed to a variant.
 
-    Whatever is of the size of the largest batch stays so: warm-ups, and the preferred size that Triton adds by itself.
+    Values equal to the maximum batch size are changed with it: warm-ups, and the preferred size that Triton adds by itself.
     """
     old = read_variant(config, has_threads=True, calls=None)
     written: dict[str, Any] = copy.deepcopy(dict(config))
@@ -106,19 +106,19 @@ def write_variant(config: Mapping[str, Any], variant: Variant) -> dict[str, Any]
 
 
 def count_devices(config: Mapping[str, Any]) -> int:
-    """Return on how many devices a model is run, each of which has its instances."""
+    """Return the number of devices that run a model, each with its own instances."""
     return max(1, *(len(group.get("gpus", [])) for group in config.get("instance_group", [{}])))
 
 
 def neighbour(variant: Variant, dimension: Dimension, direction: Direction, *, cores: int, devices: int) -> Variant | None:
-    """Return the variant one step away; None if there is none.
+    """Return the neighbour of a variant; None if there is none.
 
     Args:
-        variant: Where to start.
-        dimension: What to vary. With more threads come fewer instances, so that as many threads run as before.
+        variant: The variant.
+        dimension: The dimension to vary. More threads mean fewer instances, so that the total number of threads stays the same.
         direction: Upwards or downwards.
-        cores: The most threads an instance may have.
-        devices: How many there are, each with as many instances.
+        cores: Maximum number of threads per instance.
+        devices: Number of devices, each with the same number of instances.
     """
     value = getattr(variant, dimension)
     usual_calls = None if variant.instances is None else variant.instances * devices + 1
