@@ -67,7 +67,7 @@ def create_app(settings: Settings | None = None) -> application.Application:
     logging.configure(settings.log_level, settings.log_format)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
-    return application.build(partial(open_resources, settings, tracing), describe(settings), keys, tracing)
+    return application.build(partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing)
 
 
 def _open_tracing() -> "Tracing":
@@ -143,7 +143,7 @@ def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
     return connect
 
 
-def describe(settings: Settings) -> Deployment:
+def deployment_of(settings: Settings) -> Deployment:
     """Return the settings that the HTTP layer uses."""
     capacity = _capacity(settings)
     return Deployment(

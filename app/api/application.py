@@ -104,7 +104,7 @@ def table_of(dialects: Sequence[Dialect]) -> RouteTable:
     """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()
     for each in dialects:
-        table.add(each.handlers, f"/{each.name}", is_prefix_sent=False, applies=each.callers)
+        table.add(each.handlers, f"/{each.name}", is_prefix_sent=False, applies=each.applies)
     for prefix in ("", VERSION):
         table.add(_MODEL_ROUTES, prefix)
     for each in dialects:

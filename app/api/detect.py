@@ -13,7 +13,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.documentation.openapi import PROBLEMS, ClassifyOperation, DetectOperation, PredictOperation
+from app.api.documentation.openapi import PROBLEMS, operation_for
 from app.api.parameters.parse import Parameters
 from app.api.parameters.path_model import PathModel
 from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters
@@ -22,7 +22,7 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.intake import DeferredParameters, Pairs
 from app.api.routes import ModelRoute
-from app.model.heads import ClassificationHead, Task
+from app.model.heads import ClassificationHead, DetectionHead, Task
 
 
 def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
@@ -32,7 +32,7 @@ def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa:
 @ModelRoute(
     "/detect",
     summary="Detect objects in an image",
-    operation_class=DetectOperation,
+    operation_class=operation_for(DetectionHead.task),
     responses=_responses(DetectResponse | list[CocoResult], "The detections"),
 )
 async def detect(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
@@ -44,7 +44,7 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     "/classify",
     task=ClassificationHead.task,
     summary="Classify an image",
-    operation_class=ClassifyOperation,
+    operation_class=operation_for(ClassificationHead.task),
     responses=_responses(ClassifyResponse, "The classes"),
 )
 async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
@@ -55,7 +55,7 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
 @ModelRoute(
     "/predict/{model:str}",
     summary="Ask a given model about an image",
-    operation_class=PredictOperation,
+    operation_class=operation_for(*FORMS),
     responses=_responses(
         DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
     ),

@@ -186,6 +186,10 @@ class Classifications(NamedTuple):
     """Version of the model that answered."""
 
 
+TaskResult = Detections | Classifications
+"""The result of a model of any task."""
+
+
 _TRIVIAL: dict[Task, Callable[[str], Question[object]]] = {
     DetectionHead.task: lambda model: DetectOptions(model, 1.0, None, 1),
     ClassificationHead.task: lambda model: ClassifyOptions(model, 1.0, 1),

@@ -34,8 +34,8 @@ def is_json(scope: HTTPScope) -> bool:
     return (b"content-type", b"application/json") in scope["headers"]
 
 
-ONE = Dialect("one", [status, predict], to_builtins, callers={"/predict": is_json})
-OTHER = Dialect("other", [predict, versioned], to_builtins, callers={"/predict": lambda scope: not is_json(scope)})
+ONE = Dialect("one", [status, predict], to_builtins, applies={"/predict": is_json})
+OTHER = Dialect("other", [predict, versioned], to_builtins, applies={"/predict": lambda scope: not is_json(scope)})
 TYPED = [(b"content-type", b"application/json")]
 
 
@@ -92,7 +92,7 @@ def test_dialects_with_one_path_tell_their_requests_apart() -> None:
             claims.setdefault(path, []).append(dialect)
 
     assert [
-        path for path, dialects in claims.items() if len(dialects) > 1 and any(path not in one.callers for one in dialects)
+        path for path, dialects in claims.items() if len(dialects) > 1 and any(path not in one.applies for one in dialects)
     ] == []
 
 

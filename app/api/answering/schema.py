@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.model.heads import Task
-from app.pipeline.call import Classifications, Detections
+from app.pipeline.call import TaskResult
 
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
@@ -46,7 +46,7 @@ class ModelUsed(msgspec.Struct, frozen=True):
     device: Literal["cpu", "gpu"]
 
     @classmethod
-    def of(cls, found: Detections | Classifications) -> "ModelUsed":
+    def of(cls, found: TaskResult) -> "ModelUsed":
         """Describe the model that produced a result."""
         return cls(found.spec.name, found.version, "triton", found.spec.device)
 

@@ -12,7 +12,7 @@ from app.api.answering.native import to_detections
 from app.api.answering.schema import BoxFormat, ImageSize, ModelUsed, Problem
 from app.api.batch.schema import BatchFailure, BatchResponse, BatchResult, BatchSummary, ImageLine
 from app.api.context import RequestContext
-from app.api.reports.metrics import count_image
+from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
 from app.pipeline.call import Detections
 from app.telemetry.metrics import Metrics
@@ -105,13 +105,13 @@ class BatchAnswer:
         self._processed += 1
         self._detections += len(found.scores)
         self._model = ModelUsed.of(found)
-        count_image(self._metrics, timing, _OK)
+        count_batch_image(self._metrics, timing, _OK)
 
     def count_failure(self, error: Exception, timing: Timing) -> Problem:
         """Count an image that failed, and return its problem."""
         problem = problems.to_problem(error, self._context.request_id)
         self._codes[problem.code] += 1
-        count_image(self._metrics, timing, problem.status)
+        count_batch_image(self._metrics, timing, problem.status)
         return problem
 
 

@@ -8,7 +8,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, RequestBody, Sc
 from app.api.answering.schema import CocoResult
 from app.api.batch.body import FIELDS, MAX_IMAGES
 from app.api.batch.schema import BatchResponse
-from app.api.documentation.openapi import PROBLEMS, DetectOperation
+from app.api.documentation.openapi import PROBLEMS, ImageOperation
 from app.api.parameters.tasks import BatchParameters
 
 LINES = "application/x-ndjson"
@@ -20,7 +20,7 @@ RESPONSES = {
 
 
 @dataclass
-class BatchOperation(DetectOperation):
+class BatchOperation(ImageOperation):
     """Describes a body with several images, and the response in lines."""
 
     kinds = (BatchParameters,)

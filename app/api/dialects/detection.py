@@ -17,7 +17,7 @@ from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.intake import Content, Pairs, Received
-from app.api.reports.metrics import count_image
+from app.api.reports.metrics import count_batch_image
 from app.model.heads import DetectionHead
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
@@ -115,10 +115,10 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
         if isinstance(result, Exception):
             found[index] = copy_error(result)
-            count_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
+            count_batch_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
         else:
             found[index] = result
-            count_image(worker.metrics, timing, _OK)
+            count_batch_image(worker.metrics, timing, _OK)
 
     async with batch.run(note) as done:
         for image in done:

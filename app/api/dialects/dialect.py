@@ -39,7 +39,7 @@ class Dialect(NamedTuple):
     """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
     """Replacements of the gateway's error statuses that clients of the other service would not understand."""
-    callers: Mapping[str, Callable[[HTTPScope], bool]] = {}
+    applies: Mapping[str, Callable[[HTTPScope], bool]] = {}
     """Predicates, by path that the gateway or another dialect also has: whether a request belongs to this dialect."""
 
 

@@ -206,5 +206,5 @@ def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
 DIALECT = Dialect(
     "nim",
     [infer, live, ready, models, metadata],
-    callers={"/v1/models": lambda _: False},  # the gateway's own route gives the same response
+    applies={"/v1/models": lambda _: False},  # the gateway's own route gives the same response
 )

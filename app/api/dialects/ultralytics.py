@@ -155,4 +155,4 @@ def _is_not_json(scope: HTTPScope) -> bool:
     return media_type(context_of(scope).content_type) != JSON
 
 
-DIALECT = Dialect("ultralytics", [predict, predict_with], statuses={415: 400, 422: 400}, callers={"/predict": _is_not_json})
+DIALECT = Dialect("ultralytics", [predict, predict_with], statuses={415: 400, 422: 400}, applies={"/predict": _is_not_json})

@@ -21,8 +21,9 @@ from litestar.openapi.spec import (
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
-from app.api.parameters.tasks import DETECTIONS, ClassifyParameters, DetectParameters
+from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON
+from app.model.heads import Task
 
 _ERRORS = {
     400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
@@ -104,12 +105,12 @@ def _binary(media_type: str) -> OpenAPIMediaType:
 
 
 @dataclass
-class DetectOperation(Operation):
+class ImageOperation(Operation):
     """Adds bodies, parameters and pictures, which Litestar cannot derive from a handler that takes the raw body."""
 
-    kinds: ClassVar[tuple[type[Parameters], ...]] = (DetectParameters,)
+    kinds: ClassVar[tuple[type[Parameters], ...]] = ()
     """Types of the parameters."""
-    picture_types: ClassVar[tuple[str, ...]] = tuple(kind for kind in DETECTIONS.media_types if kind != JSON)
+    picture_types: ClassVar[tuple[str, ...]] = ()
     """Media types of responses that are pictures."""
 
     def __post_init__(self) -> None:
@@ -150,16 +151,8 @@ class DetectOperation(Operation):
         )
 
 
-@dataclass
-class ClassifyOperation(DetectOperation):
-    """`DetectOperation` for classification."""
-
-    kinds = (ClassifyParameters,)
-    picture_types = ()
-
-
-@dataclass
-class PredictOperation(DetectOperation):
-    """`DetectOperation` for a model of any task."""
-
-    kinds = (DetectParameters, ClassifyParameters)
+def operation_for(*tasks: Task) -> type[ImageOperation]:
+    """Return the operation of routes for models of these tasks."""
+    forms = [FORMS[task] for task in tasks]
+    types = dict.fromkeys(kind for form in forms for kind in form.formats.media_types if kind != JSON)
+    return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "picture_types": tuple(types)})

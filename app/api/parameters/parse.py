@@ -14,7 +14,7 @@ from msgspec import Meta, inspect
 
 from app.api.answering.format import Presentation
 from app.errors import InvalidParameter, UnknownModel
-from app.pipeline.call import Classifications, Detections, Question
+from app.pipeline.call import Question, TaskResult
 from app.remote.address import is_empty
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -55,7 +55,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             check_model_name(self.model)
 
     @property
-    def options(self) -> Question[Detections | Classifications]:
+    def options(self) -> Question[TaskResult]:
         """The options of the inference."""
         raise NotImplementedError
 

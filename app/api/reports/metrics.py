@@ -25,7 +25,7 @@ async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[Worke
     return Response(text, media_type=content_type)
 
 
-def count_image(metrics: Metrics, timing: Timing, status: int) -> None:
+def count_batch_image(metrics: Metrics, timing: Timing, status: int) -> None:
     """Count an image of a batch that has ended."""
     metrics.batch_images.add(1, str(status))
     _observe_stages(metrics, timing)

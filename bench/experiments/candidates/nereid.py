@@ -16,7 +16,7 @@ from app.imaging.decode import decode
 from app.imaging.fit import Letterbox
 from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.transform import ImageTransform
-from app.main import describe, open_resources
+from app.main import deployment_of, open_resources
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.call import Detections
 from app.pipeline.pipeline import Pipeline
@@ -93,7 +93,7 @@ def _serving(transport: str) -> dict[str, Step]:
             opened.append((pool.servers[0].client, pipeline, pool.transport, spec))
             yield pool, pipeline, metrics
 
-    runner = AsgiRunner(build(open_and_keep, describe(settings)))
+    runner = AsgiRunner(build(open_and_keep, deployment_of(settings)))
     ((client, pipeline, slots, spec),) = opened
     nothing = np.empty(0, np.float32)
     found = Detections(nothing.reshape(0, 4), nothing, nothing.astype(np.int32), _SIDE, _SIDE, spec, "1")

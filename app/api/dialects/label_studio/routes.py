@@ -230,5 +230,5 @@ def _is_json(scope: HTTPScope) -> bool:
 DIALECT = Dialect(
     "label-studio",
     [health, setup, predict, webhook],
-    callers={"/health": _is_label_studio, "/predict": _is_json},
+    applies={"/health": _is_label_studio, "/predict": _is_json},
 )

@@ -195,4 +195,4 @@ def _is_v0(scope: HTTPScope) -> bool:
     return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 
-DIALECT = Dialect("roboflow", [list_models, add_model, infer, infer_v0], write_error, callers={_V0: _is_v0})
+DIALECT = Dialect("roboflow", [list_models, add_model, infer, infer_v0], write_error, applies={_V0: _is_v0})

@@ -19,8 +19,10 @@ from app.api.answering.accept import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
+from app.api.detect import ROUTES
 from app.api.receiving.content_type import JSON
 from app.api.reports.health import API_VERSION
+from app.api.routes import ModelRoute
 from app.model.heads import TASKS
 
 HTML = "text/html"
@@ -44,9 +46,13 @@ _NOSNIFF = (b"x-content-type-options", b"nosniff")
 # Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
 _ENDPOINTS = {
-    "detection": "/detect",
+    **{
+        route.task: path
+        for route in ROUTES
+        for path in route.paths
+        if isinstance(route, ModelRoute) and route.task and "{" not in path
+    },
     "batch": "/detect/batch",
-    "classification": "/classify",
     "prediction": "/predict/{model}",
     "models": "/models",
     "health": "/health",
