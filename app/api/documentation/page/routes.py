@@ -45,6 +45,9 @@ _SECURITY = {
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 # Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
+_TASKS: dict[str, str] = {
+    str(route.task): path for route in ROUTES for path in route.paths if isinstance(route, ModelRoute) and "{" not in path
+}
 _ENDPOINTS = {
     **{
         route.task: path
