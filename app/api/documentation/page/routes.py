@@ -49,12 +49,7 @@ _TASKS: dict[str, str] = {
     str(route.task): path for route in ROUTES for path in route.paths if isinstance(route, ModelRoute) and "{" not in path
 }
 _ENDPOINTS = {
-    **{
-        route.task: path
-        for route in ROUTES
-        for path in route.paths
-        if isinstance(route, ModelRoute) and route.task and "{" not in path
-    },
+    **_TASKS,
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",
