@@ -1,4 +1,4 @@
-"""What goes into the one file, and what does not."""
+"""The contents of the one-file program."""
 
 import re
 import subprocess
@@ -17,9 +17,9 @@ from app.embedded.launch import BACKEND, MODULES
 ROOT = Path(__file__).parents[2]
 
 _NEVER_IMPORTED = {
-    "faker",  # litestar's, for made-up examples
-    "polyfactory",  # as faker
-    "pbr",  # hdrhistogram's, for its own installation
+    "faker",  # a dependency of litestar, for generated examples
+    "polyfactory",  # like faker
+    "pbr",  # a dependency of hdrhistogram, only for its installation
     "setuptools",
     "distutils",
     "pydoc_data",
@@ -29,7 +29,7 @@ _GLIBC = {f"{name}.so.{version}" for name, version in (("libc", 6), ("libm", 6),
 _GLIBC |= {"ld-linux-x86-64.so.2", "libutil.so.1", "libresolv.so.2"}
 _CODE = {"BINARY", "EXTENSION"}
 _OPENCV_LIBRARIES = "opencv_python_headless.libs/"
-# AVIF; TIFF is a part of OpenCV itself.
+# AVIF; TIFF support is part of OpenCV itself.
 _CODECS = ("libavif-", "libaom-")
 _STUB = """
 #include <stdio.h>
@@ -39,7 +39,7 @@ static void missing(void) { fputs("nereid: OpenCV is without video and linear al
 
 
 def unwanted_modules() -> set[str]:
-    """Return the modules installed here that the program does not need at run time, according to pyproject.toml."""
+    """Return the installed modules that the program does not need at run time, according to pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = [*project["project"]["optional-dependencies"].values(), project["dependency-groups"]["bench"]]
     needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)])
@@ -48,7 +48,7 @@ def unwanted_modules() -> set[str]:
 
 
 def _closure(requirements: Iterable[str]) -> set[str]:
-    """Return the names of the distributions that satisfy these requirements, and theirs in turn."""
+    """Return the names of the distributions that satisfy these requirements, including transitive ones."""
     found: set[str] = set()
     left = [Requirement(text) for text in requirements]
     while left:
@@ -67,17 +67,17 @@ def _closure(requirements: Iterable[str]) -> set[str]:
 
 
 Files = list[tuple[str, str, str]]
-"""As PyInstaller has them: path in the file, path here or, of a link, what it points to, and kind."""
+"""Files in PyInstaller's format: path in the file, source path or target of a link, and kind."""
 
 
 def without_video(files: Files, folder: Path) -> Files:
-    """Replace most libraries that OpenCV is linked to by empty ones; the program resizes, draws, and decodes AVIF and TIFF with it.
+    """Replace most libraries that OpenCV is linked to by empty ones; the program only resizes, draws, and decodes AVIF and TIFF.
 
-    Video and linear algebra are 30 MB of the file, and cannot be left out: the loader would refuse OpenCV.
+    Video and linear algebra are 30 MB of the file. They cannot be omitted, because the loader would then reject OpenCV.
 
     Args:
-        files: What was found.
-        folder: For the empty libraries.
+        files: The files that PyInstaller found.
+        folder: Folder for the empty libraries.
     """
     (opencv,) = (source for _, source, _ in files if Path(source).name.startswith("cv2.abi3"))
     needed = _needed(opencv)
@@ -94,7 +94,7 @@ def without_video(files: Files, folder: Path) -> Files:
 
 
 def _empty_library(source: str, wanted: dict[str, str], target: Path) -> str:
-    """Compile a library that has those symbols of another one that are wanted; whoever calls one of them is aborted."""
+    """Compile a library with the wanted symbols of another one; calling any of them aborts the program."""
     symbols = {name: version for name, version in _symbols(source).items() if name in wanted}
     versions = sorted(set(symbols.values()) - {""})
     code, script = target.with_suffix(".c"), target.with_suffix(".map")
@@ -110,7 +110,7 @@ def _empty_library(source: str, wanted: dict[str, str], target: Path) -> str:
 
 
 def _symbols(library: str, section: str | None = None) -> dict[str, str]:
-    """Return the dynamic symbols of a library with their versions: those that it has, or those in a section."""
+    """Return the dynamic symbols of a library with their versions: all of them, or those in a section."""
     found = {}
     for line in _objdump("-T", library).splitlines():
         matched = re.match(r"[0-9a-f]{16} .{7} (\S+)\s+[0-9a-f]{16}(.*) (\S+)$", line)
@@ -121,7 +121,7 @@ def _symbols(library: str, section: str | None = None) -> dict[str, str]:
 
 
 def with_all_libraries(files: Files) -> Files:
-    """Add the libraries that PyInstaller supposes to be on each machine, and that a bare one has not."""
+    """Add the libraries that PyInstaller expects on each machine, but that a minimal one does not have."""
     found = [*files]
     names = {Path(target).name for target, _, _ in found} | _GLIBC
     for _, source, kind in found:  # it grows
@@ -136,14 +136,14 @@ def _needed(library: str) -> set[str]:
 
 
 def _library(name: str) -> str:
-    """Return where the loader finds a library."""
+    """Return the path where the loader finds a library."""
     cached = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
     (first, *_) = re.findall(rf"\s{re.escape(name)} \(libc6,x86-64.*\) => (\S+)", cached)
     return str(first)
 
 
 def without_debug_information(files: Files, folder: Path) -> Files:
-    """Replace the files that debug information makes several times larger; `strip` damages others, which were patched already."""
+    """Strip the files that are several times larger with debug information; `strip` damages others, which are already patched."""
     smaller: Files = []
     for target, source, kind in files:
         if kind not in _CODE or ".debug_info" not in _objdump("-h", source):
@@ -156,7 +156,7 @@ def without_debug_information(files: Files, folder: Path) -> Files:
 
 
 def needed_glibc(files: Files) -> str:
-    """Return the oldest version of glibc with which all of these libraries can be loaded."""
+    """Return the minimum version of glibc for all of these libraries."""
     libraries = [source for _, source, kind in files if kind in _CODE]
     versions: set[str] = {version for library in libraries for version in re.findall(r" GLIBC_([0-9.]+)", _objdump("-p", library))}
     return max(versions, key=lambda version: [int(part) for part in version.split(".")])
@@ -167,7 +167,7 @@ def _objdump(option: str, file: str) -> str:
 
 
 def data_files() -> list[tuple[str, str]]:
-    """Return the files that are no code, and their folders in the file."""
+    """Return the data files, and their folders in the file."""
     offapi = Path(str(distribution("offapi").locate_file("offapi")))
     files = {offapi / name: "offapi" for name in ASSETS}
     for pattern in (

@@ -1,4 +1,4 @@
-"""What the one file runs: the command line, or a module of the program, which starts itself again."""
+"""Entry point of the one-file program: runs the command line, or a module of the program in a child process."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 
-# The bootloader has set it for this process. The programs that this one starts have libraries of their own.
+# The bootloader has set it for this process. Child processes of other programs have their own libraries.
 os.environ.pop("LD_LIBRARY_PATH", None)
 if (original := os.environ.pop("LD_LIBRARY_PATH_ORIG", None)) is not None:
     os.environ["LD_LIBRARY_PATH"] = original
@@ -22,13 +22,13 @@ from app.host.processes import die_with_parent
 def _run() -> int | str:
     if sys.argv[1:2] == ["bench"]:
         return _measure(sys.argv[2:])
-    from app.entry import main  # noqa: PLC0415 - it must not be there yet when it is run as a module
+    from app.entry import main  # noqa: PLC0415 - must not be imported when it is run as a module
 
     return main()
 
 
 def _measure(arguments: list[str]) -> int:
-    """Load a server that runs: quick, full, sustained, sweep, open. The other experiments need a checkout."""
+    """Load a running server: quick, full, sustained, sweep, open. Other experiments need a checkout."""
     from bench.experiments import server_load  # noqa: PLC0415
     from bench.harness.errors import ContestantError  # noqa: PLC0415
 
@@ -60,13 +60,13 @@ def _run_command() -> int | str:
         try:
             return _run()
         finally:
-            if os.getppid() != parent:  # the bootloader, which removes the folder, has been killed
+            if os.getppid() != parent:  # the bootloader, which removes the folder, was killed
                 shutil.rmtree(program.ROOT, ignore_errors=True)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(_run_module(sys.argv[2]) if sys.argv[1:2] == ["-m"] and sys.argv[2:] else _run_command())
-    except Exception:  # noqa: BLE001 - as Python does; the bootloader would add lines of its own
+    except Exception:  # noqa: BLE001 - as Python does; the bootloader would add its own lines
         traceback.print_exc()
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Run before everything else in the one file: a Ctrl-C during the imports needs no traceback."""
+"""Runs first in the one-file program: no traceback after Ctrl-C during the imports."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""The temporary folder into which the one file has unpacked itself."""
+"""The temporary folder to which the one-file program is unpacked."""
 
 import fcntl
 import os
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Longer than unpacking takes, during which a folder is not locked yet.
+# Longer than unpacking, during which a folder is not locked yet.
 _ABANDONED_SECONDS = 600
 
 
 @contextmanager
 def kept(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Keep a folder from being removed while it is used, be it by systemd-tmpfiles, which passes locked ones over.
+    """Lock a folder, so that it is not removed while it is used; systemd-tmpfiles also skips locked folders.
 
     Raises:
-        BlockingIOError: With LOCK_NB, it is in use; without, this waits for systemd-tmpfiles to look at it.
+        BlockingIOError: With LOCK_NB, the folder is in use. Without it, this waits until systemd-tmpfiles has checked the folder.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -28,9 +28,9 @@ def kept(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what programs like this one have left beside its folder when they were stopped while they unpacked themselves."""
+    """Remove folders next to this one that were left by programs stopped while unpacking."""
     for other in folder.parent.glob("_MEI*"):
-        with suppress(OSError):  # another user's, in use, or just removed
+        with suppress(OSError):  # it belongs to another user, is in use, or was just removed
             is_ours = (other / "glibc").is_file() and (other / "app").is_dir()
             if is_ours and time.time() - other.stat().st_mtime > _ABANDONED_SECONDS:
                 with kept(other, fcntl.LOCK_EX | fcntl.LOCK_NB):

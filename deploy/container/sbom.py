@@ -1,7 +1,7 @@
-"""Print the SBOM of an image, CycloneDX: sbom.py DPKG_STATUS ENVIRONMENT ...
+"""Print the SBOM of an image in CycloneDX format: sbom.py DPKG_STATUS ENVIRONMENT ...
 
-It has the packages of Debian and those of Python; Nereid itself is in the first environment. It does not have the libraries
-that a wheel has brought along.
+It contains the packages of Debian and of Python; Nereid itself is in the first environment. It does not contain the libraries
+bundled in wheels.
 """
 
 import json
@@ -35,7 +35,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def _debian(status: Path) -> list[dict[str, Any]]:
-    """Return what dpkg has installed, as components."""
+    """Return the packages installed by dpkg as components."""
     release = platform.freedesktop_os_release()
     components = []
     for paragraph in status.read_text(encoding="utf-8").strip().split("\n\n"):

@@ -1,8 +1,8 @@
-"""Annotate a CVAT task with rectangles of a running Nereid, from anywhere that reaches both; CVAT itself need not know of it.
+"""Annotate a CVAT task with rectangles from Nereid. Runs on any machine that can reach both; CVAT itself need not reach Nereid.
 
 cvat-cli task auto-annotate TASK_ID --function-file nereid_function.py -p url=str:http://localhost:4603 --allow-unmatched-labels
 
-Parameters: `url`; `model`, by default that of the gateway. An API key comes from the environment variable NEREID_KEY.
+Parameters: `url`; `model`, by default the gateway's. The environment variable NEREID_KEY contains the API key, if any.
 """
 
 import io
@@ -39,11 +39,11 @@ class _Nereid:
 
     def _ask(self, path: str, body: bytes | None = None) -> Any:  # noqa: ANN401 - any JSON
         headers = {**self._headers, "Content-Type": "image/jpeg"}
-        request = urllib.request.Request(self._url + path, body, headers)  # noqa: S310 - the user's own address
+        request = urllib.request.Request(self._url + path, body, headers)  # noqa: S310 - the user's own URL
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
 
 def create(url: str = "http://localhost:4603", model: str = "") -> _Nereid:
-    """Make the function, whose labels are the classes of the model."""
+    """Make the function; its labels are the classes of the model."""
     return _Nereid(url, model)
