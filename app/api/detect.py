@@ -48,7 +48,7 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     responses=_responses(ClassifyResponse, "The classes"),
 )
 async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
-    """Say what an image shows, by the default classifier, or by the one that the parameter `model` names."""
+    """Classify an image with the default classifier, or with the one that the parameter `model` names."""
     return await handle_image(request, worker, ClassifyParameters)
 
 
@@ -70,7 +70,7 @@ ROUTES = [detect, classify, predict]
 P = TypeVar("P", bound=Parameters)
 
 Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
-"""Makes the response; raises a GatewayError if it cannot."""
+"""Makes the response, or raises a GatewayError."""
 
 
 def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
@@ -78,7 +78,7 @@ def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Re
     return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
 
 
-async def handle_image(  # noqa: PLR0913 - what a request consists of
+async def handle_image(  # noqa: PLR0913 - the parts of a request
     request: Request[Any, Any, Any],
     worker: WorkerResources,
     kind: type[P] | DeferredParameters[P],

@@ -72,9 +72,9 @@ class Admission:
         self.queues: dict[str, ModelQueue] = {}
         """Queues by model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
-        """The part of the memory that the encoded images of batches may take."""
+        """The part of the memory for encoded images of batches."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
-        """By model and API key."""
+        """Batch queues by model and API key."""
         self._rejections = Pacer(_REJECTIONS_PER_SECOND)
 
     async def check(self, model: str, share: Share = WHOLE, *, is_batch: bool = False) -> None:
@@ -119,7 +119,7 @@ class Admission:
         return permit
 
     def batch_queue(self, model: str, parallel_images: int, share: Share = WHOLE) -> BatchQueue:
-        """Return where the images of batches wait for their turn; arguments as `admit`."""
+        """Return the queue in which images of batches wait for their turn; arguments as for `admit`."""
         batches = self._batch_queues.get((model, share.key))
         if batches is None:
             queue = self._queue(model, parallel_images)

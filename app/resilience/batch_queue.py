@@ -15,7 +15,7 @@ _PART = 0.5
 
 
 class BatchQueue:
-    """Admits images of batches one by one; in progress are never more than a part of the model's limit, on the whole host."""
+    """Admits images of batches one by one, up to a fraction of the model's limit on the whole host."""
 
     def __init__(self, table: WorkerTable, queue: "ModelQueue", model: str, key: str) -> None:
         """Count in a table; an API key with a share of its own is counted separately."""
@@ -79,5 +79,5 @@ class BatchQueue:
 
     def _leave(self) -> None:
         self._table.add(self._active, -1)
-        # Once all that the permit holds has been given back.
+        # Soon, not now: the permit's other resources are released first.
         self._images.wake_soon()

@@ -49,7 +49,7 @@ class Permit(Lease):
 
 
 class _Part:
-    """Requests that share a part of the limit: those of one API key, or those of all keys without a share."""
+    """Requests that use the same share of the limit: those of one API key, or of all keys without a share."""
 
     def __init__(self, queue: "ModelQueue", column: int, fraction: float) -> None:
         self.column = column
@@ -84,7 +84,7 @@ class ModelQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests of this worker that wait for their turn."""
+        """Number of this worker's requests that wait for their turn."""
         return sum(len(part.waiting) for part in self._parts.values())
 
     def check(self, key: str, fraction: float, uploads: int) -> None:
@@ -110,13 +110,13 @@ class ModelQueue:
         Args:
             key: Name of the part: the API key that has a share, or empty.
             fraction: How much of the limit the part may use, 0 to 1.
-            deadline: When the request must have its answer.
+            deadline: Deadline of the request.
 
         Raises:
             GatewayFull: There is no room, or the request would miss its deadline.
         """
         part = self._part(key, fraction)
-        # With the usual deadline or a longer one, the limit is enough.
+        # For the usual deadline or a longer one, the limit is sufficient.
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = self.in_progress
             if ahead and (ahead + 1) * self.pace() > deadline.remaining:
@@ -132,12 +132,12 @@ class ModelQueue:
         return permit
 
     def try_admit(self, key: str, fraction: float) -> Permit | None:
-        """Admit a request, as `admit`, if there is room now and nobody waits for it."""
+        """Admit a request if there is room now and no other request is waiting; arguments as for `admit`."""
         part = self._part(key, fraction)
         return None if part.waiting else self.enter(part)
 
     def leave(self, part: _Part) -> None:
-        """Take note of the end of a request."""
+        """Record the end of a request."""
         self._table.add(part.column, -1)
         self.own -= 1
         self._progress_at = monotonic()
@@ -180,12 +180,12 @@ class ModelQueue:
         return max(1, int(self.limit * part.fraction))
 
     def _is_worth_waiting(self, part: _Part, uploads: int) -> bool:
-        """Return whether a request's turn will come within the time that it may wait."""
+        """Return whether a request's turn is expected within the maximum wait."""
         return 0 < (uploads + len(part.waiting) + 1) * self.pace() * self._table.workers / part.fraction <= _MAX_WAIT_SECONDS
 
     def enter(self, part: _Part) -> Permit | None:
         """Admit a request if there is room."""
-        self._table.add(part.column, 1)  # first, so that two workers never take the same place
+        self._table.add(part.column, 1)  # counted first, so that two workers never take the same place
         requests, room = self._table.total(part.column), self._room(part)
         if requests > room:
             self._table.add(part.column, -1)

@@ -1,4 +1,4 @@
-"""Limit how many images do something at a time, such as being decoded for a batch."""
+"""A semaphore with deadlines, for work such as decoding images of batches."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ class DeadlineSemaphore:
         self._free = asyncio.Semaphore(number)
 
     async def acquire(self, deadline: Deadline) -> None:
-        """Wait until fewer than the allowed number hold it; to be followed by `release`.
+        """Wait until the semaphore is acquired; call `release` afterwards.
 
         Raises:
             DeadlinePassed: The deadline passed first.
@@ -28,12 +28,12 @@ class DeadlineSemaphore:
             raise DeadlinePassed("the images before it took too long") from None
 
     def release(self) -> None:
-        """Let another one acquire it."""
+        """Release the semaphore."""
         self._free.release()
 
     @asynccontextmanager
     async def take(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold it within a block; errors as those of `acquire`."""
+        """Hold the semaphore during a block. Raises the same errors as `acquire`."""
         await self.acquire(deadline)
         try:
             yield

@@ -67,7 +67,7 @@ async def _draw(given: ResponseInput[Detections], picture_type: PictureType) -> 
 
 
 def _picture_type(given: ResponseInput[Detections]) -> PictureType:
-    """Return the type that the caller likes best; that of the first, if it accepts neither, but has named the format."""
+    """Return the type that the caller prefers; the first one if `Accept` allows neither but `format` selected a picture."""
     chosen = best(given.context.accept, _TYPES)
     return next((picture_type for picture_type in _TYPES if picture_type == chosen), _TYPES[0])
 

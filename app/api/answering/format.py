@@ -1,4 +1,4 @@
-"""What a format is, what it is given to write, and the choice of one by the parameter `format` or the header `Accept`."""
+"""Interface of a response format, its input, and the choice of a format by the parameter `format` or the header `Accept`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,7 +11,7 @@ from app.api.context import RequestContext
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 
-# What most programs send, which is not worth parsing.
+# The most frequent headers, which need no parsing.
 _USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 
 Found = TypeVar("Found")
@@ -29,7 +29,7 @@ class Presentation(NamedTuple):
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
-    """The result of one request, and what a format may need of the request."""
+    """The result of one request, and the parts of the request that a format may need."""
 
     found: Found
     image: bytes
@@ -46,9 +46,9 @@ class Format(NamedTuple):
     name: str
     """Value of the parameter `format`."""
     media_types: tuple[str, ...]
-    """Those that `Accept` may ask for to get this format; the first one is preferred. Empty: it is chosen by name only."""
+    """Values of `Accept` that select this format; the first one is preferred. Empty if it is selected by name only."""
     respond: Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
-    """Makes the response; raises a GatewayError if it cannot."""
+    """Makes the response, or raises a GatewayError."""
 
 
 class Formats:
@@ -73,11 +73,11 @@ class Formats:
         """Choose the format of a result.
 
         Args:
-            name: What the parameter `format` says, which counts more than `Accept`; None if it is not given.
+            name: The value of the parameter `format`, which takes precedence over `Accept`; None if absent.
             accept: The `Accept` header; empty if there is none.
 
         Raises:
-            NotAcceptable: The header allows no type that there is.
+            NotAcceptable: The header allows none of the media types.
         """
         if name is not None:
             return self._by_name[name]

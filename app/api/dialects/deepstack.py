@@ -192,7 +192,7 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
 
 
 def to_predictions(given: ResponseInput[Detections], command: Literal["detect", "custom"], max_objects: int) -> Predictions:
-    """Describe what was found; at most so many objects, unless that is 0."""
+    """Convert detections to a response with at most `max_objects` objects; 0 means no limit."""
     found, timing = given.found, given.context.timing
     predictions = [
         Prediction(confidence, found.spec.class_name(id_), y_min, x_min, y_max, x_max)

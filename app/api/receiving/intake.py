@@ -42,7 +42,7 @@ P_co = TypeVar("P_co", bound=Parameters, covariant=True)
 
 
 class DeferredParameters(Protocol[P_co]):
-    """A kind of parameters that is not known before Triton has been asked."""
+    """A type of parameters that depends on the model's task, for which Triton may have to be asked."""
 
     @property
     def common(self) -> P_co:

@@ -114,6 +114,6 @@ def _serving(transport: str) -> dict[str, Step]:
 
 
 def _encode(_: Any) -> bytes:  # noqa: ANN401
-    """Encode an answer with five detections."""
+    """Encode a response with five detections."""
     found = Detections(_BOXES, _SCORES, np.zeros(len(_SCORES), np.int32), 640, 480, _SPEC, "1")
     return msgspec.json.encode(to_response(found, "normalized", 1.0, "0123456789abcdef"))
