@@ -28,7 +28,7 @@ class WaitQueue(Generic[L]):
         return len(self._turns)
 
     async def wait(self, seconds: float) -> L:
-        """Wait for a turn, at the end of the line.
+        """Wait for a turn, at the end of the queue.
 
         Raises:
             TimeoutError: The turn did not come in time.

@@ -61,12 +61,12 @@ class Formats:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that the parameter `format` can name."""
+        """The values of the parameter `format`."""
         return tuple(self._by_name)
 
     @property
     def media_types(self) -> tuple[str, ...]:
-        """All that `Accept` can ask for."""
+        """The media types that `Accept` can select."""
         return tuple(self._by_type)
 
     def choose(self, name: str | None, accept: bytes) -> Format:
@@ -74,7 +74,7 @@ class Formats:
 
         Args:
             name: The value of the parameter `format`, which takes precedence over `Accept`; None if absent.
-            accept: The `Accept` header; empty if there is none.
+            accept: The `Accept` header; empty if absent.
 
         Raises:
             NotAcceptable: The header allows none of the media types.
