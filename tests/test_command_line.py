@@ -36,8 +36,9 @@ VARIABLE = "WORKER_TABLE_FD"
 
 
 @pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
+def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without settings, and take back what the command did to this process."""
+    monkeypatch.setattr("app.telemetry.logging.configure", lambda *_: None)  # it keeps the stdout of the first test
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -499,7 +500,7 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
     monkeypatch.setattr(Server, "serve", lambda _: None)
     monkeypatch.setenv("NEREID_HOST", host)
     if has_keys:
-        (tmp_path / "keys.toml").touch()
+        (tmp_path / "keys.toml").write_text(keys.create("camera-1")[1], encoding="utf-8")
         monkeypatch.setenv("NEREID_API_KEYS_FILE", str(tmp_path / "keys.toml"))
     port = free_port()
 
