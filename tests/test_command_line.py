@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.__main__ import main
@@ -318,12 +319,14 @@ def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("command", ["serve", "api"])
 def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has the port and the flag that chooses another, and nothing is started."""
+    """The message has the port, who has it, and the flag that chooses another, and nothing is started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert main([command, "--port", str(port)]) == 1
 
-    assert one_line(capsys) == f"port {port} is in use; choose another with --port"
+    own = " ".join(psutil.Process().cmdline())
+    expected = f"port {port} is in use by process {os.getpid()} ({own}); end it, or choose another with --port"
+    assert one_line(capsys) == expected
 
 
 @pytest.mark.usefixtures("untouched")
