@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -55,6 +56,6 @@ def test_a_file_that_was_never_valid_is_an_error() -> None:
 
 def test_shorter_contents_replace_longer_ones() -> None:
     for text in ("long " * 1000, "short"):
-        last_valid.load("triton_tls", "a", lambda text=text: text, str, ValueError)
+        last_valid.load("triton_tls", "a", partial(str, text), str, ValueError)
 
     assert last_valid.load("triton_tls", "a", lambda: str(b"\xff", "ascii"), str, ValueError) == "short"

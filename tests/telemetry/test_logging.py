@@ -102,7 +102,7 @@ def full_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         for module in (circuit_breaker, membership):
             monkeypatch.setattr(module, "LOG", structlog.get_logger())
         yield errors
-        raw.write = lambda content: len(content)  # type: ignore[method-assign, assignment]
+        raw.write = len  # type: ignore[method-assign, assignment]
 
 
 async def test_a_circuit_opens_and_closes_without_a_log(full_log: list[int]) -> None:
