@@ -23,9 +23,10 @@ from app.host import allocator, ports, program
 from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
-from app.resilience import worker_table
+from app.resilience import last_valid, worker_table
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
+from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.credentials import CredentialsError
 from app.zoo import registry
@@ -153,6 +154,8 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     # Imported here, because other commands need no server.
     from app.server import Server  # noqa: PLC0415
 
+    logging.configure(settings.log_level, settings.log_format)
+    last_valid.create()
     preflight.require_usable(settings)
     preflight.require_address(settings)
     if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):

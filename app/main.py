@@ -88,6 +88,7 @@ async def open_resources(
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
         metrics.worker_starts.add(1)
+        metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
         beating = asyncio.create_task(_beat(table, is_started))
         stack.push_async_callback(_cancel, beating)
@@ -164,7 +165,13 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.trusted_networks,
         settings.page,
         settings.dialect_options,
+        _workers(settings),
     )
+
+
+def _workers(settings: Settings) -> int:
+    """Return how many workers this host should have."""
+    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)
 
 
 def _slow_request_ms(settings: Settings) -> float:

@@ -97,7 +97,9 @@ def require_address(settings: Settings) -> None:
         reason = getattr(error, "strerror", None) or error
         raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
     if not is_free:
-        raise SettingsError(f"port {settings.port} is in use; choose another with --port")
+        found = ports.holder(settings.port)
+        by = f" by process {found[0]} ({found[1]})" if found else ""
+        raise SettingsError(f"port {settings.port} is in use{by}; end it, or choose another with --port")
 
 
 def make_socket_folder(folder: Path) -> None:

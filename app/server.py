@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import time
 from asyncio import AbstractEventLoop, all_tasks
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,10 +34,14 @@ _JITTER = 0.1
 _WATCH_SECONDS = 1.0
 _REMIND_SECONDS = 0.5
 _MAX_MISSED_BEATS = 10
+# A worker that lives less long has failed; it is started again later and later. One that does not live for the shorter time could
+# not start.
+_STABLE_SECONDS, _START_SECONDS = 60.0, 5.5
+_MAX_PAUSE_SECONDS = 60.0
 
 
 class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on the Python version
-    """Granian with a graceful stop and replacement of workers whose event loop is blocked.
+    """Granian with a graceful stop and replacement of workers whose event loop is blocked or that cannot start.
 
     After the first stop signal, the workers report that they are not ready. After a delay for load balancers, they stop accepting
     connections, and end when their requests have ended. A second signal kills them.
@@ -46,6 +51,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         self._drain_delay = settings.drain_delay_seconds
         self._signals = StopSignals()
         self._table = TableView()
+        self._failures: dict[int, int] = {}
+        """How often in a row each worker has ended soon after its start, by index."""
+        self._restart_at: dict[int, float] = {}
+        """When to start the workers again that have ended too often, by index."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         super().__init__(
             "app.main:create_app",
@@ -112,10 +121,52 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         worker.is_alive = partial(_is_alive, worker)
         return worker
 
-    def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - Granian's own
+    def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
+        """Renew workers, which takes a delay each for the handover, or replace those that have ended, without one.
+
+        Granian's own ends a worker whose successor cannot start, and ends itself when one worker dies twice in seconds.
+        """
         for index in workers:
-            if not self._signals.count:  # renewing a worker takes seconds
-                super()._respawn_workers([index], *arguments, **options)
+            old = self.wrks[index]
+            if self._signals.count or (not delay and not self._may_restart(old)):  # renewing a worker takes seconds
+                continue
+            self._restart_at.pop(index, None)
+            new = self.wrks[index] = self._spawn_worker(index, spawn_target, target_loader)
+            new.start()
+            time.sleep(delay)
+            if old.is_alive() and not new.is_alive():
+                say(f"worker-{index + 1} stays, because its successor cannot start")
+                self.wrks[index] = old
+                continue
+            old.terminate()
+            old.join(self.workers_kill_timeout)
+            if old.is_alive():
+                old.kill()
+                old.join()
+
+    def _may_restart(self, ended: Any) -> bool:  # noqa: ANN401 - Granian's own
+        """Return whether to replace a worker that has ended now; if not, decide when, or let Granian end."""
+        if ended.is_alive():  # only its successor has ended
+            return False
+        index, now = ended.idx, time.monotonic()
+        if index in self._restart_at:
+            return now >= self._restart_at[index]
+        age: float = now - ended.birth
+        failures = self._failures[index] = self._failures.get(index, 0) + 1 if age < _STABLE_SECONDS else 0
+        if failures <= 1:
+            return True
+        serving = self._table.beats()
+        if any(other.is_alive() and (other.inner.pid in serving or not self._failures.get(other.idx)) for other in self.wrks):
+            pause = min(2.0 ** (failures - 2), _MAX_PAUSE_SECONDS)
+            say(f"worker-{index + 1} ended soon after its start, {failures} times in a row; the next start is in {pause:g} s")
+            self._restart_at[index] = now + pause
+            return False
+        if age < _START_SECONDS:
+            say(f"worker-{index + 1} cannot start, and no other serves")
+            self.respawned_wrks[index] = now  # a crash loop to Granian
+            self.interrupt_children.append(index)
+            self.main_loop_interrupt.set()
+        return age >= _START_SECONDS
 
     def _stop_workers(self) -> None:
         started = self._table.beats()
@@ -135,11 +186,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         """
         while not have_ended.wait(_REMIND_SECONDS):
             for worker in list(self.wrks):
-                if worker.is_alive():
-                    _send(worker, DRAIN_SIGNAL)
+                _send(worker, DRAIN_SIGNAL)
 
     def _watch_workers(self) -> None:
-        """Kill workers whose event loop is blocked or that are suspended; Granian replaces them.
+        """Kill workers whose event loop is blocked or that are suspended, and retry those that could not be started.
 
         It counts checks instead of seconds, so a suspended machine causes no false alarm.
         """
@@ -147,6 +197,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         """By process id: the last count of beats, and the number of checks in which it was unchanged."""
         sleep = threading.Event().wait
         while not sleep(_WATCH_SECONDS):
+            if not self._signals.count:
+                self.interrupt_children += [index for index, at in list(self._restart_at.items()) if time.monotonic() >= at]
+            if self.interrupt_children:  # also one that ended while others were renewed, which Granian forgets
+                self.main_loop_interrupt.set()
             own = {worker.inner.pid for worker in list(self.wrks)}
             beats = {pid: count for pid, count in self._table.beats().items() if pid in own}
             seen = {pid: (count, seen[pid][1] + 1 if seen.get(pid, (-1, 0))[0] == count else 0) for pid, count in beats.items()}
@@ -199,7 +253,8 @@ def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
 
 def _send(worker: Any, number: signal.Signals) -> None:  # noqa: ANN401 - Granian's own
     with suppress(ProcessLookupError):  # the worker has just ended
-        os.kill(worker.inner.pid, number)
+        if worker.is_alive():  # otherwise another process may have its id
+            os.kill(worker.inner.pid, number)
 
 
 def _jittered(value: int, least: int = 1) -> int:

@@ -18,7 +18,7 @@ from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.main import create_app
-from app.resilience import worker_table
+from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
@@ -79,6 +79,17 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
         run.remove_folder()
     else:
         print(f"temporary files are in {run.folder}")  # noqa: T201
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget which files were valid, as another host."""
+    monkeypatch.setenv("LAST_VALID_FD", "")  # restored in the end, whatever `create` writes
+    yield
+    last_valid.refused.clear()
+    if last_valid.own.cache_info().currsize:
+        os.close(last_valid.own())
+        last_valid.own.cache_clear()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.__main__ import main
@@ -36,8 +37,9 @@ VARIABLE = "WORKER_TABLE_FD"
 
 
 @pytest.fixture(autouse=True)
-def restored_process() -> Iterator[None]:
+def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without settings, and take back what the command did to this process."""
+    monkeypatch.setattr("app.telemetry.logging.configure", lambda *_: None)  # it keeps the stdout of the first test
     saved = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -317,12 +319,14 @@ def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("command", ["serve", "api"])
 def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has the port and the flag that chooses another, and nothing is started."""
+    """The message has the port, who has it, and the flag that chooses another, and nothing is started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert main([command, "--port", str(port)]) == 1
 
-    assert one_line(capsys) == f"port {port} is in use; choose another with --port"
+    own = " ".join(psutil.Process().cmdline())
+    expected = f"port {port} is in use by process {os.getpid()} ({own}); end it, or choose another with --port"
+    assert one_line(capsys) == expected
 
 
 @pytest.mark.usefixtures("untouched")
@@ -499,7 +503,7 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
     monkeypatch.setattr(Server, "serve", lambda _: None)
     monkeypatch.setenv("NEREID_HOST", host)
     if has_keys:
-        (tmp_path / "keys.toml").touch()
+        (tmp_path / "keys.toml").write_text(keys.create("camera-1")[1], encoding="utf-8")
         monkeypatch.setenv("NEREID_API_KEYS_FILE", str(tmp_path / "keys.toml"))
     port = free_port()
 

@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+import trustme
 from granian.constants import HTTPModes, Interfaces
 
+from app.api.admission import keys
 from app.host.processes import SUPERVISED, kill_group
 from app.server import Server
 from app.settings.schema import Settings
@@ -106,7 +109,7 @@ class Api:
         return await self.client.post("/detect", content=SCENE)
 
     def workers(self) -> list[psutil.Process]:
-        return [child for child in psutil.Process(self.process.pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in psutil.Process(self.process.pid).children() if not has_ended(child)]
 
     async def is_refused(self) -> bool:
         """Return whether it refuses new connections."""
@@ -411,6 +414,105 @@ async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_
 
         await until(answers)
         assert f"nereid: worker {stopped.pid} does not respond; replacing it" in api.messages
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+FAILING_START = """
+import os, app.server
+from app.api import application
+app.server._MAX_PAUSE_SECONDS = 0.1
+app.server._HANDOVER_SECONDS = 3.0
+build = application.build
+def build_or_fail(*arguments):
+    if os.path.exists(os.environ["NEREID_SOCKET"] + ".broken"):
+        raise SystemExit("broken")
+    return build(*arguments)
+application.build = build_or_fail
+"""
+"""No worker can start while there is a certain file."""
+
+
+@pytest.mark.system
+async def test_a_worker_that_cannot_start_does_not_end_the_others(fake: FakeTriton, tmp_path: Path) -> None:
+    """They serve, and one that is to be renewed goes on; all of them run again once workers can start."""
+    broken = tmp_path / "api.sock.broken"
+    async with running(fake, tmp_path, FAILING_START, workers=2) as api:
+
+        async def workers() -> object:
+            return (await api.client.get("/health")).json()["workers"]
+
+        async def are_all_there() -> bool:
+            return await workers() == {"running": 2, "wanted": 2}
+
+        async def is_said(text: str, times: int = 1) -> bool:
+            assert await api.status("/readyz") == 200
+            return sum(text in message for message in api.messages) >= times
+
+        await until(are_all_there)
+        ended, other = api.workers()
+        broken.touch()
+        ended.kill()
+        await until(partial(is_said, "5 times in a row"))
+        assert api.workers()[0] == other
+        assert (await api.detect()).status_code == 200
+        assert await workers() == {"running": 1, "wanted": 2}
+
+        broken.unlink()
+        await until(are_all_there)
+        before = api.workers()
+        broken.touch()
+        api.process.send_signal(signal.SIGHUP)
+        await until(partial(is_said, "stays, because its successor cannot start", times=2))
+        assert api.workers() == before
+        api.process.terminate()
+        assert await api.exit_code() == 0
+
+
+@pytest.mark.system
+async def test_an_api_of_which_no_worker_can_start_ends(fake: FakeTriton, tmp_path: Path) -> None:
+    (tmp_path / "api.sock.broken").touch()
+    api = Api(fake.url, tmp_path, FAILING_START, workers=2)
+
+    assert await api.exit_code() == 1
+    assert sum("cannot start, and no other serves" in message for message in api.messages) == 1
+    await api.client.aclose()
+
+
+@pytest.mark.system
+async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton, tmp_path: Path) -> None:
+    """Those that start meanwhile use what the files contained before, also after a renewal."""
+    credential, table = keys.create("camera-1")
+    contents = {
+        "api_keys_file": table.replace('["detect"]', '["detect", "health"]'),
+        "triton_ca_file": trustme.CA().cert_pem.bytes().decode(),
+        "label_studio_token_file": "0123456789",
+    }
+    files: dict[str, Any] = {name: tmp_path / name for name in contents}
+    for name, file in files.items():
+        file.write_text(contents[name], encoding="utf-8")
+    more: dict[str, Any] = {"triton_tls": True, "dialects": "label-studio", "label_studio_url": "http://127.0.0.1:8080"}
+    patch = "import app.server; app.server._HANDOVER_SECONDS = 3.0"
+    async with running(fake, tmp_path, patch, workers=2, **more, **files) as api:
+        api.client.headers["x-api-key"] = credential
+        for file in files.values():
+            file.write_text("", encoding="utf-8")
+        first = set(api.workers())
+
+        async def are_replaced(count: int) -> bool:
+            assert await api.answers("/models", 503)  # the key is valid; there is no TLS at this Triton
+            return len(api.workers()) == 2 and len(set(api.workers()) - first) == count
+
+        api.workers()[0].kill()
+        await until(partial(are_replaced, 1))
+        api.process.send_signal(signal.SIGHUP)
+        await until(partial(are_replaced, 2))
+
+        async def is_told() -> bool:
+            refused = (await api.client.get("/health")).json()["refused_files"]
+            return sorted(refused) == ["api_keys", "label_studio_token", "triton_tls"]
+
+        await until(is_told)
         api.process.terminate()
         assert await api.exit_code() == 0
 

@@ -32,6 +32,8 @@ class Deployment(NamedTuple):
     """Whether `/` serves a page to browsers."""
     dialects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Settings of the enabled dialects, by name."""
+    workers: int = 1
+    """Number of workers that the host should have."""
 
 
 class WorkerResources:

@@ -50,7 +50,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
         except KeysError as error:
             yield failure("api_keys", str(error), f"correct the file, or name another: {PREFIX}API_KEYS_FILE=/path/of/keys.toml")
         else:
-            yield ok("api_keys", f"API keys in {settings.api_keys_file}: {', '.join(known) or 'none, so that nobody is let in'}")
+            yield ok("api_keys", f"API keys in {settings.api_keys_file}: {', '.join(known)}")
         return
     if settings.socket or settings.instances:
         yield ok("api_keys", "no API key is needed, and the API listens on unix sockets only")

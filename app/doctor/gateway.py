@@ -36,6 +36,13 @@ def _check_port(host: str, port: int) -> Finding:
     if is_free:
         return ok("gateway", f"nothing listens at {url} yet")
     if get_status(f"{url}/livez", _SECONDS) != 200:  # noqa: PLR2004
-        return warning("gateway", f"something else listens at {url}: the API cannot", "end it, or choose another port: --port 4613")
+        pid, command = ports.holder(port) or (0, "")
+        if ports.NEREID.search(command):
+            return failure(
+                "gateway", f"a Nereid, process {pid} ({command}), listens at {url}, but does not answer", f"kill -9 {pid}"
+            )
+        by = f", process {pid} ({command})," if pid else ""
+        text = f"something else{by} listens at {url}: the API cannot"
+        return warning("gateway", text, "end it, or choose another port: --port 4613")
     is_ready = get_status(f"{url}/readyz", _SECONDS) == 200  # noqa: PLR2004
     return ok("gateway", f"a gateway runs at {url}, and is {'ready' if is_ready else 'not ready'}")

@@ -10,7 +10,7 @@ from app.embedded.service import CheckError, StartError
 from app.host import cores, program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
-from app.resilience import worker_table
+from app.resilience import last_valid, worker_table
 from app.settings.schema import PREFIX, Settings
 
 _READY_SECONDS = 120.0
@@ -39,12 +39,12 @@ class ApiProcess:
         Raises:
             StartError: The process cannot be created.
         """
-        table = worker_table.create()
+        inherited = [worker_table.create(), last_valid.create()]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),
                 env={**program.environment(), SUPERVISED: "1", **self._environment},
-                pass_fds=[table],
+                pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C must reach only the supervisor
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
             )

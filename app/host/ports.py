@@ -1,6 +1,7 @@
 """TCP ports of this machine."""
 
 import errno
+import re
 import secrets
 import socket
 from contextlib import suppress
@@ -8,6 +9,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 _LISTEN = "0A"  # state in /proc/net/tcp
+NEREID = re.compile(r"^nereid|^\S+ worker-\d+$|^\S*(python\S* .*(-m app|/nereid)|/nereid) (serve|api)\b")
+"""Matches the command lines of this program and of its processes."""
 # Below the range from which the kernel picks ports for outgoing connections.
 _LOWEST, _HIGHEST = 10_000, 30_000
 
@@ -42,20 +45,53 @@ def resolve(host: str) -> str:
 
 def is_listening(pid: int, port: int) -> bool:
     """Return whether the process with this id listens on a port."""
+    return _has_any(Path(f"/proc/{pid}"), _listeners(port))
+
+
+def holder(port: int) -> tuple[int, str] | None:
+    """Find the process that listens on a port: its id and command line; None if this user may not see it.
+
+    For Nereid, it is the first process, which starts the others.
+    """
+    sockets = _listeners(port)
+    found = next((process for process in sorted(Path("/proc").glob("[0-9]*")) if _has_any(process, sockets)), None)
+    while found and NEREID.search(_command(parent := _parent(found))):
+        found = parent
+    return (int(found.name), _command(found)) if found else None
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the names, as in /proc/PID/fd, of the sockets that listen on a port."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a dual-stack server has an IPv6 socket
         for line in Path(table).read_text(encoding="ascii").splitlines()[1:] if Path(table).exists() else ():
             _, local, _, state, *_, inode = line.split()[:10]
             if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
                 sockets.add(f"socket:[{inode}]")
+    return sockets
+
+
+def _has_any(process: Path, sockets: set[str]) -> bool:
     files = []
-    with suppress(OSError):  # the process has ended
-        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    with suppress(OSError):  # the process has ended, or belongs to another user
+        files = list((process / "fd").iterdir())
     for file in files:
         with suppress(OSError):
             if str(file.readlink()) in sockets:
                 return True
     return False
+
+
+def _command(process: Path) -> str:
+    with suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _parent(process: Path) -> Path:
+    with suppress(OSError):
+        return process.with_name((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return process
 
 
 def remove_stale_socket(path: Path) -> bool:

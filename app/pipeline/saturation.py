@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from app.host import memory
 from app.pipeline.batcher import Batcher
 from app.pipeline.decode_threads import DecodeThreads
+from app.resilience import last_valid
 from app.resilience.admission import Admission
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -19,6 +20,8 @@ def sample(
 ) -> None:
     """Set the gauges of this worker."""
     metrics.workers.set(1)
+    for file in last_valid.FILES:
+        metrics.refused_files.set(int(file in last_valid.refused), file)
     for model, queue in admission.queues.items():
         metrics.model_active.set(queue.own, model)
         metrics.model_waiting.set(queue.waiting, model)

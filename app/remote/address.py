@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import httpx
 
 from app.errors import UrlNotAllowed
 from app.remote.public import is_private, is_public
+from app.resilience import last_valid
 
 _SCHEME = re.compile(r"\s{0,64}[A-Za-z][A-Za-z0-9+.-]{0,31}://")
 # The last label must begin with a letter, because resolvers interpret 127.1 and 0x7f.1 as IP addresses.
@@ -135,7 +137,7 @@ def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
 
     Raises:
         UrlNotAllowed: It is not an http or https URL, or has a user name or password.
-        ValueError, OSError: The file cannot be read, or has no token.
+        ValueError, OSError: The file cannot be read, or has no token, and no process of this host knows an earlier one.
     """
     expected = UrlNotAllowed("expected an http or https URL without user name and password, such as http://label-studio:8080")
     try:
@@ -145,7 +147,9 @@ def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
     is_host = _is_name(image.name) or is_private(image.name) or is_public(image.name)
     if image.url.scheme not in _PORTS or not is_host or not 0 < image.port <= _MAX_PORT:
         raise expected
-    authorization = f"Token {_read_token(token_file)}" if token_file else ""
+    read = partial(_read_token, token_file)
+    token = last_valid.load("label_studio_token", token_file, read, str, ValueError, OSError) if token_file else ""
+    authorization = f"Token {token}" if token else ""
     return TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port, authorization)
 
 

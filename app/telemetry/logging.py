@@ -90,6 +90,7 @@ def write_whole_lines() -> None:
 
 
 def say(message: str) -> None:
-    """Print a message for the user."""
-    sys.stderr.write(f"nereid: {message}\n")
-    sys.stderr.flush()
+    """Print a message for the user; one that cannot be written is lost, because what follows matters more."""
+    with suppress(OSError):
+        sys.stderr.write(f"nereid: {message}\n")
+        sys.stderr.flush()

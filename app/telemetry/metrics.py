@@ -88,6 +88,10 @@ class Metrics:
         )
         self.reserved_limit = CommonGauge(table, "api_reserved_bytes_limit", "The most that may be reserved.", ["purpose"])
         self.workers = Gauge(table, "api_workers", "Workers that run.")
+        self.workers_wanted = CommonGauge(table, "api_workers_wanted", "Workers that should run.")
+        self.refused_files = Gauge(
+            table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
+        )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
 
     def collect(self) -> Iterator[Metric]:
@@ -101,6 +105,11 @@ class Metrics:
                 yield instrument.collect(counters)
             elif isinstance(instrument, Gauge):
                 yield instrument.collect(gauges)
+
+    def refused(self) -> list[str]:
+        """Return the files of which any worker uses an earlier content."""
+        samples = self.refused_files.collect(read_names(self.table.keys())).samples
+        return [sample.labels["file"] for sample in samples if sample.value]
 
     def models(self) -> set[str]:
         """Return the models that any worker has used, by reference."""

@@ -5,8 +5,11 @@ Never imports gRPC, so that they can be checked where workers are forked.
 
 import ssl
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+from app.resilience import last_valid
 
 # Where systems have the certificates of all CAs that they trust: Debian, Fedora, SUSE, Alpine.
 _SYSTEM_FILES = (
@@ -34,7 +37,7 @@ class Credentials:
 
 
 def load(files: tuple[str, str, str] | None) -> Credentials | None:
-    """Read credentials and check that they are complete.
+    """Read credentials and check that they are complete, or recall the last valid ones.
 
     Args:
         files: CA, own certificate and its key. The CA may be empty for those of the system, the others both for none.
@@ -44,11 +47,14 @@ def load(files: tuple[str, str, str] | None) -> Credentials | None:
         The credentials; None without TLS.
 
     Raises:
-        CredentialsError: A file cannot be read, or is not what it should be.
+        CredentialsError: A file cannot be read, or is not what it should be, and no process of this host knows earlier ones.
     """
     if files is None:
         return None
-    ca, certificate, key = files
+    return last_valid.load("triton_tls", "\n".join(files), partial(_load, *files), Credentials, CredentialsError)
+
+
+def _load(ca: str, certificate: str, key: str) -> Credentials:
     roots = _read_certificates(ca or _system_file())
     if not certificate:
         return Credentials(roots)

@@ -35,7 +35,7 @@ def test_an_api_with_keys_beyond_loopback(tmp_path: Path) -> None:
 
     assert found["api_keys"].severity is Severity.OK
     assert found["api_keys"].message.endswith(": camera")
-    file.write_text("[camera]\n", encoding="utf-8")
+    (file := tmp_path / "invalid.toml").write_text("[camera]\n", encoding="utf-8")
     assert_useful(check(api_keys_file=str(file))["api_keys"], Severity.FAILURE, says=["camera"], fix="correct the file")
 
 

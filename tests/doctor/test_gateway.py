@@ -1,6 +1,7 @@
 """What is said of a gateway that runs already, or of what listens in its place."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -8,8 +9,10 @@ from pathlib import Path
 from socketserver import UnixStreamServer
 from threading import Thread
 
+import psutil
 import pytest
 
+from app import healthcheck
 from app.doctor import gateway
 from app.doctor.finding import Severity
 from app.settings.schema import Settings
@@ -33,7 +36,31 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         settings = Settings(port=server.getsockname()[1])
         finding = gateway.check(settings)
 
-    assert_useful(finding, Severity.WARNING, says=["something else", str(settings.port)], fix="--port")
+    assert_useful(finding, Severity.WARNING, says=["something else", f"process {os.getpid()} (", str(settings.port)], fix="--port")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("with_workers", [False, True])
+async def test_a_gateway_that_hangs(tmp_path: Path, with_workers: bool) -> None:  # noqa: FBT001
+    """A container's health check notices as soon as nobody answers; with only the main process stopped, the workers do."""
+    fake = FakeTriton()
+    async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as running:
+        main = psutil.Process(running.process.pid)
+        stopped = [main, *(running.workers() if with_workers else [])]
+        for process in stopped:
+            process.suspend()
+        settings = Settings(port=running.port)
+        failure = await asyncio.to_thread(healthcheck.failure, settings)
+        finding = await asyncio.to_thread(gateway.check, settings)
+        for process in stopped:
+            process.resume()
+
+    if not with_workers:
+        assert failure == ""
+        assert "a gateway runs at" in finding.message
+    else:
+        assert failure == f"{running.url} does not answer"
+        assert_useful(finding, Severity.FAILURE, says=["a Nereid", f"process {main.pid} (nereid)"], fix=f"kill -9 {main.pid}")
 
 
 def test_what_answers_like_a_gateway_is_one() -> None:

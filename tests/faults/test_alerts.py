@@ -8,13 +8,18 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from app.api.admission import keys
 from app.embedded.server import EmbeddedTriton
 from app.triton import shared_memory
+from bench.harness import prometheus as prometheus_module
 from bench.harness.prometheus import running_prometheus
 from bench.harness.triton import embedded_triton
 from tests.faults import models
@@ -94,6 +99,40 @@ async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
     assert "with status 504" in said["description"]
 
 
+async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of two of three clients are missing in a new file. One that is not valid changes nothing."""
+    camera, table = keys.create("camera")
+    operator, operators = keys.create("operator")
+    table, operators = f"{table}\n", operators.replace('["detect"]', '["detect", "health"]')
+    (file := tmp_path / "keys.toml").write_text(table + operators, encoding="utf-8")
+    adapt = prometheus_module.adapt
+
+    def adapt_with_key(*arguments: Any) -> bytes:  # noqa: ANN401 - as they are
+        config = msgspec.json.decode(adapt(*arguments))
+        config["scrape_configs"][0]["authorization"] = {"credentials": operator}
+        return msgspec.json.encode(config)
+
+    monkeypatch.setattr(prometheus_module, "adapt", adapt_with_key)
+    write_short_rules(tmp_path)
+    settings = {"model": "checksum", "log_level": "warning", "api_keys_file": file}
+    with serving(watched.triton, tmp_path, settings=settings) as gateway:
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{watched.triton.settings.triton_metrics_port}"}
+        with running_prometheus(targets, tmp_path, scrape_seconds=SCRAPE_SECONDS, rules=tmp_path) as prometheus:
+            here = Watched(gateway, watched.triton, prometheus)
+            asked = [encode(_IMAGE, Content_Type="image/png", X_Api_Key=key) for key in (camera, camera, operator)]
+            async with asking(gateway, *asked) as statuses:
+                file.write_text("", encoding="utf-8")
+                await asyncio.sleep(30)
+                assert set(statuses) == {200}
+                file.write_text(operators, encoding="utf-8")
+                said = await here.until_firing("NereidUnauthorized")
+                file.write_text(table + operators, encoding="utf-8")
+                await here.until_silent("NereidUnauthorized")
+
+    assert set(statuses) == {200, 401}
+    assert "have been refused with status 401, now 6" in said["description"]
+
+
 async def test_slow_answers_are_a_page(watched: Watched) -> None:
     """The model takes three seconds; the gateway is not full."""
     slow = encode(_IMAGE, "/predict/wait_3000", Content_Type="image/png")
@@ -139,7 +178,7 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
         if len(workers := watched.gateway.workers()) == WORKERS:
             workers[0].kill()
             killed += 1
-        await asyncio.sleep(6)  # more often, Granian takes it for a crash loop and ends
+        await asyncio.sleep(6)  # sooner, no worker would serve, and the API would end
 
     assert killed > 5
 

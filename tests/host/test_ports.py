@@ -5,9 +5,20 @@ import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from app.host.ports import find_free, is_free, is_listening, is_loopback, is_this_machine, remove_stale_socket, resolve
+from app.host.ports import (
+    NEREID,
+    find_free,
+    holder,
+    is_free,
+    is_listening,
+    is_loopback,
+    is_this_machine,
+    remove_stale_socket,
+    resolve,
+)
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 
 
@@ -164,6 +175,34 @@ def test_process_that_listens_is_known(host: str) -> None:
         assert not is_listening(other.pid, port)
         assert not is_listening(os.getpid(), *find_free(1))
         other.kill()
+
+
+def test_who_listens_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert holder(port) == (os.getpid(), " ".join(psutil.Process().cmdline()))
+
+    assert holder(port) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("nereid worker-1", True),
+        ("nereid-2", True),
+        ("gateway worker-12", True),
+        ("/srv/.venv/bin/python3.11 -P -m app api", True),
+        ("/usr/bin/python3 /usr/local/bin/nereid serve --port 80", True),
+        ("/usr/local/bin/nereid serve", True),
+        ("bash -c nereid serve", False),
+        ("python -m pytest tests/app", False),
+        ("python -m app doctor", False),
+        ("nginx: worker process", False),
+        ("", False),
+    ],
+)
+def test_this_program_is_known_by_its_command(command: str, expected: bool) -> None:  # noqa: FBT001
+    assert (NEREID.search(command) is not None) is expected
 
 
 def test_connection_does_not_listen() -> None:

@@ -1,9 +1,13 @@
 """Structured logs on stdout and plain messages on stderr."""
 
+import asyncio
+import errno
+import io
 import json
 import logging as python_logging
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +18,17 @@ from typing import Literal
 import pytest
 import structlog
 
+from app.errors import TritonUnavailable
+from app.resilience import circuit_breaker
+from app.resilience.circuit_breaker import CircuitBreaker
 from app.telemetry import logging
-from tests.support import ROOT
+from app.triton import membership
+from app.triton.backend import TritonBackend
+from app.triton.client import TritonClient
+from app.triton.membership import Membership
+from app.triton.pool import TritonPool
+from app.triton.transport import Transport
+from tests.support import ROOT, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +72,76 @@ def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, 
         structlog.get_logger().warning("slow")
         with suppress(OSError):
             full.close()
+
+
+def test_a_message_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to follow it, such as the end of a worker that hangs, happens all the same."""
+    with Path("/dev/full").open("w", encoding="ascii") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        logging.say("worker 1 does not respond; replacing it")
+        with suppress(OSError):
+            full.close()
+
+
+@pytest.fixture
+def full_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A log on a full disk. The numbers of the errors that it has raised."""
+    errors: list[int] = []
+
+    class Full(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, _: object) -> int:
+            errors.append(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with io.TextIOWrapper(io.BufferedWriter(raw := Full())) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        logging.configure("info", "json")
+        for module in (circuit_breaker, membership):
+            monkeypatch.setattr(module, "LOG", structlog.get_logger())
+        yield errors
+        raw.write = len  # type: ignore[method-assign, assignment]
+
+
+async def test_a_circuit_opens_and_closes_without_a_log(full_log: list[int]) -> None:
+    works = asyncio.Event()
+
+    async def probe() -> None:
+        if not works.is_set():
+            raise TritonUnavailable("it does not answer")
+
+    circuit = CircuitBreaker("tiny", probe)
+    circuit.open()
+    assert circuit.state == "open"
+    assert full_log
+    written = len(full_log)
+    works.set()
+    assert await eventually(lambda: circuit.state == "closed" and len(full_log) > written)
+    await circuit.close()
+
+
+async def test_the_tritons_change_without_a_log(full_log: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that cannot be resolved for a moment, and one that stands for another Triton then."""
+    found = iter([["127.0.0.1"], [], ["127.0.0.2"]])
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        if not (ips := next(found)):
+            raise socket.gaierror(socket.EAI_AGAIN, "try again")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 1)) for ip in ips]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    pool = TritonPool(Transport("inline"))
+    members = Membership(pool, ["dns:///triton:1"], lambda target: TritonBackend(TritonClient(target.address)))
+    used = []
+    for _ in range(3):
+        await members.refresh()
+        used.append([server.address for server in pool.servers])
+    await pool.close()
+
+    assert used == [["127.0.0.1:1"], ["127.0.0.1:1"], ["127.0.0.2:1"]]
+    assert len(full_log) >= 3
 
 
 @pytest.mark.parametrize(

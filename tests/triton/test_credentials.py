@@ -154,13 +154,12 @@ def test_the_authorities_of_the_system_are_the_default(ca_file: str, monkeypatch
 def test_the_authorities_of_the_system_are_found_where_systems_have_them(ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenSSL's default is often a folder, which gRPC cannot read."""
     monkeypatch.setenv("SSL_CERT_FILE", f"{ca_file}.nowhere")
-    monkeypatch.setattr(credentials, "_SYSTEM_FILES", (f"{ca_file}.nowhere", ca_file))
-    found = load(("", "", ""))
     monkeypatch.setattr(credentials, "_SYSTEM_FILES", ())
-
-    assert found == Credentials(Path(ca_file).read_bytes())
     with pytest.raises(CredentialsError, match=r"^this system has no file of CA certificates; set NEREID_TRITON_CA_FILE$"):
         load(("", "", ""))
+
+    monkeypatch.setattr(credentials, "_SYSTEM_FILES", (f"{ca_file}.nowhere", ca_file))
+    assert load(("", "", "")) == Credentials(Path(ca_file).read_bytes())
 
 
 def test_several_authorities_may_be_in_a_file_with_comments(authority: trustme.CA, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Iterable
+from functools import partial
 from math import fsum
 from pathlib import Path
 from time import monotonic
@@ -26,6 +27,7 @@ import structlog
 from msgspec import Meta
 
 from app.errors import Unauthorized
+from app.resilience import last_valid
 from app.resilience.admission import Share
 
 Scope = Literal["detect", "health"]
@@ -64,11 +66,15 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ApiKeys:
     """The keys in a file, which is read again when it changes.
 
-    An invalid file is logged once per change, and the previous keys stay in use. A worker that starts with an invalid file has
-    no keys until the file is valid.
+    While it is invalid, the last valid keys of the host stay in use, also in a worker that starts.
     """
 
     def __init__(self, path: Path) -> None:
+        """Read the keys.
+
+        Raises:
+            KeysError: The file is not valid, and has not been while this host has run.
+        """
         self._path = path
         self._keys: dict[str, ApiKey] = {}
         self._version: tuple[int, ...] | None = ()
@@ -110,23 +116,24 @@ class ApiKeys:
 
     def _read_if_changed(self) -> None:
         version = _version_of(self._path)
-        if version == self._version:
+        if version == self._version and "api_keys" not in last_valid.refused:  # a file that could not be read may be the same
             return
         self._version = version
-        try:
-            self._keys = load(self._path)
-        except KeysError as error:
-            LOG.error("the API keys could not be read; those from before stay in use", detail=str(error))  # noqa: TRY400
-        else:
+        self._keys = load(self._path)
+        if "api_keys" not in last_valid.refused:
             LOG.info("the API keys were read", keys=len(self._keys))
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys; return them by id.
+    """Read a file of keys, or recall the last valid ones; return them by id.
 
     Raises:
-        KeysError: The file cannot be read or is not valid.
+        KeysError: The file cannot be read, is not valid or has no key, and no process of this host knows an earlier one.
     """
+    return last_valid.load("api_keys", str(path), partial(_read, path), dict[str, ApiKey], KeysError)
+
+
+def _read(path: Path) -> dict[str, ApiKey]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -136,6 +143,8 @@ def load(path: Path) -> dict[str, ApiKey]:
     keys = {id_: _to_key(path, id_, table) for id_, table in document.items()}
     if fsum(key.share for key in keys.values()) >= 1:
         raise KeysError(f"{path}: the shares of all keys add up to 1 or more")
+    if not keys:  # an editor or a full disk has truncated it
+        raise KeysError(f"{path} has no key")
     return keys
 
 

@@ -22,6 +22,7 @@ from app.api.reports.health_schema import (
     Readiness,
     ReadinessReport,
     Resources,
+    Workers,
 )
 from app.errors import GatewayError
 from app.host import cores, memory
@@ -102,6 +103,8 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         api_version=API_VERSION,
         services=server_health.to_services(servers, triton_health),
         resources=_resources(),
+        workers=Workers(len(worker.metrics.table.rows()), worker.deployment.workers),
+        refused_files=worker.metrics.refused(),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 

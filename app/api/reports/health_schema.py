@@ -55,6 +55,13 @@ class Memory(msgspec.Struct, frozen=True):
     workers_mb: list[float]
 
 
+class Workers(msgspec.Struct, frozen=True):
+    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
+
+    running: int
+    wanted: int
+
+
 class LimitsInForce(msgspec.Struct, frozen=True):
     """Limits of the gateway. Byte sizes are in MiB, image sizes in megapixels, times in seconds."""
 
@@ -118,6 +125,9 @@ class Health(msgspec.Struct, frozen=True):
     api_version: str
     services: Services
     resources: Resources
+    workers: Workers
+    refused_files: list[str]
+    """Files (`api_keys`, `triton_tls`, `label_studio_token`) that are not valid now: their last valid content is in use."""
 
 
 class Liveness(msgspec.Struct, frozen=True):

@@ -1,15 +1,19 @@
 """API keys: what a file may contain, which credentials it accepts, and when it is read again."""
 
+import errno
 import hashlib
 import hmac
+import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import CapturedCall
 
 from app.api.admission import keys
 from app.api.admission.keys import ApiKeys, KeysError, create, load
+from app.resilience import last_valid
 from tests.support import captured_log
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -24,7 +28,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
-    return captured_log(monkeypatch, keys)
+    calls = captured_log(monkeypatch, keys)
+    monkeypatch.setattr(last_valid, "LOG", keys.LOG)
+    return calls
 
 
 @pytest.fixture
@@ -61,10 +67,13 @@ def test_a_file_is_read_by_id(path: Path) -> None:
     assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]
 
 
-def test_an_empty_file_has_no_keys(path: Path) -> None:
-    path.touch()
+@pytest.mark.parametrize("text", ["", "# the keys of the cameras\n"])
+def test_a_file_without_a_key_is_rejected(path: Path, text: str) -> None:
+    """With it, everybody would be refused: an editor has truncated it, or a disk is full."""
+    path.write_text(text)
 
-    assert load(path) == {}
+    with pytest.raises(KeysError, match=f"^{path} has no key$"):
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -255,31 +264,57 @@ def test_an_invalid_change_keeps_the_keys_and_is_logged_once(
     for _ in range(3):
         wait(1)
         assert found(known, f"camera-1.{SECRET}") == "camera-1"
+    path.write_text("")
+    for _ in range(3):
+        wait(1)
+        assert found(known, f"camera-1.{SECRET}") == "camera-1"
     path.unlink()
     for _ in range(3):
         wait(1)
         assert found(known, f"camera-1.{SECRET}") == "camera-1"
-    assert [line.method_name for line in log] == ["error", "error"]
-    assert [line.kwargs["detail"].startswith(f"{path}: ") for line in log] == [True, True]
+        assert last_valid.refused == {"api_keys": f"{path}: No such file or directory"}
+    assert [(line.method_name, line.kwargs["file"]) for line in log] == 3 * [("error", "api_keys")]
+    assert all(line.kwargs["detail"].startswith(str(path)) for line in log)
     assert SECRET not in repr(log)
 
     path.write_text(table("new"))
     wait(1)
     assert found(known, f"camera-1.{SECRET}") is None
     assert found(known, f"new.{SECRET}") == "new"
+    assert last_valid.refused == {}
 
 
-@pytest.mark.parametrize("text", [None, "[camera-1"])
-def test_a_worker_that_starts_with_an_invalid_file_waits_for_a_valid_one(
-    path: Path, wait: Callable[[float], None], log: list[CapturedCall], text: str | None
+def test_a_file_that_cannot_be_read_for_a_moment_is_read_again(
+    path: Path, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It accepts no key, instead of ending the whole gateway because of a mistake in a file that was valid at the start."""
-    if text is not None:
-        path.write_text(text)
+    """It has not changed, but it has not been read."""
+    path.write_text(table("old"))
     known = ApiKeys(path)
-    assert found(known, f"camera-1.{SECRET}") is None
-    assert [line.method_name for line in log] == ["error"]
-
-    path.write_text(table())
+    path.write_text(table("new"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        wait(1)
+        assert found(known, f"old.{SECRET}") == "old"
     wait(1)
-    assert found(known, f"camera-1.{SECRET}") == "camera-1"
+
+    assert found(known, f"new.{SECRET}") == "new"
+
+
+@pytest.mark.parametrize("text", [None, "", "[camera-1"])
+def test_a_worker_that_starts_with_an_invalid_file_uses_the_last_valid_keys(
+    path: Path, log: list[CapturedCall], text: str | None
+) -> None:
+    """Also those that another worker has read after the start of the API; a worker that can know none does not start."""
+    path.write_text(table("first"))
+    load(path)  # before the start
+    path.write_text(table("second"))
+    ApiKeys(path)
+    path.unlink() if text is None else path.write_text(text)
+    log.clear()
+    known = ApiKeys(path)
+
+    assert found(known, f"first.{SECRET}") is None
+    assert found(known, f"second.{SECRET}") == "second"
+    assert [line.method_name for line in log] == ["error"]
+    with pytest.raises(KeysError):
+        ApiKeys(path.with_name("other.toml"))

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
 
 import grpc
 import httpx
@@ -13,6 +14,8 @@ from structlog.testing import CapturedCall
 
 from app import __version__
 from app.api import application, middleware
+from app.api.admission import keys
+from app.host import cores
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
@@ -21,6 +24,7 @@ from app.triton.server_info import ServerInfo
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.scrape import read_samples
 from tests.support import DEPLOYMENT, METRICS, captured_log, eventually, json, started
 from tests.world import open_world, time_of_app
 
@@ -153,8 +157,32 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
                 "json": "msgspec",
             }
         },
+        "workers": {"running": 1, "wanted": cores.workers(0, 0)},
+        "refused_files": [],
     }
     assert "retry-after" not in response.headers
+
+
+async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys from before are valid until it is mended."""
+    monkeypatch.setattr(keys, "_CHECK_SECONDS", 0)
+    credential, table = keys.create("operator")
+    valid = table.replace("detect", "health")
+    (file := tmp_path / "keys.toml").write_text(valid, encoding="utf-8")
+    fake = FakeTriton()
+
+    async with serving(fake), started(create_app(settings_for(fake.url, api_keys_file=str(file)))) as client:
+        client.headers["authorization"] = f"Bearer {credential}"
+
+        async def told() -> tuple[list[str], float]:
+            samples = read_samples((await client.get("/metrics")).text)
+            return json(await client.get("/health"))["refused_files"], samples['api_refused_files{file="api_keys"}']
+
+        for text, expected in (("", (["api_keys"], 1)), (valid, ([], 0))):
+            file.write_text(text, encoding="utf-8")
+            with time_of_app() as time:
+                while await told() != expected:
+                    await time.skip(1)
 
 
 async def test_the_limits_are_those_in_force() -> None:

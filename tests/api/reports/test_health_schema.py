@@ -2,7 +2,17 @@
 
 import msgspec
 
-from app.api.reports.health_schema import GpuHealth, Health, Memory, Performance, Resources, Services, TritonHealth, TritonService
+from app.api.reports.health_schema import (
+    GpuHealth,
+    Health,
+    Memory,
+    Performance,
+    Resources,
+    Services,
+    TritonHealth,
+    TritonService,
+    Workers,
+)
 from tests.support import DEPLOYMENT
 
 
@@ -23,9 +33,11 @@ def test_a_health_report_has_the_members_that_dashboards_read() -> None:
         api_version="v1",
         services=Services(TritonService(ok=True, detail="ready", url="triton:8001")),
         resources=Resources(1.5, 3.0),
+        workers=Workers(1, 2),
+        refused_files=["api_keys"],
     )
 
     names = ["status", "version", "api", "triton", "tritons", "model", "model_ready", "gpu", "memory", "performance", "limits"]
-    names += ["api_version", "services", "resources"]
+    names += ["api_version", "services", "resources", "workers", "refused_files"]
     assert list(msgspec.to_builtins(report)) == names
     assert msgspec.to_builtins(report)["performance"] == {"memory_mb": 3.5, "optimizations": {"transport": "shm"}}

@@ -1,0 +1,89 @@
+"""The last valid content of the files that every worker reads when it starts.
+
+While a file is invalid, workers use what it contained when it was last valid, also workers that start meanwhile. The contents are
+in a memory file that the first parent process creates and all workers inherit, because they include secrets.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+import structlog
+
+T = TypeVar("T")
+File = Literal["api_keys", "triton_tls", "label_studio_token"]
+FILES: tuple[File, ...] = get_args(File)
+_VARIABLE = "LAST_VALID_FD"
+
+LOG = structlog.get_logger()
+
+refused: dict[File, str] = {}
+"""What is wrong with the files of which this process uses an earlier content."""
+
+
+def create() -> int:
+    """Create the memory file for this process and its children, unless the process has inherited one.
+
+    Returns:
+        The descriptor, which must be passed on to other programs.
+    """
+    if not os.environ.get(_VARIABLE):
+        os.set_inheritable(own(), True)  # noqa: FBT003
+        os.environ[_VARIABLE] = str(own())
+    return int(os.environ[_VARIABLE])
+
+
+def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: type[Exception]) -> T:  # noqa: ANN401 - a type form
+    """Read a file, or recall its last valid content if it is invalid now.
+
+    Args:
+        file: Its name in the log and the metrics.
+        source: Its path, or several.
+        read: Reads it.
+        kind: Type of the result, for msgspec.
+        invalid: What `read` raises if the file is invalid.
+
+    Raises:
+        Exception: One of `invalid`, if the file has never been valid.
+    """
+    try:
+        found = read()
+    except invalid as error:
+        with _contents() as contents:
+            kept = contents.get(source)
+        if kept is None:
+            raise
+        if refused.get(file) != str(error):
+            LOG.error("a file is not valid; its last valid content stays in use", file=file, detail=str(error))  # noqa: TRY400
+        refused[file] = str(error)
+        return msgspec.msgpack.decode(kept, type=kind)  # type: ignore[no-any-return]
+    refused.pop(file, None)
+    with _contents() as contents:
+        contents[source] = msgspec.msgpack.encode(found)
+    return found
+
+
+@contextmanager
+def _contents() -> Iterator[dict[str, bytes]]:
+    """Lock the memory file, and write what the block changes."""
+    descriptor = int(os.environ.get(_VARIABLE) or own())
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    try:
+        written = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        contents = msgspec.msgpack.decode(written, type=dict[str, bytes]) if written else {}
+        yield contents
+        if (changed := msgspec.msgpack.encode(contents)) != written:
+            os.truncate(descriptor, 0)  # first, so that it is never a mixture
+            os.pwrite(descriptor, changed, 0)
+    finally:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
+
+
+@cache
+def own() -> int:
+    """Return the descriptor of the memory file that this process has created."""
+    return os.memfd_create("nereid-last-valid")
