@@ -136,7 +136,7 @@ class Service:
         if not self.is_ready:
             self._next_check = monotonic() + _STARTING_CHECK_SECONDS
             if monotonic() - self._started_at > self.program.ready_seconds:
-                self._restart(f"was not ready after {self.program.ready_seconds:g} s", 1)
+                self._restart(f"was not ready after {self.program.ready_seconds:g} s ({error})", 1)
             return
         self._failed_checks += 1
         self._next_check = monotonic() + _RECHECK_SECONDS

@@ -296,7 +296,7 @@ def test_a_program_that_is_never_ready_is_final(watch: Watch, clock: Clock) -> N
     assert program.killed == 0
 
     clock.now += 0.1
-    with pytest.raises(ServiceError, match=r"^the program was not ready after 5 s$"):
+    with pytest.raises(ServiceError, match=r"^the program was not ready after 5 s \(it does not answer\)$"):
         until(service, lambda: False)
     assert program.killed == 1
 
@@ -332,7 +332,7 @@ def test_five_failed_starts_in_a_row_are_final(watch: Watch, clock: Clock, capsy
         "nereid: the program exited with code -9; restarting it",
         "nereid: the program could not be started (port 4600 is in use); restarting it in 0.5 s",
         "nereid: the program exited with code 2; restarting it in 1 s",
-        "nereid: the program was not ready after 5 s; restarting it in 2 s",
+        "nereid: the program was not ready after 5 s (it does not answer); restarting it in 2 s",
         "nereid: the program exited with code 3; restarting it in 4 s",
     ]
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -69,7 +69,12 @@ class Fleet(NamedTuple):
 
 @contextmanager
 def running_fleet(
-    repository: Path, folder: Path, *, instances: int = 2, settings: Mapping[str, object] | None = None
+    repository: Path,
+    folder: Path,
+    *,
+    instances: int = 2,
+    settings: Mapping[str, object] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[Fleet]:
     """Run `serve` until the block ends, in a folder for everything it writes.
 
@@ -78,6 +83,7 @@ def running_fleet(
         folder: Gets log, sockets and the home of Triton.
         instances: Number of instances, of one worker each.
         settings: More settings by name.
+        wrapper: A command that runs `serve` in an environment of its own.
     """
     home = folder / "triton"
     home.mkdir()
@@ -101,7 +107,7 @@ def running_fleet(
     log = folder / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"],
+            [*wrapper, sys.executable, "-m", "app", "serve"],
             cwd=folder,
             env={**environment_of(ROOT), **{f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}},
             stdin=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -17,6 +17,7 @@ from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.test_resources import NEEDS_MOUNTS
 from tests.faults.traffic import Traffic, traffic
 from tests.nginx import proxying
 from tests.processes import has_ended
@@ -252,6 +253,38 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
     record_figure("renewed workers: requests lost", counted.lost, 0)
 
     assert set(counted.statuses) == {200}
+
+
+@NEEDS_MOUNTS
+@pytest.mark.system
+async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_path: Path) -> None:
+    """It serves without a log and without shared memory; once there is room again, with both."""
+    home = tmp_path / "triton"
+    mount = f"cp -a {home} {tmp_path}/links && mount -t tmpfs -o size=1m tmpfs {home} && cp -a {tmp_path}/links/. {home}"
+    wrapper = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    with running_fleet(fault_repository, tmp_path, instances=1, wrapper=wrapper) as fleet:
+        url = f"unix:{fleet.sockets[0]}"
+        seen = Path(f"/proc/{fleet.process.pid}/root/{home}")
+
+        def has_key() -> bool:
+            return any(seen.glob("control-*.key"))
+
+        with suppress(OSError), (seen / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        triton = fleet.triton()
+        assert triton is not None
+        triton.kill()
+        await until_gone(triton)
+        await until(lambda: fleet.says(f"warning: {home}/control-"))
+        await until(fleet.is_ready)
+        assert (await detect(url)).status == 200
+        assert not has_key()
+        (seen / "full").unlink()
+        await until(has_key)
+
+        assert fleet.says("; restarting it") == fleet.says("Triton exited with code -9") == 1
+        assert fleet.says("No space left on device") == 1
 
 
 async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
