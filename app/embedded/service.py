@@ -112,6 +112,11 @@ class Service:
                 raise error
             self._note_check(error)
 
+    def note_defect(self, reason: str) -> None:
+        """Restart the program because of what others have found, but once a minute at most: meanwhile the rest of it works."""
+        if self.is_ready and not any(monotonic() - end < _MEMORY_SECONDS for end in self._ends):
+            self._restart(f"does not work ({reason})", 1)
+
     def close(self) -> None:
         """Do not watch it any more."""
         self._checker.shutdown(wait=False, cancel_futures=True)

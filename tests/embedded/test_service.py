@@ -232,6 +232,24 @@ def test_two_failed_checks_in_a_row_restart_the_program(
     assert capsys.readouterr().err == restarts * "nereid: the program does not work (it does not answer); restarting it\n"
 
 
+def test_a_defect_that_others_find_restarts_the_program_once_a_minute(
+    watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, not while it starts, and not again and again: what is not defect works meanwhile."""
+    program = Script()
+    service = watch(program, is_ready=True)
+    for restarts in (1, 2):
+        service.note_defect("a part has died")
+        service.note_defect("a part has died")
+        until(service, lambda: service.is_ready)
+        service.note_defect("a part has died")
+        look_often(service)
+        assert (program.killed, program.spawned, service.is_ready) == (restarts, restarts, True)
+        clock.now += 61
+
+    assert capsys.readouterr().err == 2 * "nereid: the program does not work (a part has died); restarting it\n"
+
+
 def test_failed_check_is_repeated_sooner(watch: Watch, clock: Clock) -> None:
     """The interval is one second instead of five."""
     program = Script(DOWN)

@@ -45,10 +45,11 @@ class Fleet(NamedTuple):
     def triton(self) -> psutil.Process | None:
         return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
 
-    def stubs(self) -> list[psutil.Process]:
-        """Return the processes that run the models."""
+    def stubs(self, model: str = "") -> list[psutil.Process]:
+        """Return the processes that run the models, or one of them."""
         triton = self.triton()
-        return [] if triton is None else self._children(triton)
+        stubs = [] if triton is None else self._children(triton)
+        return [stub for stub in stubs if not model or any(f"/{model}/" in argument for argument in stub.cmdline())]
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""

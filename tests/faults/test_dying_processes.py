@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import shutil
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -213,6 +215,39 @@ async def test_a_dead_model_process_is_noticed(fleet: Fleet, url: str, record_fi
     assert fleet.says("circuit opened") > before
     assert set(counted.statuses) <= {200, 503}
     assert counted.slowest < 5.25
+
+
+@pytest.mark.parametrize("model", ["checksum", "queue_of_4"])
+async def test_a_model_that_has_lost_a_process_is_repaired(
+    fault_repository: Path, tmp_path: Path, record_figure: RecordFigure, model: str
+) -> None:
+    """One of two processes of the default model, or the only one of another: the first request that meets it is enough."""
+    repository = tmp_path / "models"
+    shutil.copytree(fault_repository, repository)
+    config = repository / "checksum" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace("count: 1", "count: 2"), encoding="utf-8")
+    image = encode(models.solid(1, 2, 3), f"/predict/{model}", Content_Type="image/png")
+    statuses: Counter[int] = Counter()
+    with running_fleet(repository, tmp_path, instances=1) as fleet:
+        url = f"unix:{fleet.sockets[0]}"
+        assert (await ask(url, image)).status == 200
+        triton, stubs = fleet.triton(), fleet.stubs(model)
+        assert triton is not None
+        stubs[0].kill()
+        await until_gone(stubs[0])
+        started = monotonic()
+        while not has_ended(triton):
+            statuses[(await ask(url, image)).status] += 1
+            assert monotonic() < started + _PATIENCE_SECONDS, statuses
+        noticed = monotonic() - started
+        while (await ask(url, image)).status != 200:
+            assert monotonic() < started + _PATIENCE_SECONDS
+            await asyncio.sleep(0.02)
+        record_figure(f"process of {model} killed: Triton restarted after, s", noticed, 3)
+        record_figure(f"process of {model} killed: all is well after, s", monotonic() - started)
+        record_figure(f"process of {model} killed: answers 503 until the restart", statuses[503])
+        assert len(fleet.stubs(model)) == len(stubs)
+        assert noticed < 3  # of which Triton takes one to find out
 
 
 async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
