@@ -95,7 +95,8 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     lines = "".join(f"    server {server} max_fails=0;\n" for server in servers)
     text, count = re.subn(r"(    server \S+ max_fails=0;\n)+", lambda _: lines, text)
     assert count == 1
-    (folder / "upstream.conf").write_text(text, encoding="utf-8")
+    run = Path(servers[0].removeprefix("unix:")).parents[1] if is_local else Path("/run")
+    (folder / "upstream.conf").write_text(text.replace("/run/nereid-next/", f"{run}/nereid-next/"), encoding="utf-8")
     return Proxy(f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{local}", f"http://127.0.0.1:{plain}", trust, folder)
 
 

@@ -6,6 +6,7 @@ Triton starts the processes of its Python backend with a shell command that cont
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
@@ -19,7 +20,7 @@ _ELSEWHERE = "/dev/shm"  # noqa: S108 - tempfile makes the name
 def make(settings: Settings, home: Path) -> Path:
     """Make the folder with the links `server` and `python`, and a link in `models` for each loadable model.
 
-    The folder is in `home`, or is a private one elsewhere if that path has characters that need quoting in a shell.
+    The folder is in `home`; it is a private one elsewhere if there is no room, or if that path needs quoting in a shell.
 
     Args:
         settings: The settings with the model repository and Triton's port, which is part of the folder's name.
@@ -29,13 +30,21 @@ def make(settings: Settings, home: Path) -> Path:
         OSError: The folder cannot be made.
     """
     remove(settings, home)
-    place = _place(settings, home)
+    place = home / _name(settings)
     if _UNQUOTED.fullmatch(str(place)):
-        place.mkdir()
-        folder = place
-    else:
-        folder = Path(tempfile.mkdtemp(prefix="nereid-links-", dir=_ELSEWHERE))
-        place.symlink_to(folder)  # to find it after a kill
+        with suppress(OSError):
+            place.mkdir()
+            return _fill(place, settings, home)
+    return _fill(Path(tempfile.mkdtemp(prefix=f"nereid-{_name(settings)}-", dir=_ELSEWHERE)), settings, home)
+
+
+def remove(settings: Settings, home: Path) -> None:
+    """Remove the folder, including leftovers of a killed process."""
+    for folder in (home / _name(settings), *Path(_ELSEWHERE).glob(f"nereid-{_name(settings)}-*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fill(folder: Path, settings: Settings, home: Path) -> Path:
     for name in ("server", "python"):
         (folder / name).symlink_to(home / name)
     models = folder / "models"
@@ -46,15 +55,5 @@ def make(settings: Settings, home: Path) -> Path:
     return folder
 
 
-def remove(settings: Settings, home: Path) -> None:
-    """Remove the folder, including leftovers of a killed process."""
-    place = _place(settings, home)
-    if place.is_symlink():
-        shutil.rmtree(place.readlink(), ignore_errors=True)
-        place.unlink()
-    else:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _place(settings: Settings, home: Path) -> Path:
-    return home / f"links-{settings.triton_grpc_port}"
+def _name(settings: Settings) -> str:
+    return f"links-{settings.triton_grpc_port}"

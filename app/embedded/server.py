@@ -63,6 +63,7 @@ class EmbeddedTriton:
         self._process: subprocess.Popen[bytes] | None = None
         self._key_path = self._home / f"control-{settings.triton_grpc_port}.key"
         self._key = ""
+        self._has_warned = False
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
@@ -92,14 +93,11 @@ class EmbeddedTriton:
         require_ports(self._settings)
         try:
             self._sweep()
-            if self.log.exists():  # it may contain the reason of the last exit
-                self.log.replace(self.log.with_suffix(".log.1"))
-            with self.log.open("wb") as log:
+            with self._open_log() as log:
                 self._process = self._spawn(log)
                 return self._process
         except (OSError, subprocess.SubprocessError) as error:
-            with suppress(OSError):
-                self._sweep()
+            self._sweep()
             raise EmbeddedTritonError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
@@ -140,6 +138,16 @@ class EmbeddedTriton:
         self._process = None
         self._sweep()
 
+    def _open_log(self) -> IO[bytes]:
+        """Begin a log, and keep the last one, which may tell why its Triton ended; without room for one, Triton has none."""
+        try:
+            if self.log.exists():
+                self.log.replace(self.log.with_suffix(".log.1"))
+            return self.log.open("wb")
+        except OSError as error:
+            say(f"warning: {self.log} cannot be written: {error.strerror}")
+            return Path(os.devnull).open("wb")
+
     def _spawn(self, log: IO[bytes]) -> "subprocess.Popen[bytes]":
         """Start the process, with a key for its controls over gRPC."""
         self._links = links.make(self._settings, self._home)
@@ -153,6 +161,7 @@ class EmbeddedTriton:
         }
         line = command(self._settings, self._links)
         self._key = self._shared_key or secrets.token_hex(32)
+        self._has_warned = False
         try:
             return private_argument.start(line, restrict("grpc-restricted-protocol", self._key), **options)
         except (OSError, subprocess.SubprocessError):
@@ -165,15 +174,18 @@ class EmbeddedTriton:
     def _publish_key(self) -> None:
         """Write the key for the gateway, after verifying that this Triton is the program that listens on the gRPC port.
 
+        Without room for its file, tensors travel in the requests until a later check finds room.
+
         Raises:
-            CheckError: Another program listens on the port, or the file cannot be written.
+            CheckError: Another program listens on the port.
         """
         if self._key_path.exists():
             return
         if not is_listening(self.pid, self._settings.triton_grpc_port):
             raise CheckError(f"another program listens on port {self._settings.triton_grpc_port}")
         for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
-            file.chmod(0o600)
+            with suppress(FileNotFoundError):  # Triton has just removed it
+                file.chmod(0o600)
         written = self._key_path.with_suffix(".new")
         try:
             written.unlink(missing_ok=True)
@@ -181,7 +193,9 @@ class EmbeddedTriton:
                 key_file.write(self._key)
             written.replace(self._key_path)
         except OSError as error:
-            raise CheckError(f"{self._key_path} cannot be written: {error.strerror}") from error
+            if not self._has_warned:
+                say(f"warning: {self._key_path} cannot be written: {error.strerror}; until it can, tensors travel in the requests")
+            self._has_warned = True
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         model = self._settings.model
@@ -207,13 +221,16 @@ class EmbeddedTriton:
 
     def _load_failures(self) -> dict[str, str]:
         """Return the reasons of failed model loads, with the user's paths instead of links."""
-        failures = read_load_failures(self.log)
+        failures = {}
+        with suppress(OSError):  # there may have been no room for it
+            failures = read_load_failures(self.log)
         return {model: reason.replace(str(self._links / "models"), str(self._repository)) for model, reason in failures.items()}
 
     def _sweep(self) -> None:
         links.remove(self._settings, self._home)
         for leftover in (self._key_path, *self._files()):
-            leftover.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder may be read-only
+                leftover.unlink()
 
     def _files(self) -> list[Path]:
         """Return the shared memory files of this process or a previous one."""

@@ -112,6 +112,11 @@ class Service:
                 raise error
             self._note_check(error)
 
+    def note_defect(self, reason: str) -> None:
+        """Restart the program because of what others have found, but once a minute at most: meanwhile the rest of it works."""
+        if self.is_ready and not any(monotonic() - end < _MEMORY_SECONDS for end in self._ends):
+            self._restart(f"does not work ({reason})", 1)
+
     def close(self) -> None:
         """Stop watching the program."""
         self._checker.shutdown(wait=False, cancel_futures=True)
@@ -136,7 +141,7 @@ class Service:
         if not self.is_ready:
             self._next_check = monotonic() + _STARTING_CHECK_SECONDS
             if monotonic() - self._started_at > self.program.ready_seconds:
-                self._restart(f"was not ready after {self.program.ready_seconds:g} s", 1)
+                self._restart(f"was not ready after {self.program.ready_seconds:g} s ({error})", 1)
             return
         self._failed_checks += 1
         self._next_check = monotonic() + _RECHECK_SECONDS

@@ -9,8 +9,11 @@ from app.embedded.server import EmbeddedTriton
 from app.embedded.service import Service, ServiceError
 from app.host.signals import StopSignals
 from app.resilience import worker_table
+from app.resilience.worker_table import TableView
 from app.settings.schema import Settings
+from app.telemetry.instruments import SEPARATOR
 from app.telemetry.logging import say
+from app.telemetry.metrics import MODEL_DEATHS
 from app.triton import shared_memory
 
 _POLL_SECONDS = 0.1
@@ -32,9 +35,11 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
+    table = TableView()
     instances = [ApiProcess(settings, socket) for socket in settings.sockets]
     services = [Service(instance) for instance in instances]
-    watched = [*services, Service(triton, is_ready=True)] if triton is not None else services
+    embedded = [Service(triton, is_ready=True)] if triton is not None else []
+    watched = [*services, *embedded]
     had_terminal = os.isatty(0)
 
     def hang_up(*_: object) -> None:
@@ -47,7 +52,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
-        _look_after(watched, services, instances, signals)
+        _look_after(services, embedded, instances, signals, table)
         say("waiting for requests in progress; a second signal ends them")
         code = 0
     except ServiceError as error:
@@ -56,6 +61,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
     finally:
         for service in watched:
             service.close()
+        table.close()
         _drain(settings, instances, signals)
         ignore_signals()
         for instance in instances:
@@ -71,16 +77,30 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _look_after(watched: list[Service], services: list[Service], instances: list[ApiProcess], signals: StopSignals) -> None:
+def _look_after(
+    services: list[Service], embedded: list[Service], instances: list[ApiProcess], signals: StopSignals, table: TableView
+) -> None:
     """Keep all services running until a signal arrives."""
     is_announced = False
+    deaths: dict[str, int] = {}
     while not signals.count:
-        for service in watched:
+        for service in (*services, *embedded):
             service.tick()
         if not is_announced and all(service.is_ready for service in services):
             is_announced = True
             _announce(instances)
+        # Triton does not notice that a process has died in which it runs a model. The workers do, and count it.
+        known, deaths = deaths, _count_deaths(table)
+        for model in (model for model, count in deaths.items() if count > known.get(model, 0)):
+            for service in embedded:
+                service.note_defect(f"a process of {model} has died")
         time.sleep(_POLL_SECONDS)
+
+
+def _count_deaths(table: TableView) -> dict[str, int]:
+    """Count for each model how often workers have found that a process of it had died."""
+    keys = {key: key.split(SEPARATOR) for key in table.counters()}
+    return {names[1]: table.total_ever(table.counter(key)) for key, names in keys.items() if names[0] == MODEL_DEATHS}
 
 
 def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:

@@ -25,7 +25,7 @@ from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Una
 _MAX_RETRY_DELAY_SECONDS = 0.05
 # The connection broke, or Triton ends: the same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
-# A Triton that has lost a call is left out at once if another one works.
+# A Triton that has lost a call is left out at once if another one works; else it may answer the next one, from another process.
 _LOST = (*_INTERRUPTED, ModelDied)
 # Why a call is made once more, elsewhere if possible.
 _REASONS: dict[type[GatewayError], str] = {
@@ -166,7 +166,7 @@ class TritonCalls:
         """Wait for a moment before the same Triton is called again; return whether it is to be."""
         delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
-        if is_given_up or not isinstance(error, _INTERRUPTED) or not self._retries.take():
+        if is_given_up or not isinstance(error, _LOST) or not self._retries.take():
             return False
         await asyncio.sleep(delay)
         return True
@@ -192,6 +192,9 @@ class TritonCalls:
         except (Disconnected, Unanswered):
             if slot is not None:
                 self.pool.transport.abandon(slot.arena)
+            raise
+        except ModelDied:
+            self.metrics.model_deaths.add(1, batch.spec.reference)
             raise
 
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
@@ -222,7 +225,7 @@ class TritonCalls:
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
-        self.metrics.triton_failures.add(1, served.server.address)
+        self.metrics.triton_failures.add(1, served.server.address, spec.reference)
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
@@ -231,13 +234,16 @@ class TritonCalls:
 
     def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
         if served.circuit is None:
-            served.circuit = CircuitBreaker(spec.reference, partial(_probe, served, spec), triton=served.server.address)
+            served.circuit = CircuitBreaker(spec.reference, partial(self._probe, served, spec), triton=served.server.address)
         return served.circuit
 
-
-async def _probe(served: ModelOnServer, spec: ModelSpec) -> None:
-    await run_probe(served.server.client, spec)
-    served.forget_speed()
+    async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
+        try:
+            await run_probe(served.server.client, spec)
+        except ModelDied:
+            self.metrics.model_deaths.add(1, spec.reference)
+            raise
+        served.forget_speed()
 
 
 def _no_limit(_: ModelSpec) -> float:

@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-_SEPARATOR = "\x1f"
+SEPARATOR = "\x1f"
+"""Between a metric's name and its label values, in the key of their column."""
 _MICRO = 1_000_000
 
 Labels = tuple[str, ...]
@@ -87,7 +88,7 @@ class Counter:
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
         if column is None:
-            column = self._columns[values] = self._table.counter(_SEPARATOR.join((self.name, *values)))
+            column = self._columns[values] = self._table.counter(SEPARATOR.join((self.name, *values)))
         return column
 
 
@@ -128,7 +129,7 @@ class Histogram:
         return family
 
     def _find_columns(self, value: str) -> list[int]:
-        return [self._table.counter(_SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
+        return [self._table.counter(SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
 
 
 class Gauge:
@@ -170,7 +171,7 @@ class Gauge:
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
         if column is None:
-            column = self._columns[values] = self._table.column(_SEPARATOR.join((self.name, *values)))
+            column = self._columns[values] = self._table.column(SEPARATOR.join((self.name, *values)))
         return column
 
 
@@ -200,6 +201,6 @@ def read_names(keys: Iterable[str]) -> Names:
     """Parse metric names and label values from the keys of a table."""
     found: dict[str, list[Labels]] = {}
     for key in keys:
-        name, *values = key.split(_SEPARATOR)
+        name, *values = key.split(SEPARATOR)
         found.setdefault(name, []).append(tuple(values))
     return found

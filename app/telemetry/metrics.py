@@ -17,6 +17,9 @@ REJECTIONS = ("requests", "uploads", "memory", "decoding")
 RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready", "model_died", "overloaded")
 """Reasons for retrying an inference."""
 
+MODEL_DEATHS = "api_model_deaths"
+"""`serve` reads it, too, and restarts the embedded Triton."""
+
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
 
@@ -59,7 +62,10 @@ class Metrics:
         self.calls = Gauge(table, "api_inference_calls", "Calls to Triton that are under way.", ["model"])
         self.triton_images = Counter(table, "api_triton_images", "Images that were sent to each Triton.", ["triton"])
         self.triton_failures = Counter(
-            table, "api_triton_failures", "Calls that a Triton has lost or has not answered.", ["triton"]
+            table, "api_triton_failures", "Calls that a Triton has lost or has not answered.", ["triton", "model"]
+        )
+        self.model_deaths = Counter(
+            table, MODEL_DEATHS, "Calls, also those of probes, that failed because a process of the model had died.", ["model"]
         )
         self.triton_calls = Gauge(table, "api_triton_calls", "Calls to each Triton that are under way.", ["triton"])
         self.triton_left_out = Gauge(

@@ -53,7 +53,7 @@ def sockets(settings: Settings) -> list[str]:
 
 
 def upstream(file: str) -> list[str]:
-    return re.findall(r"^\s*server (\S+?)[ ;]", (DEPLOY / "nginx" / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(r"^\s*server (\S+?)[ ;](?!.*backup)", (DEPLOY / "nginx" / file).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def stop_seconds(settings: Settings) -> float:

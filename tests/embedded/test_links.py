@@ -72,3 +72,13 @@ def test_a_folder_elsewhere_is_private(tmp_path: Path) -> None:
     assert made.parent == SHM
     assert made.stat().st_mode & 0o777 == 0o700
     links.remove(settings, folder / "home")
+
+
+def test_links_are_elsewhere_where_there_is_no_room(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    (tmp_path / "home" / "links-4601").touch()
+    made = links.make(settings, tmp_path / "home")
+
+    assert made.parent == SHM
+    assert (made / "models" / "pulled" / "1" / "model.onnx").is_file()
+    links.remove(settings, tmp_path / "home")

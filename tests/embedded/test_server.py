@@ -586,6 +586,35 @@ def test_a_key_file_that_is_there_already_is_replaced(
     assert other.read_text(encoding="ascii") == "old"
 
 
+def test_without_room_for_log_and_key_there_is_a_warning(
+    imitation: Settings, server: EmbeddedTriton, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file is named, once; the key follows as soon as it can be written."""
+    log, key = server.log.with_suffix(".log.1"), key_file(imitation).with_suffix(".new")
+    server.log.touch()
+    for file in (log, key):
+        (file / "in the way").mkdir(parents=True)
+    server.start()
+    server.check()
+    log_warning, key_warning = capsys.readouterr().err.splitlines()
+
+    assert log_warning.startswith(f"nereid: warning: {server.log} cannot be written: ")
+    assert key_warning.startswith(f"nereid: warning: {key_file(imitation)} cannot be written: ")
+    shutil.rmtree(key)
+    server.check()
+    assert key_file(imitation).exists()
+
+
+def test_a_file_that_vanishes_meanwhile_does_not_fail_the_check(imitation: Settings, server: EmbeddedTriton) -> None:
+    """The processes of Triton's models remove their files whenever they want."""
+    server.spawn()
+    (SHM / f"nereid_{imitation.triton_grpc_port}_vanished").symlink_to("nowhere")
+    wait_for(lambda: not is_free("127.0.0.1", imitation.triton_http_port))
+    server.check()
+
+    assert key_file(imitation).exists()
+
+
 @pytest.mark.parametrize("error", [PermissionError("ptrace is not permitted"), subprocess.SubprocessError("in preexec_fn")])
 def test_without_a_private_argument_there_is_no_key(
     stand_in: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception

@@ -232,6 +232,24 @@ def test_two_failed_checks_in_a_row_restart_the_program(
     assert capsys.readouterr().err == restarts * "nereid: the program does not work (it does not answer); restarting it\n"
 
 
+def test_a_defect_that_others_find_restarts_the_program_once_a_minute(
+    watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, not while it starts, and not again and again: what is not defect works meanwhile."""
+    program = Script()
+    service = watch(program, is_ready=True)
+    for restarts in (1, 2):
+        service.note_defect("a part has died")
+        service.note_defect("a part has died")
+        until(service, lambda: service.is_ready)
+        service.note_defect("a part has died")
+        look_often(service)
+        assert (program.killed, program.spawned, service.is_ready) == (restarts, restarts, True)
+        clock.now += 61
+
+    assert capsys.readouterr().err == 2 * "nereid: the program does not work (a part has died); restarting it\n"
+
+
 def test_failed_check_is_repeated_sooner(watch: Watch, clock: Clock) -> None:
     """The interval is one second instead of five."""
     program = Script(DOWN)
@@ -296,7 +314,7 @@ def test_a_program_that_is_never_ready_is_final(watch: Watch, clock: Clock) -> N
     assert program.killed == 0
 
     clock.now += 0.1
-    with pytest.raises(ServiceError, match=r"^the program was not ready after 5 s$"):
+    with pytest.raises(ServiceError, match=r"^the program was not ready after 5 s \(it does not answer\)$"):
         until(service, lambda: False)
     assert program.killed == 1
 
@@ -332,7 +350,7 @@ def test_five_failed_starts_in_a_row_are_final(watch: Watch, clock: Clock, capsy
         "nereid: the program exited with code -9; restarting it",
         "nereid: the program could not be started (port 4600 is in use); restarting it in 0.5 s",
         "nereid: the program exited with code 2; restarting it in 1 s",
-        "nereid: the program was not ready after 5 s; restarting it in 2 s",
+        "nereid: the program was not ready after 5 s (it does not answer); restarting it in 2 s",
         "nereid: the program exited with code 3; restarting it in 4 s",
     ]
 

@@ -21,7 +21,10 @@ from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError, Service
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host.ports import find_free
+from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
+from app.telemetry.instruments import Counter
+from app.telemetry.metrics import MODEL_DEATHS
 from tests import processes
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
@@ -612,6 +615,30 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
     with meanwhile(act):
         assert supervise(settings, triton) == 0
     wait_until_gone([broken])
+    assert api.notes().count(STARTED) == 1
+
+
+def test_triton_whose_model_has_died_is_restarted(
+    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton, look_again: LookAgain
+) -> None:
+    """A worker has found it, which may have ended since; what was found before the restart is no reason for another one."""
+    triton = run_triton()
+    wait_for(lambda: triton.starts == 1)
+
+    def act() -> None:
+        wait_for(terminal.shows("ready"))
+        worker = WorkerTable()
+        for model in ("other", "tiny"):
+            Counter(worker, MODEL_DEATHS, "Deaths.", ["model"]).add(1, model)
+        worker.close()
+        wait_for(lambda: triton.starts == 2)
+        look_again()
+        stop()
+
+    with meanwhile(act):
+        assert supervise(settings, triton) == 0
+    assert triton.starts == 2
+    assert "Triton does not work (a process of other has died); restarting it" in terminal.lines
     assert api.notes().count(STARTED) == 1
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -45,10 +45,11 @@ class Fleet(NamedTuple):
     def triton(self) -> psutil.Process | None:
         return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
 
-    def stubs(self) -> list[psutil.Process]:
-        """Return the processes that run the models."""
+    def stubs(self, model: str = "") -> list[psutil.Process]:
+        """Return the processes that run the models, or one of them."""
         triton = self.triton()
-        return [] if triton is None else self._children(triton)
+        stubs = [] if triton is None else self._children(triton)
+        return [stub for stub in stubs if not model or any(f"/{model}/" in argument for argument in stub.cmdline())]
 
     def is_ready(self) -> bool:
         """Return whether every instance is ready; NGINX is not asked."""
@@ -69,7 +70,12 @@ class Fleet(NamedTuple):
 
 @contextmanager
 def running_fleet(
-    repository: Path, folder: Path, *, instances: int = 2, settings: Mapping[str, object] | None = None
+    repository: Path,
+    folder: Path,
+    *,
+    instances: int = 2,
+    settings: Mapping[str, object] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[Fleet]:
     """Run `serve` until the block ends, in a folder for everything it writes.
 
@@ -78,6 +84,7 @@ def running_fleet(
         folder: Gets log, sockets and the home of Triton.
         instances: Number of instances, of one worker each.
         settings: More settings by name.
+        wrapper: A command that runs `serve` in an environment of its own.
     """
     home = folder / "triton"
     home.mkdir()
@@ -101,7 +108,7 @@ def running_fleet(
     log = folder / "serve.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"],
+            [*wrapper, sys.executable, "-m", "app", "serve"],
             cwd=folder,
             env={**environment_of(ROOT), **{f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}},
             stdin=subprocess.DEVNULL,

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+import shutil
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -17,6 +19,7 @@ from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
+from tests.faults.test_resources import NEEDS_MOUNTS
 from tests.faults.traffic import Traffic, traffic
 from tests.nginx import proxying
 from tests.processes import has_ended
@@ -214,6 +217,39 @@ async def test_a_dead_model_process_is_noticed(fleet: Fleet, url: str, record_fi
     assert counted.slowest < 5.25
 
 
+@pytest.mark.parametrize("model", ["checksum", "queue_of_4"])
+async def test_a_model_that_has_lost_a_process_is_repaired(
+    fault_repository: Path, tmp_path: Path, record_figure: RecordFigure, model: str
+) -> None:
+    """One of two processes of the default model, or the only one of another: the first request that meets it is enough."""
+    repository = tmp_path / "models"
+    shutil.copytree(fault_repository, repository)
+    config = repository / "checksum" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace("count: 1", "count: 2"), encoding="utf-8")
+    image = encode(models.solid(1, 2, 3), f"/predict/{model}", Content_Type="image/png")
+    statuses: Counter[int] = Counter()
+    with running_fleet(repository, tmp_path, instances=1) as fleet:
+        url = f"unix:{fleet.sockets[0]}"
+        assert (await ask(url, image)).status == 200
+        triton, stubs = fleet.triton(), fleet.stubs(model)
+        assert triton is not None
+        stubs[0].kill()
+        await until_gone(stubs[0])
+        started = monotonic()
+        while not has_ended(triton):
+            statuses[(await ask(url, image)).status] += 1
+            assert monotonic() < started + _PATIENCE_SECONDS, statuses
+        noticed = monotonic() - started
+        while (await ask(url, image)).status != 200:
+            assert monotonic() < started + _PATIENCE_SECONDS
+            await asyncio.sleep(0.02)
+        record_figure(f"process of {model} killed: Triton restarted after, s", noticed, 3)
+        record_figure(f"process of {model} killed: all is well after, s", monotonic() - started)
+        record_figure(f"process of {model} killed: answers 503 until the restart", statuses[503])
+        assert len(fleet.stubs(model)) == len(stubs)
+        assert noticed < 3  # of which Triton takes one to find out
+
+
 async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
     """Requests end at their deadline, and then at once, until `serve` has killed and started it again."""
     async with asking(fleet, url) as counted:
@@ -252,6 +288,38 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
     record_figure("renewed workers: requests lost", counted.lost, 0)
 
     assert set(counted.statuses) == {200}
+
+
+@NEEDS_MOUNTS
+@pytest.mark.system
+async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_path: Path) -> None:
+    """It serves without a log and without shared memory; once there is room again, with both."""
+    home = tmp_path / "triton"
+    mount = f"cp -a {home} {tmp_path}/links && mount -t tmpfs -o size=1m tmpfs {home} && cp -a {tmp_path}/links/. {home}"
+    wrapper = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    with running_fleet(fault_repository, tmp_path, instances=1, wrapper=wrapper) as fleet:
+        url = f"unix:{fleet.sockets[0]}"
+        seen = Path(f"/proc/{fleet.process.pid}/root/{home}")
+
+        def has_key() -> bool:
+            return any(seen.glob("control-*.key"))
+
+        with suppress(OSError), (seen / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        triton = fleet.triton()
+        assert triton is not None
+        triton.kill()
+        await until_gone(triton)
+        await until(lambda: fleet.says(f"warning: {home}/control-"))
+        await until(fleet.is_ready)
+        assert (await detect(url)).status == 200
+        assert not has_key()
+        (seen / "full").unlink()
+        await until(has_key)
+
+        assert fleet.says("; restarting it") == fleet.says("Triton exited with code -9") == 1
+        assert fleet.says("No space left on device") == 1
 
 
 async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:

@@ -29,13 +29,15 @@ from app.pipeline import triton_calls
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
+from app.telemetry.instruments import SEPARATOR
+from app.telemetry.metrics import MODEL_DEATHS
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unreachable
 from app.triton.transport import InputBuffer, Mode
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import SCENE, eventually, finds, json, started
+from tests.support import METRICS, SCENE, eventually, finds, json, started
 from tests.world import HANG_SECONDS, IMAGE, World, open_world
 
 Refusal = tuple[grpc.StatusCode, str]
@@ -45,7 +47,7 @@ STOPPING = grpc.StatusCode.UNAVAILABLE, "Server is stopping, scheduler for model
 REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused"
 BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 SICK = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
-LOST = ((STOPPING, Draining), (REFUSED, Unreachable), (BROKEN, Disconnected))
+LOST = ((STOPPING, Draining), (REFUSED, Unreachable), (BROKEN, Disconnected), (SICK, ModelDied))
 """Refusals after which a request is tried again."""
 ANSWERS: tuple[tuple[Refusal, type[GatewayError]], ...] = (
     ((grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"), Overloaded),
@@ -417,9 +419,9 @@ def delaying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[float]:
 
 
 @SHARED_OR_NOT
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN])
+@pytest.mark.parametrize("refusal", [refusal for refusal, _ in LOST])
 async def test_a_request_that_was_lost_is_tried_once_more(world: World, refusal: Refusal, is_shared: bool) -> None:  # noqa: FBT001
-    """Inline, because what Triton has mapped, and what it still reads, is not known then."""
+    """Another process of the model may live. Inline, because what Triton has mapped, and what it still reads, is not known then."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.next_refusals = [refusal]
     answer = await world.infer()
@@ -432,7 +434,7 @@ async def test_a_request_that_was_lost_is_tried_once_more(world: World, refusal:
     assert first.id == second.id == "id"
 
 
-@pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS, (SICK, ModelDied)])
+@pytest.mark.parametrize(("second", "expected"), [*LOST, *ANSWERS])
 async def test_no_request_is_tried_more_than_twice(world: World, second: Refusal, expected: type[GatewayError]) -> None:
     for first in (STOPPING, BROKEN):
         world.fake.requests.clear()
@@ -454,9 +456,9 @@ async def test_a_forgotten_region_is_the_only_reason_to_try_again(world: World) 
 
 
 @SHARED
-@pytest.mark.parametrize(("refusal", "expected"), [*ANSWERS, (SICK, ModelDied)])
+@pytest.mark.parametrize(("refusal", "expected"), ANSWERS)
 async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusal, expected: type[GatewayError]) -> None:
-    """An overloaded Triton must not get more requests, and a process that has died is not back at once."""
+    """An overloaded Triton must not get more requests."""
     world.fake.next_refusals = [refusal]
     with pytest.raises(expected) as caught:
         await world.infer()
@@ -623,6 +625,25 @@ async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
     assert not any(map(has_slot, world.fake.requests[asked:]))
 
 
+async def test_dead_processes_of_a_model_are_counted(world: World) -> None:
+    """Also by probes: with an open circuit there are no other calls, and `serve` has to know until all is well."""
+
+    def deaths() -> int:
+        return METRICS.table.total_ever(METRICS.table.counter(SEPARATOR.join((MODEL_DEATHS, "tiny"))))
+
+    before = deaths()
+    world.fake.next_refusals = [SICK]
+    await world.infer()
+    assert deaths() == before + 1
+    world.fake.refusal = SICK
+    await fail(world, 5)
+    assert not is_closed(world)
+    seen = deaths()
+    await world.time.skip(1)
+
+    assert await eventually(lambda: deaths() > seen)
+
+
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in ANSWERS])
 async def test_an_answer_never_counts_as_a_failure(world: World, refusal: Refusal) -> None:
     """Any answer shows that Triton works."""
@@ -665,7 +686,7 @@ async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
 async def test_a_request_that_succeeds_at_second_try_is_no_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     delaying(monkeypatch, 0)
     for _ in range(2):
-        await fail(world, 4)
+        await fail(world, 4, (grpc.StatusCode.CANCELLED, ""))  # which is not tried again
         world.fake.next_refusals = [BROKEN]
         await world.infer()
 
