@@ -75,10 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Containers stop the process with SIGTERM, users with Ctrl-C; a shell's background jobs ignore SIGINT by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
-        settings = environment.load()
         for old, new in environment.RENAMED.items():
             if PREFIX + old in os.environ and SUPERVISED not in os.environ:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
+        settings = environment.load()
         rules.check(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:

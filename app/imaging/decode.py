@@ -60,8 +60,8 @@ def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
     """Return the most memory that `estimate_decoding` returns for an image within the limits, in a file of so many bytes."""
     by_opencv = (limits.of(name) * pixel_bytes for name, pixel_bytes in opencv.PIXEL_BYTES.items())
     return max(
-        limits.scalable * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
-        limits.other * _WEBP_BYTES,
+        limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
+        limits.non_jpeg * _WEBP_BYTES,
         max(by_opencv) + _FILE_COPIES * max_file_bytes,
     )
 

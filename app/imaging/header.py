@@ -59,15 +59,15 @@ GifImagePlugin.GifImageFile.disposal_method = property(lambda _: 0, lambda *_: N
 class PixelLimits(NamedTuple):
     """Maximum sizes of images, pixels."""
 
-    scalable: int
-    """Of formats that can be decoded at a reduced size: JPEG."""
-    other: int
+    jpeg: int
+    """Limit of JPEGs, which can be decoded at a reduced size."""
+    non_jpeg: int
 
     def of(self, name: str) -> int:
         """Return the limit for a format: half for AVIF, a pixel of which takes several times the time and memory of others."""
         if name == "AVIF":
-            return self.other // 2
-        return self.scalable if name == "JPEG" else self.other
+            return self.non_jpeg // 2
+        return self.jpeg if name == "JPEG" else self.non_jpeg
 
 
 class ImageHeader(NamedTuple):
@@ -132,7 +132,7 @@ def read_header(data: bytes, limits: PixelLimits) -> ImageHeader:
         raise ImageTooLarge(f"{width} x {height} pixels; the limit is {max_pixels / 1e6:g} megapixels for {name}")
     if max(width, height) > MAX_SIDE or max(width, height) > MAX_ASPECT * min(width, height):
         raise InvalidImageDimensions(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
-    if scans > 1 and scans * width * height > _MAX_FULL_SCANS * limits.scalable:
+    if scans > 1 and scans * width * height > _MAX_FULL_SCANS * limits.jpeg:
         raise InvalidImage("the JPEG has too many scans for its size")
     # A PNG may have its EXIF block behind the pixels, where it is not read: such an image is taken as stored.
     orientation = exif.read_orientation(exif_block) if exif_block else orientation

@@ -169,4 +169,6 @@ def unsupported(model: ModelConfig) -> UnsupportedModel:
     def describe(tensors: list[TensorConfig]) -> str:
         return ", ".join(f"{t.name} {t.data_type.removeprefix('TYPE_')} {t.dims}" for t in tensors) or "none"
 
-    return UnsupportedModel(f"no adapter fits {model.name}: inputs {describe(model.input)}; outputs {describe(model.output)}")
+    return UnsupportedModel(
+        f"the tensors of {model.name} match no supported head: inputs {describe(model.input)}; outputs {describe(model.output)}"
+    )

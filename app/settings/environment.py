@@ -20,14 +20,14 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         SettingsError: A variable with the prefix is unknown, or its value has the wrong type or is out of range.
     """
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
+    known = {name.upper() for name in Settings.__struct_fields__}
+    if unknown := sorted(given.keys() - known - RENAMED.keys()):
+        raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting; the settings are listed in the README")
+    given = {name: value for name, value in given.items() if value}
     for old, new in RENAMED.items():
         if old in given:
             given.setdefault(new, given.pop(old))
     values = {name.lower(): value for name, value in given.items()}
-    unknown = sorted(values.keys() - set(Settings.__struct_fields__))
-    if unknown:
-        raise SettingsError(f"{PREFIX}{unknown[0].upper()} is not a setting; the settings are listed in the README")
-    values = {name: value for name, value in values.items() if value}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:

@@ -74,7 +74,12 @@ def test_a_model_with_unsupported_tensors(hurting: Settings, capsys: pytest.Capt
     examined = examine(with_model(hurting, "two_inputs"), capsys)
 
     assert examined.code == 1
-    assert_useful(examined["model"], Severity.FAILURE, says=["no adapter fits two_inputs", "other UINT8 [1]"], fix="nereid pull")
+    assert_useful(
+        examined["model"],
+        Severity.FAILURE,
+        says=["the tensors of two_inputs match no supported head", "other UINT8 [1]"],
+        fix="nereid pull",
+    )
     assert examined["batching"].severity is Severity.OK
     assert not examined.all("inference")
 

@@ -321,7 +321,7 @@ def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size:
     estimate = estimate_decoding(header, min_decode_size).nbytes
 
     assert estimate == 12 * MEGA * pixel_bytes
-    assert estimate <= max_decode_bytes(PixelLimits(scalable=12 * MEGA, other=0 if header.file is None else 12 * MEGA), 0)
+    assert estimate <= max_decode_bytes(PixelLimits(jpeg=12 * MEGA, non_jpeg=0 if header.file is None else 12 * MEGA), 0)
 
 
 @pytest.mark.parametrize(("make", "min_decode_size", "pixel_bytes"), OPENCV_ESTIMATES.values(), ids=OPENCV_ESTIMATES)
@@ -330,7 +330,7 @@ def test_memory_of_a_file_that_is_written_anew_is_estimated(make: Make, min_deco
     data = make()
     header = read_header(data, limits(24 * MEGA))
     pixels = header.width * header.height
-    most = PixelLimits(scalable=0, other=pixels * pixel_bytes // 16)
+    most = PixelLimits(jpeg=0, non_jpeg=pixels * pixel_bytes // 16)
 
     estimate = estimate_decoding(read_header(data, most), min_decode_size).nbytes
 

@@ -30,7 +30,7 @@ from tests.imaging.samples import (
 )
 
 RED = Image.new("RGB", (64, 64), "red")
-LIMITS = PixelLimits(scalable=2_000_000, other=1_000_000)
+LIMITS = PixelLimits(jpeg=2_000_000, non_jpeg=1_000_000)
 FILL = bytes(1 << 14)
 """Behind a JPEG, so that it is not too small to count."""
 
@@ -200,7 +200,7 @@ def test_only_a_jpeg_may_have_the_pixels_of_scalable_formats(image_format: str) 
     """Any other image is decoded at its full size, which takes more memory."""
     data = encode(NOISE, image_format)
     most = NOISE.width * NOISE.height * (2 if image_format == "AVIF" else 1)
-    assert read_header(data, PixelLimits(scalable=most, other=most)).height == NOISE.height
+    assert read_header(data, PixelLimits(jpeg=most, non_jpeg=most)).height == NOISE.height
 
     small = PixelLimits(0, most) if image_format == "JPEG" else PixelLimits(most, 0)
     with pytest.raises(ImageTooLarge, match=f"the limit is 0 megapixels for {image_format}"):
@@ -211,7 +211,7 @@ def test_cmyk_jpeg_may_have_the_pixels_of_scalable_formats() -> None:
     """Pillow can reduce CMYK JPEGs while decoding as well."""
     data = encode(NOISE.convert("CMYK"), "JPEG")
 
-    assert read_header(data, PixelLimits(scalable=MEGA, other=0)).height == NOISE.height
+    assert read_header(data, PixelLimits(jpeg=MEGA, non_jpeg=0)).height == NOISE.height
 
 
 @pytest.mark.parametrize(("width", "height"), [(13000, 13000), (16000, 16000), (2**31 - 1, 2**31 - 1)])

@@ -447,7 +447,7 @@ def test_unknown_outputs_are_described(outputs: tuple[Tensor, ...]) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         from_triton_config(config(*outputs), "1")
 
-    assert caught.value.detail == f"no adapter fits m: inputs images FP32 [3, 640, 640]; outputs {described}"
+    assert caught.value.detail == f"the tensors of m match no supported head: inputs images FP32 [3, 640, 640]; outputs {described}"
 
 
 @pytest.mark.parametrize(

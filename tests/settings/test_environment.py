@@ -56,6 +56,7 @@ def test_empty_variable_counts_as_not_set(name: str) -> None:
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_old_name_is_still_read(old: str, new: str) -> None:
     assert load({PREFIX + old: "7"}) == load({PREFIX + new: "7"}) == load({PREFIX + old: "8", PREFIX + new: "7"})
+    assert load({PREFIX + old: "7", PREFIX + new: ""}) == load({PREFIX + new: "7"})
 
 
 def test_variables_of_others_are_ignored() -> None:

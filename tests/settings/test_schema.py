@@ -74,10 +74,10 @@ def test_limits_are_whole_bytes_and_pixels() -> None:
     assert (settings.max_body_bytes, settings.max_pixels) == (1572864, 500000)
 
 
-@pytest.mark.parametrize(("most", "unscalable", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
-def test_no_image_has_more_pixels_than_the_general_limit(most: str, unscalable: str, pixels: int) -> None:
+@pytest.mark.parametrize(("most", "non_jpeg", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
+def test_no_image_has_more_pixels_than_the_general_limit(most: str, non_jpeg: str, pixels: int) -> None:
     """The limit of images that cannot be decoded at a reduced size applies if it is the smaller one."""
-    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_NON_JPEG": unscalable})
+    settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_NON_JPEG": non_jpeg})
 
     assert settings.max_pixels_non_jpeg == pixels
 

@@ -322,7 +322,7 @@ async def test_a_model_without_an_adapter_is_unsupported(fake_triton: Fake) -> N
     fake, client = fake_triton
     fake.config = {**CONFIG, "output": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}]}
 
-    with pytest.raises(UnsupportedModel, match="no adapter fits tiny"):
+    with pytest.raises(UnsupportedModel, match="the tensors of tiny match no supported head"):
         await SpecCache(client).get("tiny")
 
 

@@ -119,4 +119,4 @@ async def _send_line(send: Send, line: bytes, seconds: float, *, more_body: bool
         async with asyncio.timeout(seconds):
             await send({"type": "http.response.body", "body": line, "more_body": more_body})
     except TimeoutError:
-        raise ClientGone("the client does not read the answer") from None
+        raise ClientGone("the client does not read the response") from None

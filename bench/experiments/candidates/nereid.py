@@ -31,7 +31,7 @@ from bench.experiments.candidates.asgi import AsgiRunner
 from bench.experiments.candidates.registry import Step
 
 _SIDE = 640
-_PIXEL_LIMITS = PixelLimits(scalable=50_000_000, other=50_000_000)
+_PIXEL_LIMITS = PixelLimits(jpeg=50_000_000, non_jpeg=50_000_000)
 _MODEL = "null"
 _SECONDS = 10.0
 _BOXES, _SCORES = np.tile(np.array([64, 96, 192, 192], np.float32), (5, 1)), np.full(5, 0.5, np.float32)

@@ -259,7 +259,7 @@ async def test_a_model_without_an_adapter_is_unhealthy(log: list[CapturedCall]) 
         report = json(await client.get("/health"), 503)
 
     assert (report["status"], report["model_ready"], report["triton"]["status"]) == ("unhealthy", False, "not_ready")
-    assert log[-1].kwargs["detail"].startswith("no adapter fits tiny")
+    assert log[-1].kwargs["detail"].startswith("the tensors of tiny match no supported head")
 
 
 async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncClient, log: list[CapturedCall]) -> None:

@@ -84,7 +84,7 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     models = by_name(json(await client.get("/models")))
 
     assert models["a"]["state"] == "ready"
-    assert models["a"]["detail"].startswith("no adapter fits a")
+    assert models["a"]["detail"].startswith("the tensors of a match no supported head")
     assert models["a"]["width"] is None
     assert models["b"]["state"] == "not_ready"
 
