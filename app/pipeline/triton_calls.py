@@ -222,7 +222,7 @@ class TritonCalls:
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
-        self.metrics.triton_failures.add(1, served.server.address)
+        self.metrics.triton_failures.add(1, self.metrics.table.alias(served.server.address))
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
