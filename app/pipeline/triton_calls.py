@@ -75,7 +75,7 @@ class TritonCalls:
 
         Raises:
             DeadlinePassed: Triton dropped it, or there is no time for the second call.
-            ModelNotReady: Triton does not have the model any more.
+            ModelNotReady: Triton does not have the model any more; ModelReplaced: or another one of that name.
             GatewayError: As `TritonClient.infer` says.
         """
         for _ in batch.images:
@@ -87,8 +87,11 @@ class TritonCalls:
             self._note_end(batch, in_flight, error)
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
+            if isinstance(error, InferenceFailed):  # another model may not take what this one does
+                await in_flight.served.server.specs.confirm(batch.spec, batch.spec.version)
             raise
         self._note_end(batch, in_flight, None)
+        await in_flight.served.server.specs.confirm(batch.spec, result.version)
         return result
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:

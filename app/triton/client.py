@@ -82,7 +82,9 @@ class TritonClient:
         )
         self.server: ServerInfo | None = None
         """As read when the first channel connected; None while it is not connected."""
-        self._watching = asyncio.create_task(self._watch())
+        self.connection = 0
+        """Number of the newest connection; Triton may have been restarted since the one before."""
+        self._watching = [asyncio.create_task(self._watch(channel)) for channel in self._channels]
 
     @property
     def survives_cancel(self) -> bool:
@@ -91,8 +93,9 @@ class TritonClient:
 
     async def close(self) -> None:
         """Close the channels."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def read_server(self) -> ServerInfo:
@@ -237,13 +240,16 @@ class TritonClient:
     def _control_metadata(self) -> tuple[tuple[str, str], ...]:
         return control_key.metadata(self._control_key_path)
 
-    async def _watch(self) -> None:
-        """Read the server's version whenever the first channel has connected."""
-        channel = self._channels[0]
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Count the connections of a channel, and read the server's version whenever the first channel has connected."""
+        is_first = channel is self._channels[0]
         while True:
-            state = channel.get_state(try_to_connect=True)
-            self.server = None
-            if state is grpc.ChannelConnectivity.READY:
+            state = channel.get_state(try_to_connect=is_first)
+            is_connected = state is grpc.ChannelConnectivity.READY
+            self.connection += is_connected
+            if is_first:
+                self.server = None
+            if is_first and is_connected:
                 try:
                     self.server = await self.read_server()
                 except GatewayError:
