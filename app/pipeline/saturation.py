@@ -29,7 +29,7 @@ def sample(
         metrics.waiting_images.set(batcher.waiting, model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
-    servers = [*pool.servers, *pool.leaving]
+    servers = [*pool.leaving, *pool.servers]  # one may leave for another at the same name
     for server in servers:
         triton = metrics.table.alias(server.address)
         metrics.triton_images.add(server.take_new_images(), triton)
