@@ -137,6 +137,7 @@ def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
             settings.control_key_path,
             credentials=tls,
             host=target.host,
+            ips=target.ips,
             connections=settings.connections,
         )
         return TritonBackend(client)

@@ -57,7 +57,7 @@ async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Ex
         tls = credentials.load(settings.triton_tls_files)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
-    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host)
+    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     try:
         server = await client.read_server()
         findings = [

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from app.errors import GatewayError, GatewayFull
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import CallContext, Detections, DetectOptions, Reader
+from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.download import Download
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import ImageAddress
@@ -32,13 +32,13 @@ class BatchRequest:
     """The images of one request, which are detected side by side, each in its turn."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what they have in common, and they themselves
-        self, pipeline: Pipeline, spec: ModelSpec, reader: Reader[Detections], call: CallContext, images: list[Image], memory: Lease
+        self, pipeline: Pipeline, spec: ModelSpec, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
     ) -> None:
         self.url_hosts: list[str] = []
         """Names of the hosts from which images were to be fetched."""
         self._pipeline = pipeline
         self._spec = spec
-        self._reader = reader
+        self._options = options
         self._call = call
         self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
         self._images = images
@@ -68,7 +68,8 @@ class BatchRequest:
             memory.on_release(reservation.release)
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
-            return cls(pipeline, spec, options.reader(spec), call.pinned_to(options.version), images, memory)
+            options.reader(spec)  # is rejected early if the model does not have what is asked for
+            return cls(pipeline, spec, options, call.pinned_to(options.version), images, memory)
         except BaseException:
             memory.release()
             raise
@@ -139,7 +140,7 @@ class BatchRequest:
                 tensor = self._pipeline.admission.memory.reserve()
                 tensor.add(self._spec.image_bytes)
                 permit.on_release(tensor.release)
-            return await self._pipeline.process(image, self._spec, self._reader, call, permit)
+            return await self._pipeline.process(image, self._spec, self._options, call, permit)
 
 
 def _keep(memory: Lease, permit: Permit) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from time import thread_time
 from types import MappingProxyType
@@ -28,7 +28,11 @@ from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
+from app.triton.status import ModelReplaced
 from app.triton.transport import InputBuffer
+
+# How often a request is begun anew because its model has been replaced.
+_MAX_REPLACEMENTS = 2
 
 T = TypeVar("T")
 
@@ -219,7 +223,7 @@ class Pipeline:
         try:
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
-            reader = question.reader(spec)
+            question.reader(spec)  # is rejected early if the model does not have what is asked for
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(
@@ -229,21 +233,29 @@ class Pipeline:
             memory.release()
             raise
         with permit:
-            return await self.process(data, spec, reader, call, permit)
+            return await self.process(data, spec, question, call, permit)
 
-    async def process(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
-        """Answer a question about an image that has been admitted.
+    async def process(self, data: bytes, spec: ModelSpec, question: Question[Result], call: CallContext, permit: Permit) -> Result:
+        """Answer a question about an image that has been admitted; anew if the model is replaced meanwhile.
 
         Args:
             data: The encoded image.
             spec: Spec of the model.
-            reader: Reads the answer.
+            question: What the caller asks.
             call: What goes with the request.
             permit: Admits it to the model.
 
         Raises:
             GatewayError: As the steps say; DeadlinePassed, which names the step, if they take too long together.
         """
+        for _ in range(_MAX_REPLACEMENTS):
+            with suppress(ModelReplaced):
+                return await self._process(data, spec, question.reader(spec), call, permit)
+            reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
+            spec = await self.prepare(reference, call.deadline)
+        return await self._process(data, spec, question.reader(spec), call, permit)
+
+    async def _process(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         timing = call.timing
         timing.lap("model")
         async with call.semaphore.take(call.deadline) if call.semaphore else nullcontext():

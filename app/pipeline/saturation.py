@@ -32,14 +32,16 @@ def sample(
         metrics.waiting_images.set(batcher.waiting, model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
-    servers = [*pool.servers, *pool.leaving]
+    servers = [*pool.leaving, *pool.servers]  # one may leave for another at the same name
     for server in servers:
-        metrics.triton_images.add(server.take_new_images(), server.address)
-        metrics.triton_calls.set(sum(served.calls for served in server.models.values()), server.address)
+        triton = metrics.table.alias(server.address)
+        metrics.triton_images.add(server.take_new_images(), triton)
+        metrics.triton_calls.set(sum(served.calls for served in server.models.values()), triton)
         for model, served in server.models.items():
-            metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), server.address, model)
+            metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), triton, model)
     for gauge in (metrics.triton_calls, metrics.triton_left_out):
-        gauge.clear_except({server.address for server in servers})
+        gauge.clear_except({metrics.table.alias(server.address) for server in servers})
+    metrics.table.keep_aliases({server.address for server in servers})
     slots, in_use = pool.transport.count_slots()
     metrics.slots.set(slots)
     metrics.slots_in_use.set(in_use)

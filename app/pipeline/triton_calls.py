@@ -75,7 +75,7 @@ class TritonCalls:
 
         Raises:
             DeadlinePassed: Triton dropped it, or there is no time for the second call.
-            ModelNotReady: Triton does not have the model any more.
+            ModelNotReady: Triton does not have the model any more; ModelReplaced: or another one of that name.
             GatewayError: As `TritonClient.infer` says.
         """
         for _ in batch.images:
@@ -87,8 +87,11 @@ class TritonCalls:
             self._note_end(batch, in_flight, error)
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
+            if isinstance(error, InferenceFailed):  # another model may not take what this one does
+                await in_flight.served.server.specs.confirm(batch.spec, batch.spec.version)
             raise
         self._note_end(batch, in_flight, None)
+        await in_flight.served.server.specs.confirm(batch.spec, result.version)
         return result
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
@@ -225,7 +228,7 @@ class TritonCalls:
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Count a failure; a Triton that has lost a call is left out at once if another one works."""
-        self.metrics.triton_failures.add(1, served.server.address, spec.reference)
+        self.metrics.triton_failures.add(1, self.metrics.table.alias(served.server.address), spec.reference)
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()

@@ -5,6 +5,10 @@ deadline. By Little's law this limit keeps a model busy, with or without batchin
 
     limit <- limit x target duration / measured duration
 
+If only an API key's share of the limit is reached, it grows no further than to
+
+    requests in progress x target duration / measured duration
+
 If images wait in the gateway for the next call of their model, the wait is also limited to two calls: more requests would not make
 the batches larger, only the wait longer (`bench overload --models wait_50_batch8`).
 
@@ -21,6 +25,8 @@ _MAX_GROWTH = 1.5
 _MAX_SHRINK = 0.5
 # Factors: duration that equals that of a single request, except for noise; and within the usual deadline, twice the target.
 _FLAT, _IN_TIME = 1.2, 1.8
+# A request that begins above this fraction of the limit counts as a measurement at the limit.
+NEAR = 0.8
 _SMOOTHING = 0.1  # weight of the newest request in the averages
 # Maximum wait of an image, in calls. With 1, batches would not always be full when requests are late.
 _MAX_WAIT_CALLS = 2
@@ -70,7 +76,7 @@ class ConcurrencyLimit:
             seconds: Duration of the request.
             position: Number of requests in progress when it began, including itself.
             limit: The effective limit, an average over workers.
-            is_near: Whether the number of requests was near the limit when it began.
+            is_near: Whether the limit, or the share of its API key, was nearly reached when it began.
             batch: Waiting times in a batch, if it was in one.
             workers: Number of workers, each of which measures its own requests.
         """
@@ -89,6 +95,7 @@ class ConcurrencyLimit:
             return is_first
         self._samples += 1
         self._seconds += seconds
+        self._positions += position
         if batch is not None:
             self._wait_seconds += batch.wait
             self._call_seconds += batch.call
@@ -98,9 +105,12 @@ class ConcurrencyLimit:
         duration = self._seconds / self._samples
         ratio = self._target / duration
         if duration < _FLAT * self._alone and duration < _IN_TIME * self._target:
-            ratio = _MAX_GROWTH
+            ratio = max(ratio, _MAX_GROWTH)
         if self._wait_seconds:
             ratio = min(ratio, _MAX_WAIT_CALLS * self._call_seconds / self._wait_seconds)
+        filled = self._positions / self._samples / max(1, int(limit))
+        # If only a share of the limit was reached, no more requests than these were measured.
+        ratio = min(ratio, max(1.0, ratio * filled)) if filled < NEAR else ratio
         if self._is_reached or ratio < 1:
             self.value = min(max(limit * min(max(ratio, _MAX_SHRINK), _MAX_GROWTH), 1.0), self._ceiling)
         self._is_reached = False
@@ -108,5 +118,5 @@ class ConcurrencyLimit:
         return True
 
     def _restart(self) -> None:
-        self._samples, self._seconds, self._since = 0, 0.0, monotonic()
+        self._samples, self._positions, self._seconds, self._since = 0, 0, 0.0, monotonic()
         self._wait_seconds = self._call_seconds = 0.0

@@ -6,7 +6,7 @@ from functools import partial
 from time import monotonic
 
 from app.errors import GatewayFull
-from app.resilience.concurrency import BatchTimes, ConcurrencyLimit
+from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.wait_queue import WaitQueue
@@ -16,8 +16,6 @@ _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
 # The limit until the model's speed is known.
 _INITIAL_LIMIT = 32.0
-# A request that begins above this fraction of the limit counts as a measurement at the limit.
-_NEAR = 0.8
 # Deadlines below this multiple of the target (half of the usual deadline) are compared with the predicted wait.
 _SHORT = 1.9
 # A worker without measurements for this long does not contribute to the limit.
@@ -195,7 +193,7 @@ class ModelQueue:
             self._progress_at = monotonic()
         self.own += 1
         position = requests if len(self._parts) == 1 else self.in_progress
-        return Permit(self, part, position, is_near=requests >= _NEAR * room)
+        return Permit(self, part, position, is_near=requests >= NEAR * room)
 
     def pace(self) -> float:
         """Return the seconds between the ends of requests on this host; 0 if unknown."""

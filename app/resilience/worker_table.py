@@ -3,14 +3,19 @@
 The table is a memory file that the first parent process creates and all workers inherit. A worker locks its row while it lives, so
 the row of a killed worker is ignored after a refresh, and another worker may take it. The new worker continues the old values in
 counter columns; all other columns start at zero.
+
+Metrics cannot take all columns: some are left to what decides on requests. A column keeps its key, so that workers may remember it;
+names that come and go, such as the addresses of Tritons, have aliases in keys.
 """
 
 import fcntl
+import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from time import monotonic
 
 _ROWS = 512
 _COLUMNS = 16384  # unused columns take no memory
@@ -20,9 +25,16 @@ _CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
 # started and, in the lower bits, the highest row used.
 _KEYS = 0
 _KEY_BYTES = 384  # Triton's model names have up to 255
-_SIZE = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
+# The names of the aliases follow the keys. The first alias has no name: all names share it that find no other one.
+_ALIASES = 256
+_NAMES = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
+_SIZE = _NAMES + _ALIASES * _KEY_BYTES
 _LAST = _COLUMNS - 1
-_COUNTER = "counter "
+# Columns that metrics cannot take.
+_RESERVED = 4096
+_COUNTER, _GAUGE = "counter ", "gauge "
+# How long metrics can still be read under a name that no worker uses any more.
+_KEEP_NAME_SECONDS = 600
 _VARIABLE = "WORKER_TABLE_FD"
 _PROCESS, _BEATS = "process", "beats"
 
@@ -71,13 +83,17 @@ class TableView:
         """Return the column of a counter, which is never reset. Counters have a key namespace of their own."""
         return self.column(_COUNTER + key)
 
-    def keys(self) -> list[str]:
-        """List the keys that any worker has used, except those of counters."""
-        return [key for key in self._keys() if not key.startswith(_COUNTER)]
+    def gauge(self, key: str) -> int:
+        """Return the column of any other metric. Gauges have a key namespace of their own."""
+        return self.column(_GAUGE + key)
 
     def counters(self) -> list[str]:
         """List the keys of the counters that any worker has used."""
-        return [key.removeprefix(_COUNTER) for key in self._keys() if key.startswith(_COUNTER)]
+        return self._keys(_COUNTER)
+
+    def gauges(self) -> list[str]:
+        """List the keys of the gauges that any worker has used."""
+        return self._keys(_GAUGE)
 
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers ever started."""
@@ -95,9 +111,9 @@ class TableView:
         self._memory.close()
         os.close(self._descriptor)
 
-    def _keys(self) -> list[str]:
+    def _keys(self, kind: str) -> list[str]:
         self._learn()
-        return [key for key, column in self._columns.items() if column != _LAST]
+        return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
 
     def _learn(self) -> None:
         """Read the keys that other processes have added."""
@@ -111,7 +127,8 @@ class TableView:
         if key in self._columns:
             return self._columns[key]
         encoded = key.encode()
-        if self._known == _LAST or len(encoded) > _KEY_BYTES:
+        free = _LAST - self._known - (_RESERVED if key.startswith((_COUNTER, _GAUGE)) else 0)
+        if free <= 0 or len(encoded) > _KEY_BYTES:
             return _LAST
         start = _CELLS_SIZE + self._known * _KEY_BYTES
         self._memory[start : start + len(encoded)] = encoded
@@ -159,9 +176,13 @@ class WorkerTable(TableView):
         if self._row < 0:
             raise OSError("there are more workers than rows in their table")
         self._own = self._row * _COLUMNS
+        self._aliases: dict[str, int] = {}
+        """Number of the alias of each name that this worker uses."""
         with self._locked():
-            for key in self.keys():
-                self.set(self.column(key), 0)
+            self._learn()
+            for key, column in self._columns.items():
+                if not key.startswith(_COUNTER):
+                    self.set(column, 0)
             self.set(_LAST, 0)
             workers, highest = divmod(self._cells[_LAST], _ROWS)
             self._cells[_LAST] = (workers + 1) * _ROWS + max(highest, self._row)
@@ -183,6 +204,31 @@ class WorkerTable(TableView):
     def own(self, column: int) -> int:
         """Return this worker's cell."""
         return self._cells[self._own + column]
+
+    def alias(self, name: str) -> str:
+        """Return what stands for a name in keys, the same in all workers; it is the name's at least until `keep_aliases`.
+
+        An alias whose name no worker uses any more gets another name later, and all its columns start at zero.
+        """
+        if self._memory.closed:
+            return _mark(0)
+        if name not in self._aliases:
+            users = [self.column(f"users of alias {number}") for number in range(_ALIASES)]
+            self.refresh()
+            with self._locked():
+                number = self._aliases[name] = self._find_alias(name, users)
+                self.set(users[number], 1)
+        return _mark(self._aliases[name])
+
+    def aliases(self) -> dict[str, str]:
+        """Return the names by alias."""
+        with self._locked():
+            return {_mark(number): name for number, name in enumerate(self._names())}
+
+    def keep_aliases(self, names: Collection[str]) -> None:
+        """Stop using all other names."""
+        for name in self._aliases.keys() - names:
+            self.set(self.column(f"users of alias {self._aliases.pop(name)}"), -round(monotonic()))
 
     def values(self, *columns: int) -> list[int]:
         """Return the cells of all living workers, including this one, column by column."""
@@ -220,6 +266,38 @@ class WorkerTable(TableView):
         super().close()
         self._own = 0
         self._living = [0]
+
+    def _find_alias(self, name: str, users: list[int]) -> int:
+        """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.
+
+        Args:
+            name: The name.
+            users: For each alias, the column that is positive while a worker uses it, and then minus the time when it stopped.
+        """
+        names = self._names()
+        if name in names:
+            return names.index(name)
+        cells = [self.values(column) for column in users]
+        left_at = {n: -min(cells[n]) if names[n] else -math.inf for n in range(1, _ALIASES) if max(cells[n]) <= 0}
+        lately = monotonic() - _KEEP_NAME_SECONDS
+        found = min(left_at, key=lambda n: (left_at[n] > lately, not names[n], left_at[n]), default=0)
+        if found:
+            self._learn()
+            for column in [column for key, column in self._columns.items() if _mark(found) in key]:
+                for row in range(_KEYS + 1, self._cells[_LAST] % _ROWS + 1):
+                    self._cells[row * _COLUMNS + column] = 0
+            start = _NAMES + found * _KEY_BYTES
+            self._memory[start : start + _KEY_BYTES] = name.encode()[:_KEY_BYTES].ljust(_KEY_BYTES, b"\0")
+        return found
+
+    def _names(self) -> list[str]:
+        starts = range(_NAMES, _SIZE, _KEY_BYTES)
+        return [self._memory[start : start + _KEY_BYTES].rstrip(b"\0").decode() for start in starts]
+
+
+def _mark(number: int) -> str:
+    """Return an alias; it contains characters that no other part of a key has."""
+    return f"\x1e{number}\x1e"
 
 
 def _create_file() -> int:

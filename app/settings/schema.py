@@ -11,7 +11,7 @@ from msgspec import Meta
 PREFIX = "NEREID_"
 """The prefix of environment variables: `NEREID_PORT=8080` sets `port`."""
 DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim")
-"""Interfaces of other detection services. Each is a module or package of `app.api.dialects`, and the first segment of its own paths."""
+"""Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
 

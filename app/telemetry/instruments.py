@@ -25,17 +25,26 @@ Names = Mapping[str, Sequence[Labels]]
 class Table(Protocol):
     """Integers of all workers in columns; see `WorkerTable`."""
 
-    def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers."""
+    def gauge(self, key: str) -> int:
+        """Return the column of a gauge, the same in all workers."""
 
     def counter(self, key: str) -> int:
         """Return the column of a counter, which is never reset."""
 
-    def keys(self) -> list[str]:
-        """List the keys of columns, except those of counters."""
+    def gauges(self) -> list[str]:
+        """List the keys of gauges."""
 
     def counters(self) -> list[str]:
         """List the keys of counters."""
+
+    def alias(self, name: str) -> str:
+        """Return what stands for a name in keys and label values."""
+
+    def aliases(self) -> dict[str, str]:
+        """Return the names by alias."""
+
+    def keep_aliases(self, names: Collection[str]) -> None:
+        """Stop using all other names."""
 
     def add(self, column: int, value: int) -> None:
         """Add to this worker's value."""
@@ -171,7 +180,7 @@ class Gauge:
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
         if column is None:
-            column = self._columns[values] = self._table.column(SEPARATOR.join((self.name, *values)))
+            column = self._columns[values] = self._table.gauge(SEPARATOR.join((self.name, *values)))
         return column
 
 

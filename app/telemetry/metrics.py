@@ -105,21 +105,24 @@ class Metrics:
         build = GaugeMetricFamily("api_build_info", "Version of Nereid and of Python.", labels=["version", "python"])
         build.add_metric([self._version, platform.python_version()], 1)
         yield build
-        counters, gauges = read_names(self.table.counters()), read_names(self.table.keys())
+        counters, gauges = read_names(self.table.counters()), read_names(self.table.gauges())
+        aliases = self.table.aliases()
         for instrument in vars(self).values():
-            if isinstance(instrument, Counter | Histogram):
-                yield instrument.collect(counters)
-            elif isinstance(instrument, Gauge):
-                yield instrument.collect(gauges)
+            if isinstance(instrument, Counter | Histogram | Gauge):
+                family = instrument.collect(gauges if isinstance(instrument, Gauge) else counters)
+                for sample in family.samples:
+                    if "triton" in sample.labels:
+                        sample.labels["triton"] = aliases[sample.labels["triton"]]
+                yield family
 
     def refused(self) -> list[str]:
         """Return the files of which any worker uses an earlier content."""
-        samples = self.refused_files.collect(read_names(self.table.keys())).samples
+        samples = self.refused_files.collect(read_names(self.table.gauges())).samples
         return [sample.labels["file"] for sample in samples if sample.value]
 
     def models(self) -> set[str]:
         """Return the models that any worker has used, by reference."""
-        return {model for (model,) in read_names(self.table.keys()).get(self.model_active.name, ())}
+        return {model for (model,) in read_names(self.table.gauges()).get(self.model_active.name, ())}
 
 
 class _Families(Collector):

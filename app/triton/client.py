@@ -32,9 +32,10 @@ _OPTIONS: list[tuple[str, int | str]] = [
     # gRPC's default limit is 4 MiB, less than one FP32 image.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # gRPC's default back-off grows to two minutes. The minimum is also the time a connection attempt may take.
+    # gRPC's default back-off grows to two minutes. The minimum is the time a connection attempt may take: a lost packet costs one
+    # second of it, or three if the next one is lost, too.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 500),
     # A connection breaks when the other host has confirmed nothing for three seconds, instead of a quarter of an hour. Linux
     # does that if keep-alive is on; pings more often than each five minutes would make Triton close the connection.
@@ -48,13 +49,14 @@ _OPTIONS: list[tuple[str, int | str]] = [
 class TritonClient:
     """Calls one Triton. Belongs to the event loop it was created in."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how a Triton is reached
         self,
         address: str,
         control_key_path: Path | None = None,
         *,
         credentials: Credentials | None = None,
         host: str = "",
+        ips: Sequence[str] = (),
         connections: int = 1,
     ) -> None:
         """Connect to a Triton.
@@ -64,11 +66,12 @@ class TritonClient:
             control_key_path: The file with the key of its restricted protocols, if they are.
             credentials: For TLS; None sends everything unencrypted.
             host: The host that its certificate must name; empty: that in the address.
+            ips: IP addresses to connect to, of which the first that answers is used; none: the host in the address.
             connections: Over how many connections inferences are spread.
         """
         self.address = address
         self._control_key_path = control_key_path
-        self._channels = _open_channels(address, credentials, host, connections)
+        self._channels = _open_channels(address, credentials, host, ips, connections)
         self._stub = GRPCInferenceServiceStub(self._channels[0])
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = cycle(
@@ -82,7 +85,9 @@ class TritonClient:
         )
         self.server: ServerInfo | None = None
         """As read when the first channel connected; None while it is not connected."""
-        self._watching = asyncio.create_task(self._watch())
+        self.connection = 0
+        """Number of the newest connection; Triton may have been restarted since the one before."""
+        self._watching = [asyncio.create_task(self._watch(channel)) for channel in self._channels]
 
     @property
     def survives_cancel(self) -> bool:
@@ -91,8 +96,9 @@ class TritonClient:
 
     async def close(self) -> None:
         """Close the channels."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def read_server(self) -> ServerInfo:
@@ -237,13 +243,16 @@ class TritonClient:
     def _control_metadata(self) -> tuple[tuple[str, str], ...]:
         return control_key.metadata(self._control_key_path)
 
-    async def _watch(self) -> None:
-        """Read the server's version whenever the first channel has connected."""
-        channel = self._channels[0]
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Count the connections of a channel, and read the server's version whenever the first channel has connected."""
+        is_first = channel is self._channels[0]
         while True:
-            state = channel.get_state(try_to_connect=True)
-            self.server = None
-            if state is grpc.ChannelConnectivity.READY:
+            state = channel.get_state(try_to_connect=is_first)
+            is_connected = state is grpc.ChannelConnectivity.READY
+            self.connection += is_connected
+            if is_first:
+                self.server = None
+            if is_first and is_connected:
                 try:
                     self.server = await self.read_server()
                 except GatewayError:
@@ -252,18 +261,25 @@ class TritonClient:
             await channel.wait_for_state_change(state)
 
 
-def _open_channels(address: str, credentials: Credentials | None, host: str, connections: int) -> list[grpc.aio.Channel]:
+def _open_channels(
+    address: str, credentials: Credentials | None, host: str, ips: Sequence[str], connections: int
+) -> list[grpc.aio.Channel]:
     """Open channels to one Triton, each with a connection of its own; they connect when they are used.
 
     Args:
         address: `host:port` of its gRPC endpoint.
         credentials: For TLS; None sends everything unencrypted.
         host: The host that its certificate must name; empty: that in the address.
+        ips: IP addresses to connect to; none: the host in the address.
         connections: How many channels.
     """
     options = list(_OPTIONS)
     if connections > 1:  # channels to one address would share a connection
         options.append(("grpc.use_local_subchannel_pool", 1))
+    if ips:  # what a certificate must name, and what proxies see, is the name
+        options.append(("grpc.default_authority", address))
+        port = address.rpartition(":")[2]
+        address = "ipv6:" + ",".join(f"[{ip}]:{port}" if ":" in ip else f"[::ffff:{ip}]:{port}" for ip in ips)
     if credentials is None:
         return [grpc.aio.insecure_channel(address, options=options) for _ in range(connections)]
     if host:

@@ -1,8 +1,12 @@
-"""Keep a pool in line with the addresses in the settings: a name may stand for any number of Tritons, and these change."""
+"""Keep a pool in line with the addresses in the settings: a name may stand for any number of Tritons, and these change.
+
+Names are resolved here and not by gRPC, which does so again only after half a minute, and two minutes after a failure.
+"""
 
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from time import monotonic
 from typing import NamedTuple
 
@@ -27,6 +31,13 @@ class Target(NamedTuple):
     """`host:port` of its gRPC endpoint."""
     host: str = ""
     """The host that its certificate must name; empty if that is the one in the address."""
+    ips: tuple[str, ...] = ()
+    """The IP addresses that the name in the address has, of which it uses the first that answers; empty if it is no name."""
+
+    def replaces(self, known: "Target", server: TritonBackend) -> bool:
+        """Return whether a name stands for another Triton than the one that is used; one that answers is not left for another."""
+        old, new = set(known.ips), set(self.ips)
+        return old.isdisjoint(new) if old and server.client.server is not None else old != new
 
 
 async def resolve(address: str) -> list[Target]:
@@ -35,7 +46,7 @@ async def resolve(address: str) -> list[Target]:
     Raises:
         OSError: The name cannot be resolved.
     """
-    if not address.startswith(DNS_PREFIX):
+    if not _has_name(address):
         return [Target(address)]
     host, _, port = address.removeprefix(DNS_PREFIX).rpartition(":")
     host = host.strip("[]")
@@ -43,8 +54,21 @@ async def resolve(address: str) -> list[Target]:
         found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a part of it is too long for the encoding of names
         raise OSError(str(error)) from error
-    ips = sorted({str(entry[4][0]) for entry in found})
-    return [Target(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}", host) for ip in ips]
+    ips = [str(entry[4][0]) for entry in found]
+    if not address.startswith(DNS_PREFIX):
+        return [Target(address, ips=tuple(dict.fromkeys(ips)))]
+    return [Target(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}", host) for ip in sorted(set(ips))]
+
+
+def _has_name(address: str) -> bool:
+    """Return whether the host of an address is a name, and not an IP address."""
+    if address.startswith(DNS_PREFIX):
+        return True
+    try:
+        ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return True
+    return False
 
 
 Connect = Callable[[Target], TritonBackend]
@@ -69,15 +93,15 @@ class Membership:
         """The Tritons at each address, the last time that there were any."""
         self._unresolved: set[str] = set()
         """Addresses whose name could not be resolved the last time."""
-        self._members: dict[str, TritonBackend] = {}
+        self._members: dict[str, tuple[Target, TritonBackend]] = {}
         """By address."""
         self._resolved_at = 0.0
 
     async def run(self) -> None:
         """Resolve the names again and again, until cancelled."""
-        while any(address.startswith(DNS_PREFIX) for address in self._addresses):
+        while any(map(_has_name, self._addresses)):
             await asyncio.sleep(_SOON_SECONDS)
-            is_lost = not self._members or any(server.client.server is None for server in self._members.values())
+            is_lost = not self._members or any(server.client.server is None for _, server in self._members.values())
             if is_lost or monotonic() - self._resolved_at >= _RESOLVE_SECONDS:
                 await self.refresh()
 
@@ -86,14 +110,17 @@ class Membership:
         await asyncio.gather(*map(self._resolve, self._addresses))
         self._resolved_at = monotonic()
         by_address = {target.address: target for address in self._addresses for target in self._found.get(address, ())}
-        for address in self._members.keys() - by_address.keys():
-            LOG.info("a Triton is gone", triton=address)
-            self._pool.remove(self._members.pop(address))
+        for address, (known, server) in [*self._members.items()]:
+            if address not in by_address or by_address[address].replaces(known, server):
+                LOG.info("a Triton is gone", triton=address)
+                del self._members[address]
+                self._pool.remove(server)
         for address, target in by_address.items():
             if address not in self._members:
                 LOG.info("a Triton is used", triton=address)
-                self._members[address] = self._connect(target)
-                self._pool.add(self._members[address])
+                server = self._connect(target)
+                self._members[address] = target, server
+                self._pool.add(server)
 
     async def _resolve(self, address: str) -> None:
         """Find the Tritons at an address; while there are none, the last ones stay, because the resolver may have failed."""

@@ -60,20 +60,20 @@ async def _read(server: TritonBackend, table: Table, models: Collection[str]) ->
     except GatewayError:  # it may restrict its statistics
         return True, {}
     known = {model: counters for model, counters in statistics.items() if model in models}
-    return True, dict(_exchange(table, server.address, known, asked_at))
+    return True, dict(_exchange(table, table.alias(server.address), known, asked_at))
 
 
 def _exchange(
-    table: Table, address: str, statistics: dict[str, ModelStatistics], asked_at: int
+    table: Table, triton: str, statistics: dict[str, ModelStatistics], asked_at: int
 ) -> Iterator[tuple[str, ModelStatistics]]:
     """Put statistics into this worker's row of the table; iterate over what each model has done since the last ones of any."""
-    read_at_column = table.column(f"{_READ_AT}:{address}")
+    read_at_column = table.gauge(f"{_READ_AT}:{triton}")
     read_at = table.values(read_at_column)
     newest = read_at.index(max(read_at))
     if read_at[newest] > asked_at:  # another scrape has overtaken this one
         return
     for model, now in statistics.items():
-        columns = [table.column(f"{_COUNTER}:{address}:{field}:{model}") for field in ModelStatistics._fields]
+        columns = [table.gauge(f"{_COUNTER}:{triton}:{field}:{model}") for field in ModelStatistics._fields]
         before = ModelStatistics(*(table.values(column)[newest] for column in columns))
         for column, value in zip(columns, now, strict=True):
             table.set(column, value)

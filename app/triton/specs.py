@@ -4,26 +4,39 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from time import monotonic
+from typing import NamedTuple
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.reference import split_reference
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.spec import ModelSpec, are_interchangeable, from_triton_config
 from app.resilience.single_flight import SingleFlight
 from app.triton.client import TritonClient
+from app.triton.status import ModelReplaced
 
-_KEEP_SECONDS = 60.0
+# Answers tell that a model has another version, and connections that Triton was restarted, but nothing tells that Triton has loaded
+# the same version with another config.
+_KEEP_SECONDS = 5.0
+
+
+class _Known(NamedTuple):
+    """What is known of a model."""
+
+    spec: ModelSpec
+    connection: int
+    """The connection to Triton over which its config came."""
+    until: float
+    """When to read it again, as `time.monotonic` counts."""
 
 
 class SpecCache:
-    """Specs of models by reference. They are read again after a minute, because a restart of Triton may change a model unnoticed.
+    """Specs of models by reference, read again every few seconds. No request waits for that; `confirm` tells whether its spec fits.
 
-    No request waits for that, and while Triton is not available what is known stays in use.
+    While Triton is not available what is known stays in use.
     """
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
-        self._specs: dict[str, tuple[ModelSpec, float]] = {}
-        """Spec of each model, and when to read it again."""
+        self._specs: dict[str, _Known] = {}
         self._had: set[str] = set()
         """Names of models that Triton had once, in any version."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
@@ -31,13 +44,15 @@ class SpecCache:
 
     def cached(self, model: str) -> ModelSpec | None:
         """Return the spec of a model, if it is known."""
-        spec, until = self._specs.get(model, (None, 0.0))
-        if spec is not None and monotonic() > until:
-            self._specs[model] = spec, monotonic() + _KEEP_SECONDS
+        known = self._specs.get(model)
+        if known is None:
+            return None
+        if monotonic() > known.until:
+            self._specs[model] = known._replace(until=monotonic() + _KEEP_SECONDS)
             task = asyncio.create_task(self._refresh(model))
             self._refreshing.add(task)
             task.add_done_callback(self._refreshing.discard)
-        return spec
+        return known.spec
 
     async def get(self, model: str) -> ModelSpec:
         """Return the spec of a model; read it if it is not known.
@@ -50,6 +65,25 @@ class SpecCache:
         """
         return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
 
+    async def confirm(self, spec: ModelSpec, version: str) -> None:
+        """Check that an answer is of the model that its request was made for; read the model's spec again if it may not be.
+
+        Args:
+            spec: The request was made with it.
+            version: The version that has answered.
+
+        Raises:
+            ModelReplaced: The answer is of another model.
+            GatewayError: As for `get`.
+        """
+        known = self._specs.get(spec.reference)
+        is_current = known is not None and known.connection == self._client.connection
+        own = known.spec if known is not None else spec
+        if not is_current or version != own.version:
+            own = await self._reading.run(spec.reference, lambda: self._read(spec.reference))
+        if own.version not in {"", version} or (own is not spec and not are_interchangeable(own, spec)):
+            raise ModelReplaced("the model is being replaced by another one")
+
     @property
     def models(self) -> Collection[str]:
         """Models whose spec is known."""
@@ -61,7 +95,8 @@ class SpecCache:
 
     def known(self, spec: ModelSpec) -> ModelSpec:
         """Return this Triton's own spec of a model; the given one if it is not known."""
-        return self._specs.get(spec.reference, (spec, 0.0))[0]
+        known = self._specs.get(spec.reference)
+        return spec if known is None else known.spec
 
     def has_had(self, model: str) -> bool:
         """Return whether Triton has, or had, a model of this name."""
@@ -74,7 +109,7 @@ class SpecCache:
     def expire(self, model: str) -> None:
         """Read the spec again, without having any request wait for it: Triton may have a newer version, which fails."""
         if model in self._specs:
-            self._specs[model] = self._specs[model][0], 0.0
+            self._specs[model] = self._specs[model]._replace(until=0.0)
 
     async def _refresh(self, model: str) -> None:
         try:
@@ -95,7 +130,9 @@ class SpecCache:
                 raise ModelNotReady("Triton could not load the model; its log says why") from error
             raise
         self._had.add(name)
-        self._specs[model] = spec, monotonic() + _KEEP_SECONDS
+        known = self.known(spec)
+        spec = known if known == spec else spec  # images go together if theirs is the same object
+        self._specs[model] = _Known(spec, self._client.connection, monotonic() + _KEEP_SECONDS)
         return spec
 
     async def _is_in_repository(self, name: str) -> bool:

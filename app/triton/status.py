@@ -29,6 +29,10 @@ class ModelDied(TritonUnavailable):
     """The process that runs the model has ended: Triton rejects every request for it, until it has started another one."""
 
 
+class ModelReplaced(ModelNotReady):
+    """The model was replaced by another one between the preparation of a request and its answer, which says nothing therefore."""
+
+
 class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 

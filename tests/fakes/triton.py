@@ -38,7 +38,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """Status and message for every question about the server and its models."""
         self.model_refusal: tuple[grpc.StatusCode, str] | None = None
         """The same for questions about a model only; the index lists what it always does."""
-        self.answer = messages.ModelInferResponse(model_name="tiny", model_version="1")
+        # Without a version, it gets that which was asked for, or the newest.
+        self.answer = messages.ModelInferResponse(model_name="tiny")
         self.config = CONFIG
         """Of every model, but for its name."""
         self.model_versions = ["1"]
@@ -103,7 +104,14 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
             await context.abort(grpc.StatusCode.NOT_FOUND, "Unable to find shared memory region: 'nereid'")
         if refusal:
             await context.abort(*refusal)
-        return self.answer
+        newest = max((version for version in self.model_versions if version.isdigit()), key=int, default="")
+        version = self.answer.model_version or request.model_version or newest
+        return messages.ModelInferResponse(
+            model_name=self.answer.model_name,
+            model_version=version,
+            outputs=self.answer.outputs,
+            raw_output_contents=self.answer.raw_output_contents,
+        )
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.registrations.append(request)
@@ -171,7 +179,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
 
 
 def infer_response(**outputs: NDArray[Any]) -> messages.ModelInferResponse:
-    response = messages.ModelInferResponse(model_name="tiny", model_version="1")
+    response = messages.ModelInferResponse(model_name="tiny")
     for name, tensor in outputs.items():
         response.outputs.add(name=name, datatype=np_to_triton_dtype(tensor.dtype), shape=tensor.shape)
         response.raw_output_contents.append(np.ascontiguousarray(tensor).tobytes())

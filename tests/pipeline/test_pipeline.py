@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from app.errors import (
     InvalidImage,
     InvalidModelOutput,
     InvalidParameter,
+    ModelNotReady,
     TritonUnavailable,
     UnknownModel,
 )
@@ -25,7 +27,8 @@ from app.main import create_app
 from app.pipeline import call as call_module
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline import preprocess
-from app.pipeline.call import Detections
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import CallContext, Detections
 from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
@@ -34,11 +37,11 @@ from app.telemetry.trace_context import TraceContext
 from app.triton import shared_memory
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, infer_response
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
 from tests.support import LIMITS, SCENE, eventually, finds, json, started
-from tests.world import World
+from tests.world import OPTIONS, World, open_world
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
 """Two rows in the 32 x 32 canvas, on which the image of 200 x 100 covers 32 x 16."""
@@ -79,7 +82,7 @@ async def world(world: World) -> World:
 
 async def test_an_image_becomes_detections(world: World) -> None:
     """Boxes are in pixels of the image and clipped to it, the best first; the model that answered is named."""
-    world.fake.answer.model_version = "7"
+    world.fake.model_versions = ["7"]
     found = await world.detect()
 
     assert found.boxes.tolist() == [[0, 0, 200, 100], [50, 50, 100, 100]]
@@ -87,6 +90,85 @@ async def test_an_image_becomes_detections(world: World) -> None:
     assert found.class_ids.tolist() == [0, 1]
     assert (found.width, found.height) == models.SIZE
     assert (found.spec.name, found.version) == ("tiny", "7")
+
+
+def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **config: Any) -> None:  # noqa: ANN401
+    """Replace the model by another one."""
+    fake.config = {**CONFIG, **config, "parameters": {"labels": {"string_value": labels}}}
+    fake.model_versions = [version]
+
+
+def named(found: Detections) -> tuple[str, list[str]]:
+    """Return the version that answered, and the names of what was found."""
+    return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
+
+
+async def test_an_answer_has_the_labels_of_the_version_that_gave_it(world: World) -> None:
+    """Also the first one after the model was replaced; what the old version was asked for is asked of the new one."""
+    replace(world.fake, "1", "old,old")
+    assert named(await world.detect()) == ("1", ["old", "old"])
+    replace(world.fake)
+
+    assert named(await world.detect()) == ("2", ["new", "other"])
+    assert len(world.fake.requests) == 3
+    assert named(await world.detect()) == ("2", ["new", "other"])
+    assert len(world.fake.requests) == 4
+
+
+async def test_a_version_with_the_same_labels_is_not_asked_twice(world: World) -> None:
+    await world.detect()
+    world.fake.model_versions = ["2"]
+
+    assert (await world.detect()).version == "2"
+    assert len(world.fake.requests) == 2
+
+
+async def test_a_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
+    """It rejects an image for the old one."""
+    await world.detect()
+    replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
+    world.fake.next_refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input")]
+
+    assert named(await world.detect()) == ("2", ["new", "other"])
+    assert [list(request.inputs[0].shape) for request in world.fake.requests][1:] == [[32, 32, 3], [64, 64, 3]]
+
+
+async def test_a_triton_that_was_restarted_may_have_other_labels_under_the_same_version() -> None:
+    old, new = FakeTriton(), FakeTriton()
+    for fake, labels in ((old, "old,old"), (new, "new,other")):
+        fake.answer = infer_response(output0=TABLE)
+        replace(fake, "1", labels)
+    async with AsyncExitStack() as running:
+        port = await running.enter_async_context(serving(old))
+        async with open_world(old) as world:
+            assert named(await world.detect()) == ("1", ["old", "old"])
+            await running.aclose()
+            async with serving(new, port):
+                assert await eventually(lambda: world.client.connection == 2)
+
+                assert named(await world.detect()) == ("1", ["new", "other"])
+
+
+async def test_an_image_of_a_batch_is_detected_anew(world: World) -> None:
+    replace(world.fake, "1", "old,old")
+    await world.detect()
+    call = CallContext(Deadline.after(30), Timing(), "abc")
+    batch = await BatchRequest.open(world.pipeline, [SCENE], OPTIONS, call)
+    replace(world.fake)
+    async with batch.run(lambda _, found, __: found) as results:
+        (found,) = [await result for result in results]
+
+    assert isinstance(found, Detections)
+    assert named(found) == ("2", ["new", "other"])
+
+
+async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) -> None:
+    await world.detect()
+    world.fake.answer.model_version = "2"
+    with pytest.raises(ModelNotReady, match="being replaced"):
+        await world.detect()
+
+    assert len(world.fake.requests) == 4
 
 
 async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(world: World) -> None:

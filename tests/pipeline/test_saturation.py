@@ -11,10 +11,13 @@ from app.pipeline.saturation import sample
 from app.resilience.admission import Share
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
+from app.triton.backend import TritonBackend
+from app.triton.client import TritonClient
 from tests.fakes.triton import FakeTriton
-from tests.world import World
+from tests.world import Time, World
 
 
 async def noop() -> None: ...
@@ -83,3 +86,31 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
         limits = shown(metrics, "api_reserved_bytes_limit", "purpose")
         assert (limits["images"], limits["batches"]) == (1000, 500)
         reservation.release()
+
+
+async def test_tritons_that_come_and_go_leave_room_for_admission(
+    table: WorkerTable, metrics: Metrics, world: World, decode_threads: DecodeThreads, time: Time
+) -> None:
+    """Pods of another address each, for a day, with many models: requests are admitted to one more model, all metrics shown."""
+    (stays,) = world.pool.servers
+    for pod in range(150):
+        server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"))
+        server.new_images = 100
+        for model in range(150):
+            server.model(f"model-{model}")
+        world.pool.add(server)
+        sample(metrics, world.admission, world.pool, decode_threads, {})
+        world.pool.remove(server)
+        await world.pool.refresh()
+        sample(metrics, world.admission, world.pool, decode_threads, {})
+        await time.skip(601)
+    queue = ModelQueue(table, "new", 10, 1.0)
+    permits = [await queue.admit("", 1.0, Deadline.after(60)) for _ in range(10)]
+    stays.new_images = 3
+    sample(metrics, world.admission, world.pool, decode_threads, {})
+
+    assert queue.in_progress == 10
+    assert len(shown(metrics, "api_triton_images")) < 5
+    assert shown(metrics, "api_triton_images")[stays.address] == 3
+    for permit in permits:
+        permit.release()

@@ -17,9 +17,10 @@ DEADLINE = 2 * TARGET
 class Model:
     """A simulated model: instances that each process batches of up to so many images in a fixed time."""
 
-    def __init__(self, instances: int, batch: int, seconds: float) -> None:
+    def __init__(self, instances: int, batch: int, seconds: float, deadline: float = DEADLINE) -> None:
         self.seconds = seconds
         self._batch = batch
+        self._deadline = deadline
         self._starts = [-seconds] * instances
         """When the batch of each instance that was filled last starts."""
         self._images = [batch] * instances
@@ -28,8 +29,8 @@ class Model:
         """Add one image now; return when its batch ends, or when it is dropped because that would not start in time."""
         at = min(range(len(self._starts)), key=lambda index: self._next_start(index, now))
         start = self._next_start(at, now)
-        if start - now >= DEADLINE:
-            return now + DEADLINE
+        if start - now >= self._deadline:
+            return now + self._deadline
         self._images[at] = self._images[at] + 1 if start == self._starts[at] else 1
         self._starts[at] = start
         return start + self.seconds

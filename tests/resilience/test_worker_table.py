@@ -10,6 +10,7 @@ import pytest
 
 from app.resilience import worker_table
 from app.resilience.worker_table import TableView, WorkerTable
+from tests.fakes.clock import Clock
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
 # A worker: it counts five requests, says so, and lives until its stdin is closed.
@@ -136,23 +137,23 @@ def test_many_models_do_not_share_counters(table: WorkerTable) -> None:
 
 def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
     first, second = open_table(), open_table()
-    before = first.keys()
-    first.column("größe")
-    second.column("b")
+    first.gauge("größe")
+    second.gauge("b")
     second.counter("b")
+    second.column("c")
 
-    assert first.keys()[len(before) :] == second.keys()[len(before) :] == ["größe", "b"]
+    assert first.gauges() == second.gauges() == ["größe", "b"]
     assert first.counters() == second.counters() == ["b"]
-    assert first.counter("b") == second.counter("b") != first.column("b")
+    assert len({first.counter("b"), second.counter("b"), first.gauge("b"), first.column("b")}) == 3
 
 
 def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
     """They are not known by name, but what is counted there disturbs no other key."""
     longest, longer = "x" * 384, "x" * 385
 
-    assert table.column(longer) == table.column("y" * 1000) != table.column(longest)
-    assert longest in set(table.keys())
-    assert longer not in set(table.keys())
+    longest = longest.removeprefix("x" * len("gauge "))
+    assert table.gauge(longer) == table.column("y" * 1000) != table.gauge(longest)
+    assert table.gauges() == [longest]
 
 
 def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
@@ -160,7 +161,84 @@ def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
 
     assert len(set(columns)) == 16_384
     assert set(columns[16_383:]) == {16_383}
-    assert len(table.keys()) == 16_383
+
+
+def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
+    metrics = [table.gauge(str(number)) for number in range(7_000)] + [table.counter(str(number)) for number in range(7_000)]
+    columns = [table.column(str(number)) for number in range(4_000)]
+
+    assert len(set(metrics)) < 14_000
+    assert not set(columns) & set(metrics)
+    assert len(set(columns)) == 4_000
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch, "app.resilience.worker_table")
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_alias_is_the_same_in_all_workers(open_table: OpenTable) -> None:
+    first, second = open_table(), open_table()
+    a, b = first.alias("a"), second.alias("b")
+
+    assert a == second.alias("a") != b == first.alias("b")
+    assert first.aliases() == second.aliases()
+    assert (first.aliases()[a], first.aliases()[b]) == ("a", "b")
+
+
+def test_the_columns_of_a_name_that_has_gone_are_used_again(open_table: OpenTable, clock: Clock) -> None:
+    """What was counted can still be read for ten minutes; then it is no more, in no worker."""
+    first, second = open_table(), open_table()
+    for worker in (first, second):
+        worker.add(worker.counter(f"calls {worker.alias('a')}"), 5)
+    gone = first.alias("a")
+    for worker in (first, second):
+        worker.keep_aliases(["b"])
+    assert second.alias("b") != gone
+    assert second.total_ever(second.counter(f"calls {gone}")) == 10
+    clock.now += 601
+    assert first.alias("c") == second.alias("c") == gone
+
+    assert second.aliases()[gone] == "c"
+    assert second.total_ever(second.counter(f"calls {gone}")) == 0
+
+
+def test_a_name_that_comes_back_goes_on(open_table: OpenTable, clock: Clock) -> None:
+    own = open_table()
+    alias = own.alias("a")
+    own.add(own.counter(f"calls {alias}"), 5)
+    own.keep_aliases([])
+    clock.now += 601
+
+    assert own.alias("a") == alias
+    assert own.total_ever(own.counter(f"calls {alias}")) == 5
+
+
+def test_the_columns_of_a_name_that_another_worker_uses_stay(open_table: OpenTable, clock: Clock) -> None:
+    """It may not have noticed yet that the name has gone; one that was killed will not."""
+    own, late = open_table(), WorkerTable()
+    alias = late.alias("a")
+    assert own.alias("a") == alias
+    own.keep_aliases([])
+    clock.now += 10_000
+    late.add(late.counter(f"calls {alias}"), 1)
+    assert own.alias("b") != alias
+    assert own.total_ever(own.counter(f"calls {alias}")) == 1
+    late.close()
+
+    assert own.alias("c") == alias
+
+
+@pytest.mark.usefixtures("clock")
+def test_more_names_than_aliases(table: WorkerTable) -> None:
+    """Those that find none share one that has no name; once others are gone, their aliases are taken at once."""
+    aliases = [table.alias(str(number)) for number in range(300)]
+    assert len(set(aliases)) == 256
+    assert table.aliases()[aliases[299]] == ""
+    table.keep_aliases({"299"})
+
+    assert table.alias("300") in set(aliases[:255])
 
 
 def test_counters_of_killed_workers_count(open_table: OpenTable) -> None:

@@ -1,18 +1,23 @@
 """Versions of a model in a real Triton: each request gets the one it asks for, also among many for others."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
+from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
+from app.host.ports import find_free
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.scrape import scrape
-from tests.support import SCENE, json, sample_image, started
+from tests.support import SCENE, eventually, json, sample_image, started
 
 REQUESTS = 24
 SCORES = {"1": [0.9, 0.8], "2": [0.6, 0.5]}
@@ -67,6 +72,52 @@ async def test_the_newest_version_is_one_model_with_or_without_its_number(one_by
     assert samples['api_inference_batch_size_sum{model="two_versions"}'] == REQUESTS
     assert samples['api_inference_batch_size_count{model="two_versions"}'] < REQUESTS
     assert not [name for name in samples if "two_versions:2" in name]
+
+
+@pytest.fixture
+def loading_triton(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings for a Triton that looks for changes of its models each second; of `two_versions` it has the first one."""
+    repository = tmp_path / "repository"
+    shutil.copytree(Path(settings.model_repository) / "two_versions", repository / "two_versions")
+    (repository / "two_versions" / "2").rename(tmp_path / "2")
+    config = repository / "two_versions" / "config.pbtxt"
+    config.write_text(config.read_text().replace("version_policy { all {} }", ""))
+
+    def command_of_it(settings: Settings, links: Path) -> list[str]:
+        line = [option.replace("control-mode=none", "control-mode=poll") for option in command(settings, links)]
+        return [*line, "--repository-poll-secs=1"]
+
+    monkeypatch.setattr("app.embedded.server.command", command_of_it)
+    http, grpc, metrics = find_free(3)
+    ports = {"triton_http_port": http, "triton_grpc_port": grpc, "triton_metrics_port": metrics}
+    own = msgspec.structs.replace(settings, **ports, model_repository=str(repository), model="two_versions", workers=1)
+    server = EmbeddedTriton(own)
+    server.start()
+    yield own
+    server.stop()
+
+
+@pytest.mark.system
+async def test_no_answer_mixes_versions_while_a_new_one_is_loaded(loading_triton: Settings, tmp_path: Path) -> None:
+    """It has other labels. Each answer has the version, labels and scores of one of them, and none fails."""
+    folder = Path(loading_triton.model_repository) / "two_versions"
+    answers = Counter[tuple[str, tuple[str, ...], float]]()
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        while not any(version == "2" for version, _, _ in answers) or answers.total() < REQUESTS:
+            document = json(await client.post("/predict/two_versions", content=SCENE))
+            found = document["detections"]
+            answers[document["model"]["version"], tuple(one["class_name"] for one in found), found[0]["confidence"]] += 1
+
+    async with started(create_app(loading_triton)) as client:
+        asking = asyncio.gather(*(ask(client) for _ in range(4)))
+        assert await eventually(lambda: answers.total() > 0)
+        config = folder / "config.pbtxt"
+        config.write_text(config.read_text().replace("red", "rouge").replace("blue", "bleu"))
+        (tmp_path / "2").rename(folder / "2")
+        await asking
+
+    assert answers.keys() == {("1", ("red", "blue"), 0.9), ("2", ("rouge", "bleu"), 0.6)}
 
 
 async def test_a_version_that_is_not_there_names_those_that_are(client: httpx.AsyncClient) -> None:

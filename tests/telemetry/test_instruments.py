@@ -17,7 +17,7 @@ def tables(open_table: OpenTable) -> list[WorkerTable]:
 
 def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict[str, float]:
     """Return the samples of a metric, by name and labels as Prometheus writes them."""
-    family = instrument.collect(read_names(table.keys() if isinstance(instrument, Gauge) else table.counters()))
+    family = instrument.collect(read_names(table.gauges() if isinstance(instrument, Gauge) else table.counters()))
     return {
         sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for sample in family.samples

@@ -28,6 +28,7 @@ from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import Arena
 from app.triton.status import Disconnected, Unanswered, Unreachable
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
+from tests.faults.relay import relay
 from tests.support import eventually, free_port
 
 IMAGE = np.zeros(SPEC.image_shape, np.uint8)
@@ -520,3 +521,17 @@ async def test_inferences_take_turns_on_the_connections(connections: int) -> Non
 
     assert len(set(fake.peers)) == connections
     assert fake.peers[:connections] == fake.peers[connections:]
+
+
+@pytest.mark.faults
+async def test_a_connection_may_take_as_long_as_a_lost_packet_delays_it() -> None:
+    """TCP sends the first packet again after a second; here, each connection is answered that late."""
+
+    async def answer_late(*here: Any) -> None:  # noqa: ANN401
+        await asyncio.sleep(1.5)
+        await relay(here, await asyncio.open_connection("127.0.0.1", port))
+
+    async with serving(FakeTriton()) as port, await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
+        client = TritonClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert await eventually(lambda: client.server is not None)
+        await client.close()

@@ -102,6 +102,20 @@ async def test_the_address_of_a_name_is_certified_by_that_name(authority: trustm
         await client.close()
 
 
+@pytest.mark.parametrize("named", ["gpu.example.org", "other.example.org"])
+async def test_a_name_that_was_resolved_is_the_one_that_must_be_certified(authority: trustme.CA, ca_file: str, named: str) -> None:
+    async with serving(FakeTriton(), tls=server_tls(authority, named)) as port:
+        client = TritonClient(f"gpu.example.org:{port}", credentials=load((ca_file, "", "")), ips=["127.0.0.1"])
+        try:
+            if named == "gpu.example.org":
+                assert await client.read_server() == ServerInfo("2.51.0")
+            else:
+                with pytest.raises(TritonUnavailable):
+                    await client.read_server()
+        finally:
+            await client.close()
+
+
 async def test_nothing_is_sent_unencrypted(authority: trustme.CA, ca_file: str) -> None:
     fake = FakeTriton()
     async with serving(fake) as port:

@@ -61,17 +61,73 @@ async def pool() -> AsyncIterator[TritonPool]:
 
 
 def connect(target: Target) -> TritonBackend:
-    return TritonBackend(TritonClient(target.address, host=target.host))
+    return TritonBackend(TritonClient(target.address, host=target.host, ips=target.ips))
 
 
 def addresses(pool: TritonPool) -> list[str]:
     return [server.address for server in pool.servers]
 
 
-async def test_an_address_is_one_triton(names: Names) -> None:
-    """Resolving its host is left to gRPC."""
-    assert await resolve("triton.example.org:8001") == [Target("triton.example.org:8001")]
+@pytest.mark.parametrize("address", ["192.0.2.1:8001", "[2001:db8::7]:8001"])
+async def test_an_ip_address_is_one_triton(names: Names, address: str) -> None:
+    assert await resolve(address) == [Target(address)]
     assert names.asked == 0
+
+
+async def test_the_addresses_of_a_name_are_one_triton(names: Names) -> None:
+    """In the order that the resolver prefers; only after `dns:///` each is a Triton."""
+    names.addresses["gpu"] = ["2001:db8::7", "192.0.2.1", "2001:db8::7"]
+
+    assert await resolve("gpu:8001") == [Target("gpu:8001", ips=("2001:db8::7", "192.0.2.1"))]
+
+
+async def test_the_first_address_of_a_name_that_answers_is_used(names: Names, pool: TritonPool) -> None:
+    names.addresses["gpu"] = ["::1", "127.0.0.1"]
+    async with serving(FakeTriton()) as port:
+        await Membership(pool, [f"gpu:{port}"], connect).refresh()
+        (server,) = pool.servers
+
+        assert server.address == f"gpu:{port}"
+        assert await eventually(lambda: server.client.server is not None)
+
+
+async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within seconds, also if there was no such name for a while."""
+    monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
+    async with serving(FakeTriton()) as port:
+        membership = Membership(pool, [f"gpu:{port}"], connect)
+        await membership.refresh()
+        assert pool.servers == []
+        running = asyncio.create_task(membership.run())
+        names.addresses["gpu"] = ["127.0.0.9"]
+        assert await eventually(lambda: len(pool.servers) == 1)
+        del names.addresses["gpu"]
+        asked = names.asked
+        assert await eventually(lambda: names.asked > asked + 2)
+        names.addresses["gpu"] = ["127.0.0.1"]
+
+        assert await eventually(lambda: pool.servers[0].client.server is not None)
+        assert addresses(pool) == [f"gpu:{port}"]
+        running.cancel()
+
+
+async def test_a_triton_that_answers_stays_while_its_name_has_its_address(names: Names, pool: TritonPool) -> None:
+    """Resolvers tell the addresses of a name in any order, and not always all of them."""
+    names.addresses["gpu"] = ["127.0.0.1", "192.0.2.1"]
+    async with serving(FakeTriton()) as port:
+        membership = Membership(pool, [f"gpu:{port}"], connect)
+        await membership.refresh()
+        (server,) = pool.servers
+        assert await eventually(lambda: server.client.server is not None)
+        for found in (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"], ["192.0.2.1", "192.0.2.2"]):
+            names.addresses["gpu"] = found
+            await membership.refresh()
+            assert pool.servers == [server]
+        names.addresses["gpu"] = ["192.0.2.3"]
+        await membership.refresh()
+
+        assert pool.leaving == [server]
+        assert addresses(pool) == [f"gpu:{port}"]
 
 
 async def test_a_name_is_as_many_tritons_as_it_has_addresses(names: Names) -> None:
