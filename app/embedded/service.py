@@ -1,5 +1,6 @@
 """Restart a program when it ends or fails."""
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Protocol
@@ -85,6 +86,7 @@ class Service:
         self._was_ready = is_ready
         self._failed_starts = 0
         self._ends: list[float] = []
+        self._defect_at = -math.inf
         self._start_at: float | None = None if is_ready else monotonic()
         self._started_at = monotonic()
 
@@ -114,7 +116,8 @@ class Service:
 
     def note_defect(self, reason: str) -> None:
         """Restart the program because of what others have found, but once a minute at most: meanwhile the rest of it works."""
-        if self.is_ready and not any(monotonic() - end < _MEMORY_SECONDS for end in self._ends):
+        if self.is_ready and monotonic() - self._defect_at >= _MEMORY_SECONDS:
+            self._defect_at = monotonic()
             self._restart(f"does not work ({reason})", 1)
 
     def close(self) -> None:
