@@ -24,6 +24,11 @@ from app.api.receiving.intake import DeferredParameters, Pairs
 from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead, DetectionHead, Task
 
+P = TypeVar("P", bound=Parameters)
+
+Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
+"""Makes the response, or raises a GatewayError."""
+
 
 def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
     return {200: ResponseSpec(kind, description=description, generate_examples=False), **PROBLEMS}
@@ -67,10 +72,6 @@ async def predict(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 
 
 ROUTES = [detect, classify, predict]
-P = TypeVar("P", bound=Parameters)
-
-Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
-"""Makes the response, or raises a GatewayError."""
 
 
 def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:

@@ -10,8 +10,11 @@ from litestar.types import Receive, Scope, Send
 from app.api.context import RequestContext, context_of
 from app.resilience.memory import MemoryBudget
 
-VARY = b"vary", b"Accept"
+Header = tuple[bytes, bytes]
+
+VARY: Header = b"vary", b"Accept"
 """The `Vary` header of responses that depend on `Accept`."""
+_CHUNK_BYTES = 1 << 18
 
 
 class JsonResponse(ASGIResponse):
@@ -29,9 +32,6 @@ class JsonResponse(ASGIResponse):
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body)), VARY]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
-
-
-_CHUNK_BYTES = 1 << 18
 
 
 class LargeResponse(ASGIResponse):
@@ -75,9 +75,6 @@ class LargeResponse(ASGIResponse):
                     await send({"type": "http.response.body", "body": chunk, "more_body": left > len(chunk)})
                     left -= len(chunk)
         context.is_client_gone = left > 0
-
-
-Header = tuple[bytes, bytes]
 
 
 class FileResponse:

@@ -16,6 +16,8 @@ _MAX_CHUNKS = 64
 _COUNT_BYTES = 1 << 16
 # Waiting for a disconnect needs a task, so short requests are not watched.
 _CHECK_SECONDS = 0.25
+_DRAIN_SECONDS = 2.0
+_ANONYMOUS_BYTES = 1 << 20
 
 
 class BodyLimits(NamedTuple):
@@ -118,10 +120,6 @@ class ClientWatch(Interruption):
 def body_too_large(max_bytes: int) -> BodyTooLarge:
     """Return the error for a body above the limit."""
     return BodyTooLarge(f"the limit is {round(max_bytes / 2**20, 3):g} MiB")
-
-
-_DRAIN_SECONDS = 2.0
-_ANONYMOUS_BYTES = 1 << 20
 
 
 def has_body(headers: Mapping[bytes, bytes]) -> bool:

@@ -15,6 +15,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COUNTED_BYTES = 1 << 20
 # Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
 _PER_ESCAPE = 16
+_SPACES = b" \t\r\n"
+_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
+
+T = TypeVar("T")
 
 
 def view_document(data: bytes) -> memoryview:
@@ -29,10 +33,6 @@ def view_document(data: bytes) -> memoryview:
         if escapes > len(data) / _PER_ESCAPE:
             raise MalformedRequest("the JSON has too many escaped characters; base64 needs none but for line breaks")
     return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
-
-
-_SPACES = b" \t\r\n"
-_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 
 def decode_base64(encoded: str) -> bytes:
@@ -57,9 +57,6 @@ def decode_base64(encoded: str) -> bytes:
         return a2b_base64(text, strict_mode=True)
     except ValueError as error:  # not ASCII, or not base64
         raise MalformedRequest('"image" is not base64') from error
-
-
-T = TypeVar("T")
 
 
 def decode(data: bytes, content_type: str, kind: type[T], example: str) -> T:
