@@ -32,6 +32,7 @@ GatewayError
 `detail` is sent to the caller: it never contains a path, a traceback or another program's message.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -85,6 +86,8 @@ class Forbidden(GatewayError):
 
 class UnknownModel(GatewayError):
     status, code, title = 404, "unknown_model", "There is no such model"
+    models: Sequence[str] = ()
+    """Those that are ready, if that is known."""
 
 
 class UnknownVersion(GatewayError):

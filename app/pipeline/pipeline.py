@@ -95,6 +95,7 @@ class Pipeline:
         self.limits = limits
         self.tritons = calls.pool
         self.default_model, self._task_models, self.pullable = models
+        self._default_names = {self.default_model, *self._task_models.values()}
         self._transport = calls.pool.transport
         self._workspace = Workspace(limits.pixels, admission.memory, self._transport)
         self._metrics = calls.metrics
@@ -132,8 +133,7 @@ class Pipeline:
 
     def is_known(self, model: str) -> bool:
         """Return whether this is the name of a model, in any version, and not just a word of the caller's."""
-        names = {self.default_model, *self._task_models.values()}
-        return model in names or model in self.pullable or self.tritons.has_had(model)
+        return model in self._default_names or model in self.pullable or self.tritons.has_had(model)
 
     async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
         """Run something that would block the event loop, such as parsing a large body, where images are decoded.
@@ -159,7 +159,15 @@ class Pipeline:
         Raises:
             GatewayError: There is no such model, or it cannot be used.
         """
-        return await self.tritons.spec(model)
+        try:
+            return await self.tritons.spec(model)
+        except UnknownModel as error:
+            name, detail = split_reference(model)[0], ""
+            if name in self._default_names:
+                detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
+            if name in self.pullable:
+                detail += f"; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
+            raise UnknownModel(f"Triton does not have {name}{detail}" if detail else error.detail) from None
 
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return a model's spec, and have slots for its images.
@@ -172,16 +180,10 @@ class Pipeline:
             return spec
         try:
             async with asyncio.timeout(deadline.remaining):
-                spec = await self.tritons.spec(model)
+                spec = await self.spec(model)
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
-        except UnknownModel:
-            if (name := split_reference(model)[0]) in self.pullable:
-                raise UnknownModel(
-                    f"Triton does not have {name}; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
-                ) from None
-            raise
         return spec
 
     def sample(self) -> None:

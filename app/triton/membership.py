@@ -4,9 +4,9 @@ Names are resolved here and not by gRPC, which does so again only after half a m
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 from time import monotonic
 from typing import NamedTuple
 
@@ -62,13 +62,7 @@ async def resolve(address: str) -> list[Target]:
 
 def _has_name(address: str) -> bool:
     """Return whether the host of an address is a name, and not an IP address."""
-    if address.startswith(DNS_PREFIX):
-        return True
-    try:
-        ip_address(address.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return True
-    return False
+    return not re.fullmatch(r"(\[.*\]|[0-9.]+):[0-9]+", address)
 
 
 Connect = Callable[[Target], TritonBackend]

@@ -3,19 +3,23 @@
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress
+from copy import copy
 from time import monotonic
 from typing import NamedTuple
 
-from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec, are_interchangeable, from_triton_config
 from app.resilience.single_flight import SingleFlight
 from app.triton.client import TritonClient
+from app.triton.server_info import ModelState
 from app.triton.status import ModelReplaced
 
 # Answers tell that a model has another version, and connections that Triton was restarted, but nothing tells that Triton has loaded
 # the same version with another config.
 _KEEP_SECONDS = 5.0
+# Whoever asks for a model that is not there again and again costs Triton nothing meanwhile.
+_ABSENT_SECONDS, _MAX_ABSENT = 1.0, 1000
 
 
 class _Known(NamedTuple):
@@ -37,6 +41,8 @@ class SpecCache:
     def __init__(self, client: TritonClient) -> None:
         self._client = client
         self._specs: dict[str, _Known] = {}
+        self._absent: dict[str, tuple[GatewayError, float]] = {}
+        """Errors of models that are not there, and until when they need not be asked for again."""
         self._had: set[str] = set()
         """Names of models that Triton had once, in any version."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
@@ -63,7 +69,19 @@ class SpecCache:
             UnknownVersion: The model is there in other versions only.
             UnsupportedModel: No adapter fits the model.
         """
-        return self.cached(model) or await self._reading.run(model, lambda: self._read(model))
+        spec = self.cached(model)
+        if spec is not None:
+            return spec
+        absent, until = self._absent.get(model, (None, 0.0))
+        if absent is not None and monotonic() < until:
+            raise copy(absent)
+        try:
+            return await self._reading.run(model, lambda: self._read(model))
+        except (UnknownModel, UnknownVersion) as error:
+            if len(self._absent) >= _MAX_ABSENT:
+                self._absent.clear()
+            self._absent[model] = copy(error), monotonic() + _ABSENT_SECONDS
+            raise
 
     async def confirm(self, spec: ModelSpec, version: str) -> None:
         """Check that an answer is of the model that its request was made for; read the model's spec again if it may not be.
@@ -126,8 +144,10 @@ class SpecCache:
         except UnknownModel as error:
             if name in self._had:
                 raise ModelNotReady("the model is not loaded any more") from error
-            if await self._is_in_repository(name):
+            states = await self._list_models()
+            if name in states:
                 raise ModelNotReady("Triton could not load the model; its log says why") from error
+            error.models = sorted(other for other, state in states.items() if state.is_ready)
             raise
         self._had.add(name)
         known = self.known(spec)
@@ -135,7 +155,7 @@ class SpecCache:
         self._specs[model] = _Known(spec, self._client.connection, monotonic() + _KEEP_SECONDS)
         return spec
 
-    async def _is_in_repository(self, name: str) -> bool:
+    async def _list_models(self) -> dict[str, ModelState]:
         with suppress(GatewayError):  # Triton may not tell
-            return name in await self._client.list_models()
-        return False
+            return await self._client.list_models()
+        return {}

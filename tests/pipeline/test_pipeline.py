@@ -393,6 +393,16 @@ async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, d
     assert ("restart Triton" in caught.value.detail) is (model == "listed")
 
 
+async def test_a_default_model_that_is_not_there_names_those_that_are(world: World) -> None:
+    """Its name may be mistyped in the settings."""
+    world.fake.index = [("yolo", "1", "READY", ""), ("other", "1", "READY", ""), ("broken", "1", "UNAVAILABLE", "no weights")]
+    world.fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    with pytest.raises(UnknownModel, match=r"^Triton does not have tiny, a default model of the settings; it has other, yolo$"):
+        await world.detect()
+    with pytest.raises(UnknownModel, match=r"^there is no such model$"):
+        await world.detect(model="another")
+
+
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:

@@ -234,11 +234,12 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every few seconds, if another Triton has it: it may have been loaded."""
-    clock = Clock(monkeypatch, "app.triton.endpoint")
+    clock = Clock(monkeypatch, "app.triton.endpoint", "app.triton.specs")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     with pytest.raises(UnknownModel):  # once that has been heard, too, nobody is asking
         await two.servers[1].specs.get("tiny")
+    clock.now += 1
     asked = two.fakes[1].config_reads
     await two.pool.refresh()
     assert await eventually(lambda: two.fakes[1].config_reads == asked + 1)

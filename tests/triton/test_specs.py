@@ -68,7 +68,7 @@ async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
     assert (cache.has("tiny"), cache.has("tiny:1"), cache.has("tiny:2")) == (True, False, True)
 
 
-async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake) -> None:
+async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Clock) -> None:
     """The model is still there. If it has gone, too, it is not ready, whichever version was asked for."""
     fake, client = fake_triton
     fake.model_versions = ["1", "2"]
@@ -80,6 +80,7 @@ async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake) -> None:
         await cache.get("tiny:1")
     assert cache.has_had("tiny")
     fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+    clock.now += 1
 
     for reference in ("tiny", "tiny:1", "tiny:9"):
         with pytest.raises(ModelNotReady, match="not loaded any more"):
@@ -305,7 +306,39 @@ async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
     assert fake.config_reads == 3
 
 
-async def test_a_failure_is_not_kept(fake_triton: Fake) -> None:
+async def test_a_model_that_is_not_there_is_asked_for_once_a_second(fake_triton: Fake, clock: Clock) -> None:
+    """Also a version; many names take little memory."""
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    for reads in (1, 2):
+        for _ in range(20):
+            with pytest.raises(UnknownModel):
+                await cache.get("nobody")
+        assert fake.config_reads == reads
+        clock.now += 1
+    fake.model_refusal = None
+    for _ in range(20):
+        with pytest.raises(UnknownVersion):
+            await cache.get("tiny:9")
+    assert fake.config_reads == 3
+    assert (await cache.get("nobody")).name == "nobody"
+
+
+async def test_what_is_known_of_models_that_are_not_there_is_bounded(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.triton.specs._MAX_ABSENT", 3)
+    fake, client = fake_triton
+    cache = SpecCache(client)
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    for name in ("k", "l", "m", "n", "k"):
+        with pytest.raises(UnknownModel):
+            await cache.get(name)
+
+    assert fake.config_reads == 5
+
+
+async def test_a_failure_is_not_kept(fake_triton: Fake, clock: Clock) -> None:
+    """But for a second, if there is no such model."""
     fake, client = fake_triton
     cache = SpecCache(client)
     for status, text, expected in (
@@ -315,6 +348,7 @@ async def test_a_failure_is_not_kept(fake_triton: Fake) -> None:
         fake.query_refusal = status, text
         with pytest.raises(expected):
             await cache.get("tiny")
+        clock.now += 1
     fake.query_refusal = None
 
     assert (await cache.get("tiny")).name == "tiny"

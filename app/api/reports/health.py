@@ -61,16 +61,19 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 
 
 @get("/ready", summary="The default model is ready, and on what that depends", responses=_REPORTED_NOT_READY)
-async def ready(worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
+async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
-    servers = await server_health.examine(worker.tritons, worker.pipeline.default_model)
+    context = context_of(request.scope)
+    servers, _ = await asyncio.gather(
+        server_health.examine(worker.tritons, worker.pipeline.default_model), _spec(worker.pipeline, context)
+    )
     triton_health = server_health.summarize(servers, is_usable=True)
     is_ready = not worker.is_draining and triton_health.status == "ready"
     report = ReadinessReport(
         "ready" if is_ready else "not_ready",
         __version__,
         API_VERSION,
-        server_health.to_services(servers, triton_health),
+        server_health.to_services(servers, triton_health, context.log_fields.get("detail")),
         _resources(),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
@@ -79,11 +82,11 @@ async def ready(worker: NamedDependency[WorkerResources]) -> Response[ReadinessR
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
 async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    pipeline = worker.pipeline
+    pipeline, context = worker.pipeline, context_of(request.scope)
     gpus, servers, spec = await asyncio.gather(
         read_gpus(worker.deployment.triton_metrics_urls),
         server_health.examine(worker.tritons, pipeline.default_model),
-        _spec(pipeline, context_of(request.scope)),
+        _spec(pipeline, context),
     )
     triton_health = server_health.summarize(servers, is_usable=spec is not None)
     is_ready = triton_health.status == "ready"
@@ -101,7 +104,7 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         performance=Performance(round(sum(workers_mb), 1), _optimizations(pipeline)),
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
         api_version=API_VERSION,
-        services=server_health.to_services(servers, triton_health),
+        services=server_health.to_services(servers, triton_health, context.log_fields.get("detail")),
         resources=_resources(),
         workers=Workers(len(worker.metrics.table.rows()), worker.deployment.workers),
         refused_files=worker.metrics.refused(),

@@ -40,15 +40,17 @@ def summarize(servers: Sequence[ServerHealth], *, is_usable: bool) -> TritonHeal
     return TritonHealth(status, best.version, best.latency_ms, models)
 
 
-def to_services(servers: Sequence[ServerHealth], triton: TritonHealth) -> Services:
+def to_services(servers: Sequence[ServerHealth], triton: TritonHealth, reason: object) -> Services:
     """Report whether any Triton responds.
 
     Args:
         servers: The result of `examine`.
         triton: The result of `summarize`.
+        reason: Why the default model cannot be used; None if it can.
     """
+    detail = str(reason) if reason and triton.status == "not_ready" else triton.status
     url = ",".join(server.address for server in servers)
-    return Services(TritonService(triton.status != "unreachable", triton.status, url))
+    return Services(TritonService(triton.status != "unreachable", detail, url))
 
 
 async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: float) -> ServerHealth:

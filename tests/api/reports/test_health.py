@@ -12,7 +12,7 @@ import httpx
 import pytest
 from structlog.testing import CapturedCall
 
-from app import __version__
+from app import __version__, main
 from app.api import application, middleware
 from app.api.admission import keys
 from app.host import cores
@@ -25,7 +25,7 @@ from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.scrape import read_samples
-from tests.support import DEPLOYMENT, METRICS, captured_log, eventually, json, started
+from tests.support import DEPLOYMENT, METRICS, SCENE, captured_log, eventually, json, started
 from tests.world import open_world, time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
@@ -56,6 +56,24 @@ async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
     assert response.headers["retry-after"] == "1"
     fake.is_model_ready = True
     assert json(await client.get("/readyz")) == {"status": "ready"}
+
+
+async def test_a_default_model_that_triton_does_not_have_is_told_of(
+    log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those that it has: at the start, by the reports and to whoever wants an image looked at."""
+    fake = FakeTriton()
+    fake.index, fake.is_model_ready = [("yolo11n", "1", "READY", "")], False
+    fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
+    reason = "Triton does not have tiny, a default model of the settings; it has yolo11n"
+    at_start = captured_log(monkeypatch, main)
+    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+        for path in ("/ready", "/health"):
+            assert json(await client.get(path), 503)["services"]["triton"]["detail"] == reason
+        assert json(await client.post("/detect", content=SCENE), 404)["detail"] == reason
+
+    assert [call.kwargs["detail"] for call in at_start] == [reason]
+    assert {call.kwargs["detail"] for call in log} == {reason}
 
 
 async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
