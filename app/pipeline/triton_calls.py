@@ -197,6 +197,8 @@ class TritonCalls:
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
         """Tell how long a call took, also one that came too late or that Triton dropped; and whether Triton works."""
         served, spec = in_flight.served, batch.spec
+        if isinstance(error, Unanswered) and served.answered_at > in_flight.began_at:
+            return  # the call was lost, but Triton has answered others
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return

@@ -17,8 +17,8 @@ class TritonBackend(Endpoint):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call to it is under way."""
-        return any(served.images for served in self.models.values())
+        """Whether a call to it is under way, also one that was given up and must not be cancelled."""
+        return bool(self.client.left) or any(served.images for served in self.models.values())
 
     def model(self, reference: str) -> ModelOnServer:
         """Return what it has shown of a model."""
