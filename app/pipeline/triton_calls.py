@@ -20,9 +20,20 @@ from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
 from app.triton.pool import TritonPool
 from app.triton.shared_memory import Slot
-from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unanswered, UnknownRegion, Unreachable
+from app.triton.silence import QUIET_SECONDS
+from app.triton.status import (
+    Disconnected,
+    Draining,
+    ModelDied,
+    Overloaded,
+    Unanswered,
+    UnknownRegion,
+    Unreachable,
+)
 
 _MAX_RETRY_DELAY_SECONDS = 0.05
+# So many requests in a row that miss their deadline, while Triton answers nothing at all, open the circuit at once.
+_MISSED = 5
 # The connection broke, or Triton ends: the same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
 # A Triton that has lost a call is left out at once if another one works.
@@ -64,7 +75,10 @@ class TritonCalls:
 
     def find(self, spec: ModelSpec) -> ModelOnServer | None:
         """Find the Triton for the next call for a model; None if there are as many as allowed."""
-        return self.pool.find(spec, self._max_calls)
+        served = self.pool.find(spec, self._max_calls)
+        if served is not None:
+            self._circuit(served, spec)  # which other workers may have opened
+        return served
 
     async def infer(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         """Make a call for a batch, and a second one if Triton has not seen the first or has lost it.
@@ -100,13 +114,15 @@ class TritonCalls:
         """
         waited = monotonic() - image.ready_at
         note_hang = partial(self._note_hang, image, call)
-        if call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel):
+        goes_on = call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel)
+        if call is not None and not goes_on and call.batch.is_abandoned:
+            call.task.cancel()
+        if self._note_missed(image, call):
+            return
+        if call is not None and goes_on:
             timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, note_hang)
             call.task.add_done_callback(lambda _: timer.cancel())
-            return
-        if call is not None and call.batch.is_abandoned:
-            call.task.cancel()
-        if waited > self._hang_seconds / 2:  # a caller with less time says nothing about Triton
+        elif waited > self._hang_seconds / 2:  # a caller with less time says nothing about Triton
             note_hang()
 
     async def close(self) -> None:
@@ -175,13 +191,15 @@ class TritonCalls:
         return self.pool.transport.find(in_flight.served.server.regions, batch.slot)
 
     async def _call(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> InferResult:
-        server = in_flight.served.server
+        served = in_flight.served
+        server = served.server
+        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._ask, served, monotonic())
         in_flight.reads_slot = slot is not None
         images = len(batch.images)
         server.new_images += images
         self.metrics.inferences.add(images, "inline" if slot is None else "shm")
         try:
-            return await server.client.infer(
+            result = await server.client.infer(
                 batch.spec.pinned if batch.is_pinned else batch.spec,
                 batch.tensors,
                 timeout_seconds=batch.remaining_seconds,
@@ -193,6 +211,8 @@ class TritonCalls:
             if slot is not None:
                 self.pool.transport.abandon(slot.arena)
             raise
+        server.silence.heard_at = monotonic()
+        return result
 
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
         """Tell how long a call took, also one that came too late or that Triton dropped; and whether Triton works."""
@@ -202,23 +222,46 @@ class TritonCalls:
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
-        if isinstance(error, DeadlinePassed | None):
+        # What waited for a Triton that hung says nothing about the model's speed.
+        if isinstance(error, DeadlinePassed | None) and served.is_usable and in_flight.began_at >= served.measured_since:
             now = monotonic()
             for image in batch.images:
                 image.permit.measure(BatchTimes(in_flight.began_at - image.ready_at, now - in_flight.began_at))
         served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at)
-        if served.circuit is not None:
-            served.circuit.note_success()
+        self._circuit(served, spec).note_success()
         for silent in self.pool.find_silent(served, spec.reference, self._hang_seconds):
             self._circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
             self.pool.forget(served, spec.reference)
 
+    def _ask(self, served: ModelOnServer, began_at: float) -> None:
+        """Ask a Triton that has answered nothing since a call began whether it answers at all."""
+        served.server.silence.ask(began_at, partial(self._note_silence, served))
+
+    def _note_silence(self, called: ModelOnServer) -> None:
+        """Open the circuits of a Triton that answers nothing, of all models that it was called for."""
+        models = next((server.models.values() for server in self.pool.servers if server is called.server), ())
+        for served in {called, *(served for served in models if served.images)}:
+            if served.circuit is not None:
+                served.circuit.open()
+
+    def _note_missed(self, image: PendingImage, call: Call | None) -> bool:
+        """Count an image without a result as failed if Triton answers nothing at all; return whether it does not."""
+        silent = [served for served in self._waited_for(image, call) if served.server.silence.note_missed()]
+        for served in silent:
+            self._note_failure(served, image.spec)
+            if served.server.silence.missed >= _MISSED:
+                self._circuit(served, image.spec).open()
+        return bool(silent)
+
+    def _waited_for(self, image: PendingImage, call: Call | None) -> list[ModelOnServer]:
+        if call is not None:
+            return [call.in_flight.served]
+        return [server.model(image.spec.reference) for server in self.pool.servers]
+
     def _note_hang(self, image: PendingImage, call: Call | None) -> None:
         """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
-        model = image.spec.reference
-        waited_for = [call.in_flight.served] if call is not None else [server.model(model) for server in self.pool.servers]
-        for served in waited_for:
+        for served in self._waited_for(image, call):
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
 
@@ -233,13 +276,13 @@ class TritonCalls:
 
     def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
         if served.circuit is None:
-            served.circuit = CircuitBreaker(spec.reference, partial(_probe, served, spec), triton=served.server.address)
+            server = served.server
+            served.circuit = CircuitBreaker(server.table, spec.reference, server.address, partial(self._probe, served, spec))
         return served.circuit
 
-
-async def _probe(served: ModelOnServer, spec: ModelSpec) -> None:
-    await run_probe(served.server.client, spec)
-    served.forget_speed()
+    async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
+        await run_probe(served.server.client, spec)
+        served.forget_speed()
 
 
 def _no_limit(_: ModelSpec) -> float:

@@ -110,6 +110,11 @@ class TritonPool:
         servers = [server for server in servers if server.specs.has(model)] or servers
         return not servers or any(server.is_usable(model) for server in servers)
 
+    def is_silent(self, model: str) -> bool:
+        """Return whether each Triton that has a model has stopped to answer anything, or is known not to run it."""
+        servers = [server for server in self.servers if server.specs.has(model)] or self.servers
+        return all(server.silence.missed or not server.is_usable(model) for server in servers)
+
     def find(
         self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ModelOnServer | None = None
     ) -> ModelOnServer | None:

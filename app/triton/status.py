@@ -29,6 +29,10 @@ class ModelDied(TritonUnavailable):
     """The process that runs the model has ended: Triton rejects every request for it, until it has started another one."""
 
 
+class NoReply(TritonUnavailable):
+    """Triton did not answer a question in time."""
+
+
 class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 
@@ -69,7 +73,7 @@ def from_grpc_error(error: grpc.RpcError) -> GatewayError:
 def from_query_error(error: grpc.RpcError) -> GatewayError:
     """Translate the error of any other call, where a time-out is not a missed deadline of the caller."""
     translated = from_grpc_error(error)
-    return TritonUnavailable("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
+    return NoReply("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
 
 
 def own_message(error: GatewayError) -> str:

@@ -14,6 +14,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from tests.fakes.triton import FakeTriton
+from tests.support import TABLE
 from tests.world import World
 
 
@@ -47,7 +48,7 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
     for server in (gone, stays):
         served = server.model("tiny")
         served.calls = 1
-        served.circuit = CircuitBreaker("tiny", noop)
+        served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
         served.circuit.state = "open"
     sample(metrics, world.admission, world.pool, decode_threads, {})
     for name in ("api_triton_left_out", "api_triton_calls"):

@@ -24,7 +24,7 @@ from app.triton.server_info import ModelState
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
-from tests.support import captured_log, eventually
+from tests.support import TABLE, captured_log, eventually
 
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
@@ -51,7 +51,7 @@ async def two() -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
         for fake in fakes:
             await stack.enter_async_context(serving(fake))
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url)) for fake in fakes])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         stack.push_async_callback(pool.close)
         assert await eventually(lambda: all(server.client.server for server in pool.servers))
         yield Two(pool, fakes)
@@ -80,7 +80,7 @@ async def noop() -> None:
 def open_circuit(server: TritonBackend) -> None:
     """Let a Triton count as one that does not run the model."""
     served = server.model("tiny")
-    served.circuit = CircuitBreaker("tiny", noop)
+    served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
     served.circuit.state = "open"
 
 
@@ -342,7 +342,7 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
     """There is no choice: no spec is compared, and its errors are those of the callers."""
     fake = FakeTriton()
     async with serving(fake):
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url))])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE)])
         open_circuit(pool.servers[0])
         assert pool.find(msgspec.structs.replace(SPEC, name="other"), one_call) is pool.servers[0].model("other")
         assert not pool.is_usable("tiny")

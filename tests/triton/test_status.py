@@ -10,6 +10,7 @@ from app.triton.status import (
     Disconnected,
     Draining,
     ModelDied,
+    NoReply,
     Overloaded,
     Unanswered,
     UnknownRegion,
@@ -87,7 +88,7 @@ def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
     error = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     assert type(from_grpc_error(error)) is Unanswered
-    assert type(from_query_error(error)) is TritonUnavailable
+    assert type(from_query_error(error)) is NoReply
 
 
 @pytest.mark.parametrize(
