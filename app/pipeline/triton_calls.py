@@ -31,7 +31,9 @@ from app.triton.status import (
     Unreachable,
 )
 
-_MAX_RETRY_DELAY_SECONDS = 0.05
+# The first retry is delayed by up to this time, doubled for each call in a row that has failed before.
+_RETRY_SECONDS = 0.05
+_MAX_RETRY_SECONDS = 1.0
 # So many requests in a row that miss their deadline, while Triton answers nothing at all, open the circuit at once.
 _MISSED = 5
 # The connection broke, or Triton ends: the same address may answer a moment later.
@@ -142,7 +144,7 @@ class TritonCalls:
             slot = None
             if self._move(batch, in_flight, error):
                 slot = self._readable_slot(batch, in_flight)
-            elif not await self._may_retry(batch, error):
+            elif not await self._may_retry(batch, in_flight, error):
                 raise  # not in a function that gets the error: its frame and the error would refer to each other, and to the images
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
@@ -178,9 +180,10 @@ class TritonCalls:
         in_flight.move(other)  # it gets no more than the calls that the first one had
         return True
 
-    async def _may_retry(self, batch: Batch, error: GatewayError) -> bool:
-        """Wait for a moment before the same Triton is called again; return whether it is to be."""
-        delay = random.uniform(0, _MAX_RETRY_DELAY_SECONDS)  # noqa: S311 - not a secret
+    async def _may_retry(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
+        """Wait before the same Triton is called again, the longer the more calls have failed; return whether it is to be."""
+        failures = self._circuit(in_flight.served, batch.spec).consecutive
+        delay = random.uniform(0, min(_RETRY_SECONDS * 2**failures, _MAX_RETRY_SECONDS))  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
         if is_given_up or not isinstance(error, _INTERRUPTED) or not self._retries.take():
             return False

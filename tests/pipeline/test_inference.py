@@ -467,6 +467,22 @@ async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusa
     assert world.is_slot_free
 
 
+async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random part of a time that doubles."""
+    longest: list[float] = []
+
+    def uniform(_: float, most: float) -> float:
+        longest.append(most)
+        return 0.0
+
+    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=uniform))
+    await fail(world, 3, STOPPING)
+    await world.infer()
+    await fail(world, 1, STOPPING)
+
+    assert longest == [0.05, 0.1, 0.2, 0.05]
+
+
 async def test_few_requests_are_tried_again(world: World) -> None:
     """If all are lost, three of them are retried at first; answered requests earn more retries."""
     attempts = []
