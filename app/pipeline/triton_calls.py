@@ -25,7 +25,9 @@ from app.triton.status import (
     Disconnected,
     Draining,
     ModelDied,
+    ModelFailed,
     Overloaded,
+    Refused,
     Unanswered,
     UnknownRegion,
     Unreachable,
@@ -39,13 +41,15 @@ _MISSED = 5
 # The connection broke, or Triton ends: the same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
 # A Triton that has lost a call is left out at once if another one works.
-_LOST = (*_INTERRUPTED, ModelDied)
+_LOST = (*_INTERRUPTED, ModelDied, Refused)
 # Why a call is made once more, elsewhere if possible.
 _REASONS: dict[type[GatewayError], str] = {
     Unreachable: "unreachable",
     Disconnected: "disconnected",
     Draining: "draining",
     ModelDied: "model_died",
+    ModelFailed: "model_failed",
+    Refused: "refused",
     Overloaded: "overloaded",
     ModelNotReady: "not_ready",
     UnknownModel: "not_ready",
@@ -133,6 +137,7 @@ class TritonCalls:
 
     async def _try(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         slot = self._readable_slot(batch, in_flight)
+        first = in_flight.served
         try:
             try:
                 return await self._call(batch, in_flight, slot)
@@ -149,7 +154,10 @@ class TritonCalls:
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self.metrics.retries.add(1, reason)
-        return await self._call(batch, in_flight, slot)
+        result = await self._call(batch, in_flight, slot)
+        if reason == _REASONS[ModelFailed]:  # nothing is wrong with the images
+            self._note_failure(first, batch.spec)
+        return result
 
     async def _restore_slot(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> Slot | None:
         """Have the images' memory mapped again; without it, they travel inline.
@@ -231,7 +239,8 @@ class TritonCalls:
             for image in batch.images:
                 image.permit.measure(BatchTimes(in_flight.began_at - image.ready_at, now - in_flight.began_at))
         served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at)
-        self._circuit(served, spec).note_success()
+        if not isinstance(error, ModelFailed):
+            self._circuit(served, spec).note_success()
         for silent in self.pool.find_silent(served, spec.reference, self._hang_seconds):
             self._circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
@@ -284,7 +293,15 @@ class TritonCalls:
         return served.circuit
 
     async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        await run_probe(served.server.client, spec)
+        """Find out whether a Triton runs a model. What fails at another Triton, too, is not its fault.
+
+        Raises:
+            GatewayError: It does not.
+        """
+        if not await run_probe(served.server.client, spec):
+            other = self.pool.find(spec, _no_limit, besides=served)
+            if other is not None and await run_probe(other.server.client, spec):
+                raise ModelFailed("another Triton runs the model")
         served.forget_speed()
 
 

@@ -14,7 +14,17 @@ from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for rejecting a request while the gateway is full."""
-RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready", "model_died", "overloaded")
+RETRIES = (
+    "unreachable",
+    "disconnected",
+    "draining",
+    "unknown_region",
+    "not_ready",
+    "model_died",
+    "model_failed",
+    "refused",
+    "overloaded",
+)
 """Reasons for retrying an inference."""
 
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)

@@ -29,8 +29,16 @@ class ModelDied(TritonUnavailable):
     """The process that runs the model has ended: Triton rejects every request for it, until it has started another one."""
 
 
+class Refused(TritonUnavailable):
+    """What answers at Triton's address does not take requests of the gateway: a proxy, or another server."""
+
+
 class NoReply(TritonUnavailable):
     """Triton did not answer a question in time."""
+
+
+class ModelFailed(InferenceFailed):
+    """The model, the image or the GPU of this Triton is broken: only another Triton can tell."""
 
 
 class UnknownRegion(TritonUnavailable):
@@ -56,6 +64,12 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", Unanswered, "Triton did not answer in time"),
     ("INTERNAL", "is not healthy", ModelDied, "the model's process has died"),
+    ("INTERNAL", "RST_STREAM", Disconnected, "the connection to Triton broke"),
+    ("INTERNAL", "", ModelFailed, "Triton reported an error of the model"),
+    ("UNAUTHENTICATED", "", Refused, "Triton does not accept the gateway's credentials"),
+    ("PERMISSION_DENIED", "", Refused, "Triton does not allow the gateway to call it"),
+    ("UNIMPLEMENTED", "", Refused, "the server at Triton's address does not answer as Triton does"),
+    ("UNKNOWN", "", Refused, "the server at Triton's address does not answer as Triton does"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
 _REGION_IN_USE = "currently in use"

@@ -383,6 +383,17 @@ def test_the_only_one_is_chosen(clock: Clock) -> None:
     assert choose([only]) is only
 
 
+def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> None:
+    """It is always idle, but has shown no speed."""
+    broken = served(clock, 0)
+    broken.begin(1)
+    clock.now += 0.001
+    broken.note_answer(0, clock.now - 0.001)
+    broken.calls = broken.images = 0
+
+    assert shares([broken, served(clock, 4, 100)]) == [0, 1]
+
+
 def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
     """Of two that are as fast, or of which one has shown nothing yet."""
     assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
@@ -391,9 +402,9 @@ def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
 
 
 def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
-    """As many as it answers in the time in which the other one answers its own."""
+    """What counts is which of them would be done with one more image first."""
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
-    assert shares([served(clock, 11, 100), served(clock, 2, 20)]) == [0, 1]
+    assert shares([served(clock, 15, 100), served(clock, 2, 20)]) == [0, 1]
 
 
 def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
