@@ -11,6 +11,7 @@ import pytest
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
+from tests.api.conftest import write_keys
 from tests.api.dialects.conformance import Box, Conformance, Sent, with_header
 from tests.fakes.https import Host
 from tests.support import SCENE, json, sample_image, started
@@ -175,9 +176,8 @@ async def test_the_first_model_of_the_metadata_is_the_default_one(server: httpx.
 
 async def test_probes_are_answered_without_a_key(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
     assert triton.poll() is None
-    file = tmp_path / "keys.toml"
-    file.write_text("")
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=str(file)))) as client:
+    file = write_keys(tmp_path, ("camera-1", "secret", "detect"))
+    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=file))) as client:
         for path, message in (("live", "Service is live."), ("ready", "Service is ready.")):
             answer = json(await client.get(f"/v1/health/{path}"))
             assert answer == {"object": "health.response", "message": message}

@@ -9,7 +9,7 @@ import pytest
 from app import __version__
 from app.api.parameters.tasks import DetectParameters
 from app.main import create_app
-from tests.api.conftest import settings_for
+from tests.api.conftest import settings_for, write_keys
 from tests.support import json, started
 
 
@@ -140,8 +140,8 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
 
 async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
     """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
-    (path := tmp_path / "keys.toml").touch()
-    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
+    keys = write_keys(tmp_path, ("camera-1", "secret", "detect"))
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys))) as client:
         with_keys = json(await client.get("/docs/openapi.json"))
     needed = {
         path: operation.get("security") for path, operations in with_keys["paths"].items() for operation in operations.values()

@@ -10,7 +10,7 @@ from app import __version__
 from app.api.application import Application
 from app.api.documentation.page.routes import ASSETS, FOLDER
 from app.main import create_app
-from tests.api.conftest import routes_of, settings_for
+from tests.api.conftest import routes_of, settings_for, write_keys
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.support import IMAGES, json, started
 
@@ -85,8 +85,8 @@ async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
 
 async def test_the_page_needs_no_key_and_its_files_neither(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It asks for one, and sends it to the routes that need it."""
-    (keys := tmp_path_factory.mktemp("keys") / "keys.toml").touch()
-    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(keys)))) as client:
+    keys = write_keys(tmp_path_factory.mktemp("keys"), ("camera-1", "secret", "detect"))
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys))) as client:
         for path in ("/", "/page-assets/page.js"):
             assert (await client.get(path, headers={"Accept": BROWSER})).status_code == 200
         assert (await client.get("/models")).status_code == 401
