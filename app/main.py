@@ -98,12 +98,12 @@ async def open_resources(
         await transport.sweep()
         pool = TritonPool(transport)
         stack.push_async_callback(pool.close)
-        membership = Membership(pool, settings.triton_addresses, _connector(settings))
+        membership = Membership(pool, settings.triton_addresses, _connector(settings, table))
         await membership.refresh()
         following = asyncio.create_task(membership.run())
         stack.push_async_callback(_cancel, following)
         stack.push_async_callback(transport.close)
-        admission = Admission(table, _capacity(settings))
+        admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
         aggregation = Aggregation(settings.aggregate, settings.calls_in_flight, lambda: table.workers)
         origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
@@ -127,7 +127,7 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
-def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
+def _connector(settings: Settings, table: WorkerTable) -> Callable[[Target], TritonBackend]:
     """Return a function that connects to a Triton according to the settings."""
     tls = credentials.load(settings.triton_tls_files)
 
@@ -140,7 +140,7 @@ def _connector(settings: Settings) -> Callable[[Target], TritonBackend]:
             ips=target.ips,
             connections=settings.connections,
         )
-        return TritonBackend(client)
+        return TritonBackend(client, table)
 
     return connect
 

@@ -51,8 +51,9 @@ AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
 """Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
-_TABLE = WorkerTable()
-METRICS = Metrics(_TABLE, "0")
+TABLE = WorkerTable()
+"""Of a worker that is alone on its host."""
+METRICS = Metrics(TABLE, "0")
 """Metrics that nobody looks at."""
 DEPLOYMENT = Deployment(
     BodyLimits(2**20, pause_seconds=10, total_seconds=30),
@@ -234,7 +235,7 @@ def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
 
 def workspace(transport: Transport, max_pixels: int = 10**6) -> Workspace:
     """Make what a worker with memory for any image has for it."""
-    return Workspace(PixelLimits(max_pixels, max_pixels), MemoryBudget(_TABLE, "memory", 2**40), transport)
+    return Workspace(PixelLimits(max_pixels, max_pixels), MemoryBudget(TABLE, "memory", 2**40), transport)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from app.triton.pool import TritonPool
 from app.triton.shared_memory import Slot
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import SPEC, FakeTriton, serving
-from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, eventually, open_admission
+from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, TABLE, eventually, open_admission
 
 HANG_SECONDS = 60.0
 """An inference without an answer for so long has failed."""
@@ -96,7 +96,7 @@ class World:
         self.max_calls = max_calls
         """Calls that one Triton may have."""
         self.transport = Transport(mode)
-        self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url)) for fake in fakes])
+        self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
         calls = TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, LIMITS.timeout_seconds)
         self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)

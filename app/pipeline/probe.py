@@ -1,7 +1,6 @@
 """An inference on nothing, to find out whether Triton runs a model."""
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from app.model.spec import ModelSpec
 from app.pipeline.call import trivial_question
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
+from app.triton.status import ModelFailed
 
 # A PNG of one pixel.
 BLANK_IMAGE = bytes.fromhex(
@@ -43,11 +43,14 @@ def check_result(spec: ModelSpec, result: InferResult) -> None:
     trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size))
 
 
-async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
-    """Run one inference with a blank image, as soon as Triton can be reached. Its answer is of no interest, but for its coming.
+async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:
+    """Run one inference with a blank image, as soon as Triton can be reached.
+
+    Returns:
+        Whether the model could be run. Otherwise it may be that the model cannot read the image, or that this Triton is broken.
 
     Raises:
-        TritonUnavailable, DeadlinePassed: Triton does not run the model.
+        TritonUnavailable, DeadlinePassed: Triton does not answer, at the latest about a minute after it could be reached.
     """
     call = client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)
@@ -55,7 +58,11 @@ async def run_probe(client: TritonClient, spec: ModelSpec) -> None:
         # A connection on which nothing is sent is not known to be lost.
         while not (await asyncio.wait({task}, timeout=_ASK_SECONDS))[0]:
             await client.is_ready(spec.reference)
-        with suppress(InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):  # which are answers
-            task.result()
+        task.result()
+    except ModelFailed:
+        return False
+    except (InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):
+        pass  # which are answers
     finally:
         task.cancel()
+    return True

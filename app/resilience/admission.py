@@ -6,6 +6,8 @@ to come, or to slow down a flood of rejected requests.
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from app.errors import GatewayFull
@@ -60,8 +62,15 @@ WHOLE = Share("", 1.0)
 class Admission:
     """Admits the requests of one worker, taking all workers of the host into account."""
 
-    def __init__(self, table: WorkerTable, capacity: Capacity) -> None:
-        """Admit requests up to a capacity; count them in a table."""
+    def __init__(self, table: WorkerTable, capacity: Capacity, is_silent: Callable[[str], bool] = lambda _: False) -> None:
+        """Admit requests up to a capacity; count them in a table.
+
+        Args:
+            table: Shared by all workers.
+            capacity: Limits of the host.
+            is_silent: Tells whether a model has stopped to answer anything.
+        """
+        self._is_silent = is_silent
         self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
         self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
         self._table = table
@@ -157,7 +166,9 @@ class Admission:
         queue = self.queues.get(model)
         if queue is None:
             ceiling = self._capacity.max_requests or max(_MAX_REQUESTS, 2 * parallel_images)
-            queue = self.queues[model] = ModelQueue(self._table, model, ceiling, self._capacity.target_seconds)
+            queue = self.queues[model] = ModelQueue(
+                self._table, model, ceiling, self._capacity.target_seconds, partial(self._is_silent, model)
+            )
         return queue
 
     def _check(self, model: str, share: Share, *, is_batch: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import structlog
 
 from app.errors import GatewayError
+from app.resilience.worker_table import WorkerTable
 
 _CONSECUTIVE_FAILURES = 5
 _WINDOW_SECONDS = 10
@@ -15,6 +16,7 @@ _MIN_CALLS = 20
 _FAILURE_RATE = 0.5
 _FIRST_PROBE_SECONDS = 0.1
 _MAX_PROBE_SECONDS = 1.0
+_MICRO = 1_000_000
 
 LOG = structlog.get_logger()
 
@@ -25,43 +27,68 @@ class CircuitBreaker:
     """Opens after five consecutive failures, or if half of the calls in the last ten seconds failed; closes after a probe succeeds.
 
     Requests are never used as probes: while the circuit is open, a background task repeats the probe until it succeeds.
+
+    A circuit that opens in one worker opens in all workers of the host, except where a call has succeeded since. Each worker closes
+    its own, because a single connection may be broken.
     """
 
-    def __init__(self, name: str, probe: Callable[[], Awaitable[object]], **context: str) -> None:
+    def __init__(self, table: WorkerTable, model: str, triton: str, probe: Callable[[], Awaitable[object]]) -> None:
         """Start closed.
 
         Args:
-            name: Name of the model, for the log.
+            table: Shared by all workers.
+            model: Reference of the model.
+            triton: Address of the Triton that runs it.
             probe: Tests whether requests would succeed; raises a `GatewayError` if not. It may take long.
-            context: More fields for the log.
         """
         self.state: State = "closed"
-        self._context = {"model": name, **context}
+        """As of this worker; `is_closed` takes the others into account."""
+        self.consecutive = 0
+        """Failures in a row."""
+        self._context = {"model": model, "triton": triton}
+        self._table = table
+        self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")
+        """When the circuit was opened, in microseconds; 0 while it is closed."""
+        self._succeeded_at = 0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._restart()
 
     def note_success(self) -> None:
         """Count a successful call."""
-        self._consecutive = 0
+        self.consecutive = 0
+        self._succeeded_at = _now()
         self._bucket()[0] += 1
 
     def note_failure(self) -> None:
         """Count a failed call; open the circuit if too many calls have failed."""
-        self._consecutive += 1
+        self.consecutive += 1
         self._bucket()[1] += 1
-        if self._consecutive >= _CONSECUTIVE_FAILURES or self._fails_often():
+        if self.consecutive >= _CONSECUTIVE_FAILURES or self._fails_often():
             self.open()
 
-    def open(self) -> None:
-        """Open the circuit, and start probing to close it again."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether calls may be made. Opens the circuit if another worker has opened it since a call succeeded here."""
+        if self.state == "closed" and (opened := max(self._table.values(self._opened))) > self._succeeded_at:
+            self.open(opened)
+        return self.state == "closed"
+
+    def open(self, opened_at: int | None = None) -> None:
+        """Open the circuit, and start probing to close it again.
+
+        Args:
+            opened_at: When another worker opened it, in microseconds; None if none did. A worker that is back is not told again.
+        """
         if self.state == "closed":
             LOG.warning("circuit opened", **self._context)
             self.state = "open"
+            self._table.set(self._opened, opened_at or _now())
             self._probing = asyncio.create_task(self._recover())
 
     async def close(self) -> None:
         """Stop probing."""
+        self._table.set(self._opened, 0)
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.gather(self._probing, return_exceptions=True)
@@ -81,6 +108,8 @@ class CircuitBreaker:
             except Exception:
                 self.state = "open"
                 LOG.exception("probe failed unexpectedly", **self._context)
+        self._table.set(self._opened, 0)
+        self._succeeded_at = _now()
         self._restart()
         LOG.warning("circuit closed", **self._context, open_seconds=round(monotonic() - opened_at, 2))
 
@@ -101,6 +130,11 @@ class CircuitBreaker:
         return self._buckets[index]
 
     def _restart(self) -> None:
-        self._consecutive = 0
+        self.consecutive = 0
         self._seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS
         self._buckets = [[0, 0] for _ in range(_WINDOW_SECONDS)]
+
+
+def _now() -> int:
+    """Return the time in microseconds, which is the same in all processes of the host."""
+    return int(monotonic() * _MICRO)

@@ -2,10 +2,11 @@
 
 import math
 import random
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from app.errors import GatewayFull
+from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -58,7 +59,11 @@ class _Part:
 class ModelQueue:
     """Admits requests to one model up to a limit that adapts to the model's speed."""
 
-    def __init__(self, table: WorkerTable, model: str, ceiling: int, target_seconds: float) -> None:
+    def __init__(
+        self, table: WorkerTable, model: str, ceiling: int, target_seconds: float, is_silent: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Start without requests; `is_silent` tells whether the model has stopped to answer anything."""
+        self._is_silent = is_silent
         self._table = table
         self._model = model
         self._limit_column = table.column(f"limit:{model}")
@@ -95,6 +100,7 @@ class ModelQueue:
 
         Raises:
             GatewayFull: There is no room now or soon.
+            CircuitOpen: The same, because Triton has stopped to answer.
         """
         part = self._part(key, fraction)
         has_room = not part.waiting and self._table.total(part.column) < self._room(part)
@@ -112,6 +118,7 @@ class ModelQueue:
 
         Raises:
             GatewayFull: There is no room, or the request would miss its deadline.
+            CircuitOpen: The same, because Triton has stopped to answer.
         """
         part = self._part(key, fraction)
         # For the usual deadline or a longer one, the limit is sufficient.
@@ -207,8 +214,10 @@ class ModelQueue:
         pause = monotonic() - self._progress_at
         return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
 
-    def full(self) -> GatewayFull:
+    def full(self) -> GatewayError:
         """Return the error for a request that cannot be admitted, with a Retry-After time."""
+        if self._is_silent():
+            return CircuitOpen("Triton has stopped to answer")
         # The expected end of the requests in progress, with jitter to spread the retries.
         seconds = math.ceil(self.in_progress * self.pace() * random.uniform(1, 2))  # noqa: S311
         seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)

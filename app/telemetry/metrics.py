@@ -14,7 +14,17 @@ from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for rejecting a request while the gateway is full."""
-RETRIES = ("unreachable", "disconnected", "draining", "unknown_region", "not_ready", "model_died", "overloaded")
+RETRIES = (
+    "unreachable",
+    "disconnected",
+    "draining",
+    "unknown_region",
+    "not_ready",
+    "model_died",
+    "model_failed",
+    "refused",
+    "overloaded",
+)
 """Reasons for retrying an inference."""
 
 MODEL_DEATHS = "api_model_deaths"

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.endpoint import Endpoint
 from app.triton.model_on_server import ModelOnServer
@@ -10,15 +11,15 @@ from app.triton.model_on_server import ModelOnServer
 class TritonBackend(Endpoint):
     """One Triton, and its models as calls have found them."""
 
-    def __init__(self, client: TritonClient) -> None:
-        super().__init__(client)
+    def __init__(self, client: TritonClient, table: WorkerTable) -> None:
+        super().__init__(client, table)
         self.models: dict[str, ModelOnServer] = {}
         """What it has shown of the models that it was called for, by reference."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call to it is under way."""
-        return any(served.images for served in self.models.values())
+        """Whether a call to it is under way, also one that was given up and must not be cancelled."""
+        return bool(self.client.left) or any(served.images for served in self.models.values())
 
     def model(self, reference: str) -> ModelOnServer:
         """Return what it has shown of a model."""
@@ -33,6 +34,7 @@ class TritonBackend(Endpoint):
 
     async def stop_probing(self) -> None:
         """Leave circuits as they are."""
+        await self.silence.stop()
         await asyncio.gather(*(served.circuit.close() for served in self.models.values() if served.circuit is not None))
 
     async def close(self) -> None:

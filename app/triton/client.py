@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
-from app.triton.status import from_grpc_error, from_query_error, is_region_in_use, is_restricted
+from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use, is_restricted
 
-# How much longer than its caller's deadline an RPC may last, if Triton survives its end.
+# How much longer than its caller's deadline an RPC is waited for.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
@@ -76,13 +77,18 @@ class TritonClient:
         # Not part of the stub, because its requests are serialized already.
         self._model_infer = cycle(
             [
-                channel.unary_unary(
-                    "/inference.GRPCInferenceService/ModelInfer",
-                    response_deserializer=service_pb2.ModelInferResponse.FromString,
+                (
+                    channel,
+                    channel.unary_unary(
+                        "/inference.GRPCInferenceService/ModelInfer",
+                        response_deserializer=service_pb2.ModelInferResponse.FromString,
+                    ),
                 )
                 for channel in self._channels
             ]
         )
+        self.left: set[grpc.aio.Call] = set()
+        """Inferences that had no answer for too long, and must not be cancelled; one that nobody refers to would be."""
         self.server: ServerInfo | None = None
         """As read when the first channel connected; None while it is not connected."""
         self.connection = 0
@@ -213,7 +219,7 @@ class TritonClient:
         slot: Slot | None = None,
         waits_for_connection: bool = False,
     ) -> InferResult:
-        """Run one inference to its end, which may be later than `timeout_seconds`. Cancelling it cancels the RPC.
+        """Run one inference to its end, which may be up to a minute later than `timeout_seconds`. Cancelling it cancels the RPC.
 
         Args:
             spec: Spec of the model.
@@ -222,19 +228,27 @@ class TritonClient:
             request_id: Request id, for Triton's log.
             trace: The span that calls, for Triton's traces.
             slot: The registered shared memory of the first tensor, behind which the others lie, if they do. Triton reads it until
-                this returns; after `Disconnected`, maybe longer.
+                this returns; after `Disconnected` and `Unanswered`, maybe longer.
             waits_for_connection: Whether to wait until Triton can be reached.
 
         Raises:
-            DeadlinePassed: It waited too long in Triton's queue.
+            DeadlinePassed: It waited too long in Triton's queue; `Unanswered` if Triton has lost it.
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or was not reached; `status` tells more.
             InferenceFailed, InvalidModelOutput: Triton could not run the model, or its response is not consistent.
         """
         request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot)
         metadata = None if trace is None else trace.headers
-        timeout = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS if self.survives_cancel else None  # its end cancels the RPC
+        seconds = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS
+        timeout = seconds if self.survives_cancel else None  # its end cancels the RPC
+        channel, infer = next(self._model_infer)
+        call = infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
         try:
-            answer = await next(self._model_infer)(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
+            if timeout is None and not await _ends(call, seconds):
+                if channel.get_state() is grpc.ChannelConnectivity.READY:
+                    self.left.add(call)
+                    call.add_done_callback(self.left.discard)
+                raise Unanswered("Triton did not answer in time")
+            answer = await call
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)
@@ -286,6 +300,26 @@ def _open_channels(
         options.append(("grpc.ssl_target_name_override", host))
     tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
     return [grpc.aio.secure_channel(address, tls, options=options) for _ in range(connections)]
+
+
+async def _ends(call: grpc.aio.Call, seconds: float) -> bool:
+    """Wait for the end of a call, without cancelling it when the time is over; return whether it has ended."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[bool] = loop.create_future()
+
+    def end(is_ended: bool, *_: object) -> None:  # noqa: FBT001 - a callback
+        if not ended.done():
+            ended.set_result(is_ended)
+
+    call.add_done_callback(partial(end, True))  # noqa: FBT003
+    timer = loop.call_later(seconds, end, False)  # noqa: FBT003
+    try:
+        return await ended
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    finally:
+        timer.cancel()
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

@@ -8,8 +8,10 @@ import structlog
 
 from app.errors import GatewayError
 from app.model.spec import ModelSpec, are_interchangeable
+from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
+from app.triton.silence import Silence
 from app.triton.specs import SpecCache
 
 # It may have loaded a model that it did not have.
@@ -28,10 +30,13 @@ class _Comparison(NamedTuple):
 
 
 class Endpoint:
-    """One Triton: its client, the specs of its models, which arenas it has mapped, and how much was sent to it."""
+    """One Triton: its client, the specs of its models, which arenas it has mapped, whether it answers, how much was sent to it."""
 
-    def __init__(self, client: TritonClient) -> None:
+    def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         self.client = client
+        self.table = table
+        """Shared by all workers that use this Triton."""
+        self.silence = Silence(client, table)
         self.specs = SpecCache(client)
         self.regions = Regions(client)
         self.new_images = 0

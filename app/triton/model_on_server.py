@@ -25,7 +25,7 @@ class ModelOnServer:
         self.images = 0
         """Images in all calls that are under way."""
         self.circuit: CircuitBreaker | None = None
-        """Open while Triton is known not to run the model; None if it has never failed."""
+        """Open while Triton is known not to run the model; None before the first call."""
         self.answered_at = 0.0
         """When Triton last answered for the model, as `time.monotonic` counts."""
         self._busy_since = 0.0
@@ -37,7 +37,7 @@ class ModelOnServer:
     @property
     def is_usable(self) -> bool:
         """Whether Triton runs the model, as far as is known."""
-        return self.circuit is None or self.circuit.state == "closed"
+        return self.circuit is None or self.circuit.is_closed
 
     @property
     def speed(self) -> float:
@@ -49,7 +49,8 @@ class ModelOnServer:
 
         How long a call takes stays known: a slow one would seem silent again.
         """
-        self._measured_since = monotonic()
+        self.measured_since = monotonic()
+        """Calls from before say nothing about the speed."""
         self._answered_images, self._busy_seconds = 0.0, 0.0
 
     def begin(self, images: int) -> None:
@@ -67,7 +68,7 @@ class ModelOnServer:
             began_at: When it began.
         """
         now = monotonic()
-        if began_at >= self._measured_since:
+        if began_at >= self.measured_since:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
             self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)

@@ -110,6 +110,11 @@ class TritonPool:
         servers = [server for server in servers if server.specs.has(model)] or servers
         return not servers or any(server.is_usable(model) for server in servers)
 
+    def is_silent(self, model: str) -> bool:
+        """Return whether each Triton that has a model has stopped to answer anything, or is known not to run it."""
+        servers = [server for server in self.servers if server.specs.has(model)] or self.servers
+        return all(server.silence.missed or not server.is_usable(model) for server in servers)
+
     def find(
         self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ModelOnServer | None = None
     ) -> ModelOnServer | None:
@@ -211,7 +216,7 @@ class TritonPool:
 
 
 def choose(candidates: Sequence[ModelOnServer]) -> ModelOnServer:
-    """Choose, of two drawn at random, the one with the fewest images under way for its speed; at least one is given.
+    """Choose, of two drawn at random, the one that would be done with one more image first; at least one is given.
 
     To compare all would let every worker choose the same one at the same moment.
     """
@@ -221,8 +226,8 @@ def choose(candidates: Sequence[ModelOnServer]) -> ModelOnServer:
     speed, other_speed = one.speed, other.speed
     if not speed or not other_speed:  # one that has shown nothing is taken to be as fast as the other
         speed = other_speed = 1.0
-    load, other_load = one.images / speed, other.images / other_speed
-    if load == other_load:  # mostly, both are idle; the slower one is tried now and then, as it may have become faster
+    load, other_load = (one.images + 1) / speed, (other.images + 1) / other_speed
+    if one.images == other.images == 0 or load == other_load:  # the slower one is tried now and then, as it may be faster by now
         return one if random.random() * (speed + other_speed) < speed else other  # noqa: S311 - not a secret
     return one if load < other_load else other
 

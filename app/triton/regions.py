@@ -11,6 +11,7 @@ from app.resilience.single_flight import SingleFlight
 from app.triton import shared_memory
 from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
+from app.triton.status import Refused
 
 _RETRY_SECONDS = 30.0
 _SILENT_RETRY_SECONDS = 2.0
@@ -83,10 +84,10 @@ class Regions:
         self._asked.add(arena.region)
         try:
             await self._client.register(arena)
-        except TritonUnavailable:  # a Triton that does not answer has not rejected it
-            self.silent_until = monotonic() + _SILENT_RETRY_SECONDS
-            return
         except GatewayError as error:
+            if isinstance(error, TritonUnavailable) and not isinstance(error, Refused):  # it has not rejected the arena
+                self.silent_until = monotonic() + _SILENT_RETRY_SECONDS
+                return
             self.silent_until = 0.0
             self._asked.discard(arena.region)
             self.note_unavailable(str(error.__cause__ or error))

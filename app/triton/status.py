@@ -33,6 +33,18 @@ class ModelReplaced(ModelNotReady):
     """The model was replaced by another one between the preparation of a request and its answer, which says nothing therefore."""
 
 
+class Refused(TritonUnavailable):
+    """What answers at Triton's address does not take requests of the gateway: a proxy, or another server."""
+
+
+class NoReply(TritonUnavailable):
+    """Triton did not answer a question in time."""
+
+
+class ModelFailed(InferenceFailed):
+    """The model, the image or the GPU of this Triton is broken: only another Triton can tell."""
+
+
 class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 
@@ -56,6 +68,12 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("NOT_FOUND", "", UnknownModel, "there is no such model"),
     ("DEADLINE_EXCEEDED", "", Unanswered, "Triton did not answer in time"),
     ("INTERNAL", "is not healthy", ModelDied, "the model's process has died"),
+    ("INTERNAL", "RST_STREAM", Disconnected, "the connection to Triton broke"),
+    ("INTERNAL", "", ModelFailed, "Triton reported an error of the model"),
+    ("UNAUTHENTICATED", "", Refused, "Triton does not accept the gateway's credentials"),
+    ("PERMISSION_DENIED", "", Refused, "Triton does not allow the gateway to call it"),
+    ("UNIMPLEMENTED", "", Refused, "the server at Triton's address does not answer as Triton does"),
+    ("UNKNOWN", "", Refused, "the server at Triton's address does not answer as Triton does"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
 _REGION_IN_USE = "currently in use"
@@ -73,7 +91,7 @@ def from_grpc_error(error: grpc.RpcError) -> GatewayError:
 def from_query_error(error: grpc.RpcError) -> GatewayError:
     """Translate the error of any other call, where a time-out is not a missed deadline of the caller."""
     translated = from_grpc_error(error)
-    return TritonUnavailable("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
+    return NoReply("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
 
 
 def own_message(error: GatewayError) -> str:

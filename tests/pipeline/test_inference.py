@@ -33,6 +33,7 @@ from app.telemetry.instruments import SEPARATOR
 from app.telemetry.metrics import MODEL_DEATHS
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
+from app.triton import client as client_module
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unreachable
 from app.triton.transport import InputBuffer, Mode
@@ -467,6 +468,22 @@ async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusa
     assert world.is_slot_free
 
 
+async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random part of a time that doubles."""
+    longest: list[float] = []
+
+    def uniform(_: float, most: float) -> float:
+        longest.append(most)
+        return 0.0
+
+    monkeypatch.setattr(triton_calls, "random", SimpleNamespace(uniform=uniform))
+    await fail(world, 3, STOPPING)
+    await world.infer()
+    await fail(world, 1, STOPPING)
+
+    assert longest == [0.05, 0.1, 0.2, 0.05]
+
+
 async def test_few_requests_are_tried_again(world: World) -> None:
     """If all are lost, three of them are retried at first; answered requests earn more retries."""
     attempts = []
@@ -709,6 +726,76 @@ async def test_inferences_that_hang_open_the_circuit(five_hang: World) -> None:
     five_hang.let_answer()
 
     assert await eventually(lambda: is_closed(five_hang))
+
+
+async def fall_silent(world: World, images: int, seconds: float = 20) -> list[asyncio.Task[Any]]:
+    """Let Triton answer nothing more while some inferences are under way; return once it was asked."""
+    world.hold()
+    world.fake.may_tell.clear()
+    asked = world.fake.server_reads
+    asking = await world.start(images, seconds)
+    await world.time.skip(1)
+    assert await eventually(lambda: world.fake.server_reads > asked)
+    return asking
+
+
+@SHARED_OR_NOT
+@pytest.mark.parametrize("version", ["2.51.0", "2.59.1"])
+async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
+    world: World,
+    version: str,
+    is_shared: bool,  # noqa: FBT001
+) -> None:
+    """However little time the callers had; the fifth is enough."""
+    await world.set_version(version)
+    await world.infer()
+    assert is_shared is (world.slot is not None)
+    with await world.admit():
+        limit = world.queue.limit
+    asking = await fall_silent(world, 4)
+    assert not world.pool.is_silent("tiny")
+    await world.time.skip(20)
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert is_closed(world)
+    assert world.pool.is_silent("tiny")
+    await world.give_up(1, 1)
+    assert not is_closed(world)
+    world.let_answer()
+
+    assert await eventually(lambda: is_closed(world) and not world.server.silence.missed)
+    await world.settle()
+    assert world.queue.limit == limit  # what waited for Triton is no measure of its speed
+    await world.infer()
+
+
+async def test_a_question_without_an_answer_opens_the_circuit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While callers still wait, who have more time; models that it was not called for are left alone."""
+    await world.until_known()
+    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
+    other = msgspec.structs.replace(SPEC, name="other")
+    await world.infer(spec=other)
+    asking = await fall_silent(world, 1, 1000)
+    assert await eventually(lambda: not is_closed(world))
+    assert is_closed(world, "other")
+    world.let_answer()
+
+    await asyncio.gather(*asking)
+    assert await eventually(lambda: is_closed(world))
+
+
+async def test_a_lost_inference_gives_everything_back_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute after its deadline; it is not cancelled, because this Triton would not survive that."""
+    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 60.0)
+    world.hold()
+    world.fake.held = {"lost"}
+    await world.give_up(request_id="lost")
+    assert world.queue.in_progress == 1
+    await world.infer()
+    await world.time.skip(60)
+
+    assert await eventually(lambda: world.queue.in_progress == 0)
+    assert world.fake.cancelled == 0
+    assert is_closed(world)
 
 
 async def test_inferences_that_are_answered_late_do_not_hang(five_hang: World) -> None:

@@ -18,6 +18,7 @@ from app.model.spec import from_triton_config
 from app.pipeline import probe
 from app.pipeline.probe import run_probe
 from app.settings.schema import Settings
+from app.triton import client as client_module
 from app.triton.client import TritonClient
 from app.triton.status import Disconnected, Draining, Unreachable
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, infer_response, serving, serving_bytes
@@ -84,9 +85,24 @@ async def test_a_refusal_of_the_model_is_an_answer(fake_triton: Fake, refusal: t
     """Triton works; requests are to hear the same from it, and not from the circuit."""
     fake, client = fake_triton
     fake.refusal = refusal
-    await run_probe(client, SPEC)
+    can_run = await run_probe(client, SPEC)
 
+    assert can_run is (refusal[0] is not grpc.StatusCode.INTERNAL)
     assert len(fake.requests) == 1
+
+
+async def test_a_probe_that_is_lost_is_given_up(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at a Triton that does not survive a cancelled call, so that another probe can be made."""
+    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.1)
+    monkeypatch.setattr(probe, "_QUEUE_SECONDS", 0.1)
+    fake, client = fake_triton
+    fake.may_answer.clear()
+    with pytest.raises(DeadlinePassed):
+        await run_probe(client, SPEC)
+
+    assert fake.cancelled == 0
+    fake.may_answer.set()
+    assert await run_probe(client, SPEC)
 
 
 async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:

@@ -17,6 +17,7 @@ from app.telemetry.metrics import Metrics
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from tests.fakes.triton import FakeTriton
+from tests.support import TABLE
 from tests.world import Time, World
 
 
@@ -50,7 +51,7 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
     for server in (gone, stays):
         served = server.model("tiny")
         served.calls = 1
-        served.circuit = CircuitBreaker("tiny", noop)
+        served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
         served.circuit.state = "open"
     sample(metrics, world.admission, world.pool, decode_threads, {})
     for name in ("api_triton_left_out", "api_triton_calls"):
@@ -94,7 +95,7 @@ async def test_tritons_that_come_and_go_leave_room_for_admission(
     """Pods of another address each, for a day, with many models: requests are admitted to one more model, all metrics shown."""
     (stays,) = world.pool.servers
     for pod in range(150):
-        server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"))
+        server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"), table)
         server.new_images = 100
         for model in range(150):
             server.model(f"model-{model}")

@@ -23,6 +23,7 @@ BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 DIED = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+DENIED = grpc.StatusCode.PERMISSION_DENIED, "Received http2 header with status: 403"
 FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
 POISON = grpc.StatusCode.INTERNAL, "the model has failed"
 RESTRICTED = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"
@@ -90,7 +91,7 @@ async def test_both_get_calls_and_images_wait_only_while_both_are_busy(world: Wo
     assert [fake.most_running for fake in world.fakes] == [1, 1]
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, FULL, NOT_LOADED, GONE])
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED, POISON, FULL, NOT_LOADED, GONE])
 async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: Refusal) -> None:
     """No caller notices, however many there are at once, because each call may be retried."""
     world.max_calls = 100
@@ -101,7 +102,7 @@ async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: R
     assert world.fakes[1].images == 30
 
 
-@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED])
+@pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED])
 async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
     """It gets a probe now and then, and calls again once it has answered one."""
     world.fake.refusal = refusal
@@ -147,15 +148,47 @@ async def test_the_last_one_that_works_is_not_left_out_at_once(world: World) -> 
     assert not world.pool.is_usable("tiny")
 
 
-async def test_a_model_that_fails_is_not_tried_elsewhere(world: World) -> None:
-    """The image may be the cause and would fail there as well. Both Tritons stay in use."""
+async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: World) -> None:
+    """Both stay in use, however many there are."""
     for fake in world.fakes:
         fake.refusal = POISON
-    with pytest.raises(InferenceFailed):
-        await world.infer()
+    for _ in range(10):
+        with pytest.raises(InferenceFailed):
+            await world.infer()
 
-    assert sum(fake.images for fake in world.fakes) == 1
     assert world.usable == [True, True]
+
+
+async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world: World) -> None:
+    """No caller notices. A probe that fails only there does not bring it back."""
+    world.fake.refusal = POISON
+    while world.usable != [False, True]:
+        assert await world.errors(1) == []
+        await world.until_known()
+    failed = world.fake.images
+    assert failed >= 5
+    asked = len(world.fake.requests)
+    for probes in (1, 2):
+        await world.time.skip(1)
+        assert await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
+    assert await world.errors(10) == []
+    assert (world.fake.images, world.usable) == (failed, [False, True])
+    world.fake.refusal = None
+
+    assert await eventually(lambda: world.usable == [True, True])
+
+
+async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
+    """The model cannot read the blank image."""
+    world.pool.servers[0].model("tiny")
+    await until_busy(world, 0)
+    circuit = world.pool.servers[0].model("tiny").circuit
+    assert circuit is not None
+    for fake in world.fakes:
+        fake.refusal = POISON
+    circuit.open()
+
+    assert await eventually(lambda: world.usable == [True, True])
 
 
 async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) -> None:

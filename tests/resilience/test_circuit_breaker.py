@@ -10,8 +10,9 @@ import pytest
 from app.errors import TritonUnavailable
 from app.resilience import circuit_breaker
 from app.resilience.circuit_breaker import CircuitBreaker
+from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
-from tests.support import captured_log, eventually
+from tests.support import OpenTable, captured_log, eventually
 
 
 @pytest.fixture
@@ -55,9 +56,9 @@ def probe() -> Probe:
 
 
 @pytest.fixture
-async def breaker(probe: Probe) -> AsyncIterator[CircuitBreaker]:
+async def breaker(table: WorkerTable, probe: Probe) -> AsyncIterator[CircuitBreaker]:
     """A closed circuit; nothing of it may be left in the end."""
-    made = CircuitBreaker("tiny", probe)
+    made = CircuitBreaker(table, "tiny", "triton:8001", probe)
     yield made
     await made.close()
     assert probing() == []
@@ -172,6 +173,28 @@ async def test_failures_in_succession_may_be_rare(breaker: CircuitBreaker, clock
     assert state_of(breaker) == "open"
 
 
+async def test_a_circuit_that_opens_in_one_worker_opens_in_all(open_table: OpenTable, probe: Probe, clock: Clock) -> None:
+    """Each worker closes its own, with a probe of its own; one in which a call has succeeded since is not told again."""
+    probes = [probe, Probe(), Probe()]
+    one, other, third = (CircuitBreaker(open_table(), "tiny", "triton:8001", own) for own in probes)
+    elsewhere = CircuitBreaker(open_table(), "tiny", "another:8001", probe)
+    other.note_success()
+    clock.now += 1
+    note(one, "xxxxx")
+    clock.now += 1
+    third.note_success()
+
+    assert [breaker.is_closed for breaker in (one, other, third, elsewhere)] == [False, False, True, True]
+    probes[1].error = None
+    clock.now += 1
+    assert await is_closed_again(other)
+    assert [breaker.is_closed for breaker in (one, other, third)] == [False, True, True]
+    probe.error = None
+    assert await is_closed_again(one)
+    for breaker in (one, other, third):
+        await breaker.close()
+
+
 async def test_the_probe_closes_the_circuit(breaker: CircuitBreaker, probe: Probe) -> None:
     probe.error = None
     note(breaker, "xxxxx")
@@ -222,7 +245,7 @@ async def test_a_closed_circuit_starts_anew(breaker: CircuitBreaker, probe: Prob
     assert await is_closed_again(breaker)
 
 
-async def test_the_circuit_passes_from_open_to_half_open_to_closed(probe: Probe) -> None:
+async def test_the_circuit_passes_from_open_to_half_open_to_closed(table: WorkerTable, probe: Probe) -> None:
     """Back to open if the probe fails; while it is half open, only the probe is tried."""
     states: list[str] = []
 
@@ -234,7 +257,7 @@ async def test_the_circuit_passes_from_open_to_half_open_to_closed(probe: Probe)
                 if len(states) > 3:
                     probe.error = None
 
-    breaker = Noting("tiny", probe)
+    breaker = Noting(table, "tiny", "triton:8001", probe)
     note(breaker, "xxxxx")
     assert await is_closed_again(breaker)
     await breaker.close()
@@ -273,7 +296,7 @@ async def test_opening_and_closing_are_logged(breaker: CircuitBreaker, probe: Pr
     ]
 
 
-async def test_probes_become_rarer_but_not_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probes_become_rarer_but_not_rare(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     waited: list[float] = []
 
@@ -286,7 +309,7 @@ async def test_probes_become_rarer_but_not_rare(monkeypatch: pytest.MonkeyPatch)
 
     patched = SimpleNamespace(sleep=sleep, create_task=asyncio.create_task, gather=asyncio.gather)
     monkeypatch.setattr(circuit_breaker, "asyncio", patched)
-    breaker = CircuitBreaker("tiny", probe)
+    breaker = CircuitBreaker(table, "tiny", "triton:8001", probe)
     note(breaker, "xxxxx")
     assert await is_closed_again(breaker)
     await breaker.close()

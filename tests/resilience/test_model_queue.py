@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from app.errors import GatewayFull
+from app.errors import CircuitOpen, GatewayFull
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
@@ -79,6 +79,17 @@ async def test_as_many_requests_as_the_limit_says_are_admitted(table: WorkerTabl
     for permit in permits:
         leave(permit)
     assert queue.in_progress == 0
+
+
+async def test_a_queue_that_is_full_because_triton_is_silent_says_so(table: WorkerTable) -> None:
+    """A caller that is told that the gateway is full would look for the reason here."""
+    queue = ModelQueue(table, "tiny", 1, 1e6, is_silent=lambda: True)
+    permit = await enter(queue)
+    with pytest.raises(CircuitOpen):
+        queue.check("", 1.0, 0)
+    with pytest.raises(CircuitOpen):
+        await enter(queue)
+    leave(permit)
 
 
 async def test_the_early_check_agrees(table: WorkerTable) -> None:

@@ -28,7 +28,7 @@ from app.triton.client import TritonClient
 from app.triton.membership import Membership
 from app.triton.pool import TritonPool
 from app.triton.transport import Transport
-from tests.support import ROOT, eventually
+from tests.support import ROOT, TABLE, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ async def test_a_circuit_opens_and_closes_without_a_log(full_log: list[int]) -> 
         if not works.is_set():
             raise TritonUnavailable("it does not answer")
 
-    circuit = CircuitBreaker("tiny", probe)
+    circuit = CircuitBreaker(TABLE, "tiny", "triton:8001", probe)
     circuit.open()
     assert circuit.state == "open"
     assert full_log
@@ -133,7 +133,7 @@ async def test_the_tritons_change_without_a_log(full_log: list[int], monkeypatch
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     pool = TritonPool(Transport("inline"))
-    members = Membership(pool, ["dns:///triton:1"], lambda target: TritonBackend(TritonClient(target.address)))
+    members = Membership(pool, ["dns:///triton:1"], lambda target: TritonBackend(TritonClient(target.address), TABLE))
     used = []
     for _ in range(3):
         await members.refresh()

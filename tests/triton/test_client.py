@@ -1,6 +1,7 @@
 """The calls to Triton, and what the client knows of the server it is connected to."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -446,30 +447,36 @@ async def test_an_inference_may_wait_for_a_connection() -> None:
         await client.close()
 
 
-@pytest.mark.parametrize(("version", "ends"), [("2.51.0", False), ("2.59.1", True)])
-async def test_an_inference_ends_sometime_if_triton_survives_that(
-    fake_triton: Fake,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    ends: bool,  # noqa: FBT001
+@pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
+async def test_an_inference_without_an_answer_is_given_up(
+    fake_triton: Fake, monkeypatch: pytest.MonkeyPatch, version: str, cancelled: int
 ) -> None:
-    """A minute after its time; an older Triton may crash then, so that it is waited for."""
+    """A minute after its time; an older Triton may crash if the RPC is cancelled then, so that it goes on."""
     fake, client = fake_triton
     fake.version = version
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
     assert await eventually(lambda: client.server == ServerInfo(version))
     fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.1))
+    with pytest.raises(Unanswered, match="did not answer in time"):
+        await client.infer(SPEC, [IMAGE], timeout_seconds=0.1)
+    gc.collect()
+    await client.read_server()
 
-    if ends:
-        with pytest.raises(Unanswered, match="did not answer in time"):
-            await asking
-        assert await eventually(lambda: fake.cancelled == 1)
-    else:
-        await until_a_question_is_late(fake, client, 0.6)
-        assert (asking.done(), fake.cancelled) == (False, 0)
-        fake.may_answer.set()
-        assert (await asking).version == "1"
+    assert await eventually(lambda: fake.cancelled == cancelled)
+    assert fake.running == len(client.left) == 1 - cancelled
+    fake.may_answer.set()
+    assert await eventually(lambda: not client.left)
+
+
+async def test_an_inference_that_was_never_sent_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no Triton that could crash; kept, one for each probe would be sent as soon as there is one."""
+    monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.0)
+    client = TritonClient(f"127.0.0.1:{free_port()}")
+    with pytest.raises(Unanswered):
+        await client.infer(SPEC, [IMAGE], timeout_seconds=0.1, waits_for_connection=True)
+
+    assert not client.left
+    await client.close()
 
 
 async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:

@@ -15,7 +15,7 @@ from app.triton.pool import TritonPool
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import SPEC, FakeTriton, serving
-from tests.support import captured_log, eventually
+from tests.support import TABLE, captured_log, eventually
 
 
 class Names:
@@ -61,7 +61,7 @@ async def pool() -> AsyncIterator[TritonPool]:
 
 
 def connect(target: Target) -> TritonBackend:
-    return TritonBackend(TritonClient(target.address, host=target.host, ips=target.ips))
+    return TritonBackend(TritonClient(target.address, host=target.host, ips=target.ips), TABLE)
 
 
 def addresses(pool: TritonPool) -> list[str]:

@@ -24,7 +24,7 @@ from app.triton.server_info import ModelState
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
-from tests.support import captured_log, eventually
+from tests.support import TABLE, captured_log, eventually
 
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
@@ -51,7 +51,7 @@ async def two() -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
         for fake in fakes:
             await stack.enter_async_context(serving(fake))
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url)) for fake in fakes])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         stack.push_async_callback(pool.close)
         assert await eventually(lambda: all(server.client.server for server in pool.servers))
         yield Two(pool, fakes)
@@ -80,7 +80,7 @@ async def noop() -> None:
 def open_circuit(server: TritonBackend) -> None:
     """Let a Triton count as one that does not run the model."""
     served = server.model("tiny")
-    served.circuit = CircuitBreaker("tiny", noop)
+    served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
     served.circuit.state = "open"
 
 
@@ -343,7 +343,7 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
     """There is no choice: no spec is compared, and its errors are those of the callers."""
     fake = FakeTriton()
     async with serving(fake):
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url))])
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE)])
         open_circuit(pool.servers[0])
         assert pool.find(msgspec.structs.replace(SPEC, name="other"), one_call) is pool.servers[0].model("other")
         assert not pool.is_usable("tiny")
@@ -384,6 +384,17 @@ def test_the_only_one_is_chosen(clock: Clock) -> None:
     assert choose([only]) is only
 
 
+def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> None:
+    """It is always idle, but has shown no speed."""
+    broken = served(clock, 0)
+    broken.begin(1)
+    clock.now += 0.001
+    broken.note_answer(0, clock.now - 0.001)
+    broken.calls = broken.images = 0
+
+    assert shares([broken, served(clock, 4, 100)]) == [0, 1]
+
+
 def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
     """Of two that are as fast, or of which one has shown nothing yet."""
     assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
@@ -392,9 +403,9 @@ def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
 
 
 def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
-    """As many as it answers in the time in which the other one answers its own."""
+    """What counts is which of them would be done with one more image first."""
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
-    assert shares([served(clock, 11, 100), served(clock, 2, 20)]) == [0, 1]
+    assert shares([served(clock, 15, 100), served(clock, 2, 20)]) == [0, 1]
 
 
 def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:

@@ -10,7 +10,10 @@ from app.triton.status import (
     Disconnected,
     Draining,
     ModelDied,
+    ModelFailed,
+    NoReply,
     Overloaded,
+    Refused,
     Unanswered,
     UnknownRegion,
     Unreachable,
@@ -48,9 +51,13 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Unanswered),
         (grpc.StatusCode.CANCELLED, "", TritonUnavailable),
         (grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy.", ModelDied),
-        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", InferenceFailed),
+        (grpc.StatusCode.INTERNAL, "onnx runtime error 1", ModelFailed),
         (grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input", InferenceFailed),
-        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", InferenceFailed),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", Disconnected),
+        (grpc.StatusCode.UNAUTHENTICATED, "Received http2 header with status: 401", Refused),
+        (grpc.StatusCode.PERMISSION_DENIED, "Received http2 header with status: 403", Refused),
+        (grpc.StatusCode.UNIMPLEMENTED, "Received http2 header with status: 404", Refused),
+        (grpc.StatusCode.UNKNOWN, "/opt/secret/path", Refused),
     ],
 )
 async def test_status_and_message_of_a_refusal_determine_the_error(
@@ -75,7 +82,7 @@ def test_every_status_has_an_error(status: grpc.StatusCode, details: str | None)
     assert isinstance(from_query_error(rpc_error(status, details)), GatewayError)
 
 
-@pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded, ModelDied])
+@pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded, ModelDied, Refused, NoReply])
 def test_every_way_to_be_unavailable_is_the_same_for_a_caller(kind: type[TritonUnavailable]) -> None:
     """Who is not answered is told to come back, whether or not the gateway has tried again."""
     assert issubclass(kind, TritonUnavailable)
@@ -87,7 +94,7 @@ def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
     error = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     assert type(from_grpc_error(error)) is Unanswered
-    assert type(from_query_error(error)) is TritonUnavailable
+    assert type(from_query_error(error)) is NoReply
 
 
 @pytest.mark.parametrize(

@@ -370,6 +370,18 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
     assert transport.active_mode == "shm"
 
 
+async def test_a_server_without_shared_memory_has_rejected_it(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    """It is not asked again for each request, as one that does not answer."""
+    fake, client = fake_triton
+    fake.refusal = grpc.StatusCode.UNIMPLEMENTED, "Method not found"
+    transport = transport_to(client)
+    for _ in range(3):
+        assert await taken(transport) is None
+
+    assert len(fake.registrations) == 1
+    await transport.close()
+
+
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
     """If there is no other, the next request tries again at once; nothing is left of the attempt."""
     fake, _ = fake_triton
