@@ -23,9 +23,8 @@ from app.api.application import Application
 from app.api.receiving import body
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
-from app.resilience.admission import Admission, Capacity
+from app.resilience.admission import Admission
 from app.resilience.uploads import Upload
-from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from tests.fakes.https import Host, redirect, response, serving
 from tests.fakes.triton import FakeTriton
@@ -106,8 +105,8 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
     made: list[Admission] = []
     create = Admission.__init__
 
-    def create_and_note(admission: Admission, table: WorkerTable, capacity: Capacity) -> None:
-        create(admission, table, capacity)
+    def create_and_note(admission: Admission, *arguments: Any) -> None:  # noqa: ANN401
+        create(admission, *arguments)
         made.append(admission)
 
     monkeypatch.setattr(Admission, "__init__", create_and_note)
