@@ -180,7 +180,7 @@ def test_process_that_listens_is_known(host: str) -> None:
 def test_who_listens_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert holder(port) == (os.getpid(), " ".join(psutil.Process().cmdline()))
+        assert holder(port) == (os.getpid(), " ".join(psutil.Process().cmdline()).strip())
 
     assert holder(port) is None
 

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from app.api.admission import keys
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
@@ -176,7 +177,7 @@ async def test_the_first_model_of_the_metadata_is_the_default_one(server: httpx.
 async def test_probes_are_answered_without_a_key(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
     assert triton.poll() is None
     file = tmp_path / "keys.toml"
-    file.write_text("")
+    file.write_text(keys.create("camera-1")[1], encoding="utf-8")
     async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=str(file)))) as client:
         for path, message in (("live", "Service is live."), ("ready", "Service is ready.")):
             answer = json(await client.get(f"/v1/health/{path}"))

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app import __version__
+from app.api.admission import keys
 from app.api.parameters.tasks import DetectParameters
 from app.main import create_app
 from tests.api.conftest import settings_for
@@ -140,7 +141,7 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
 
 async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
     """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
-    (path := tmp_path / "keys.toml").touch()
+    (path := tmp_path / "keys.toml").write_text(keys.create("camera-1")[1], encoding="utf-8")
     async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(path)))) as client:
         with_keys = json(await client.get("/docs/openapi.json"))
     needed = {

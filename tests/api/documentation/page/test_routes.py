@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app import __version__
+from app.api.admission import keys
 from app.api.application import Application
 from app.api.documentation.page.routes import ASSETS, FOLDER
 from app.main import create_app
@@ -85,8 +86,8 @@ async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
 
 async def test_the_page_needs_no_key_and_its_files_neither(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It asks for one, and sends it to the routes that need it."""
-    (keys := tmp_path_factory.mktemp("keys") / "keys.toml").touch()
-    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(keys)))) as client:
+    (file := tmp_path_factory.mktemp("keys") / "keys.toml").write_text(keys.create("camera-1")[1], encoding="utf-8")
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=str(file)))) as client:
         for path in ("/", "/page-assets/page.js"):
             assert (await client.get(path, headers={"Accept": BROWSER})).status_code == 200
         assert (await client.get("/models")).status_code == 401
