@@ -85,7 +85,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
     def startup(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
         """Start the server and the supervision of its workers."""
         super().startup(*arguments)
-        threading.Thread(target=self._watch_workers, daemon=True).start()
+        threading.Thread(target=partial(_without_signals, self._watch_workers), daemon=True).start()
 
     def signal_handler_interrupt(self, number: int, _: object = None) -> None:
         """Begin a graceful stop; kill the workers after a second signal."""
@@ -119,6 +119,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
     def _spawn_worker(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Granian's own
         worker = super()._spawn_worker(*arguments, **options)
         worker.is_alive = partial(_is_alive, worker)
+        worker._watcher = partial(_without_signals, worker._watcher)  # noqa: SLF001 - run in a thread
         return worker
 
     def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
@@ -237,6 +238,12 @@ def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: Abstr
     for number in _STOP:
         loop.add_signal_handler(number, note)
     return event
+
+
+def _without_signals(run: Callable[[], None]) -> None:
+    """Run a thread that takes no signal: one that it took, as may happen after SIGCONT, would not wake the main thread."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGHUP})
+    run()
 
 
 def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own

@@ -324,7 +324,7 @@ def test_port_in_use_is_one_line(command: str, capsys: pytest.CaptureFixture[str
         port = server.getsockname()[1]
         assert main([command, "--port", str(port)]) == 1
 
-    own = " ".join(psutil.Process().cmdline())
+    own = " ".join(psutil.Process().cmdline()).strip()
     expected = f"port {port} is in use by process {os.getpid()} ({own}); end it, or choose another with --port"
     assert one_line(capsys) == expected
 

@@ -54,6 +54,8 @@ async def test_a_gateway_that_hangs(tmp_path: Path, with_workers: bool) -> None:
         finding = await asyncio.to_thread(gateway.check, settings)
         for process in stopped:
             process.resume()
+        running.process.terminate()  # at once: another thread may take the signal then, which must not wake nobody
+        assert await asyncio.to_thread(running.process.wait, 30) == 0
 
     if not with_workers:
         assert failure == ""

@@ -115,14 +115,15 @@ def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.Mo
     """As an open file, of which it is told the number, beside its socket and its number of workers."""
     script = f"""
     cd {tmp_path}
-    echo "$NEREID_SOCKET $NEREID_WORKERS $(readlink /proc/self/fd/$WORKER_TABLE_FD)" > written
+    echo "$NEREID_SOCKET $NEREID_WORKERS $(readlink /proc/self/fd/$WORKER_TABLE_FD /proc/self/fd/$LAST_VALID_FD)" > written
     mv written notes
     exec sleep 60"""
     with running(tmp_path, monkeypatch, script):
-        path, workers, table = notes(tmp_path).read_text(encoding="utf-8").split(maxsplit=2)
+        path, workers, inherited = notes(tmp_path).read_text(encoding="utf-8").split(maxsplit=2)
 
     assert (path, workers) == (str(tmp_path / "nereid-1.sock"), "3")
-    assert "nereid-workers" in table
+    assert "nereid-workers" in inherited
+    assert "nereid-last-valid" in inherited
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -213,7 +213,8 @@ def test_a_port_in_use_is_reported_in_one_line(settings: Settings, running: Runn
     )
 
     assert second.returncode == 1
-    assert second.stderr == f"nereid: port {running.port} is in use; choose another with --port\n"
+    assert second.stderr.startswith(f"nereid: port {running.port} is in use by process ")
+    assert second.stderr.endswith(" -m app serve); end it, or choose another with --port\n")
     assert running.is_ready()
 
 
