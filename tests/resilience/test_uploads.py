@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from unittest.mock import AsyncMock
 
 import pytest
 
 from app.errors import GatewayFull
 from app.resilience.uploads import AnonymousUploads
+from tests.api.virtual_time import in_virtual_time, now
 from tests.support import OpenTable
 
 FULL = "whose API key is not known yet"
@@ -92,15 +92,17 @@ async def test_what_would_not_be_received_is_rejected_before(workers: Sequence[A
             await workers[0].check("192.0.2.2", 41)
 
 
-async def test_their_rejections_are_spread_out(workers: Sequence[AnonymousUploads], monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_their_rejections_are_spread_out(workers: Sequence[AnonymousUploads]) -> None:
     """Those of the first three seconds come at once, and none later than a body may."""
-    sleep = AsyncMock()
-    monkeypatch.setattr("app.resilience.uploads.asyncio.sleep", sleep)
+    waits = []
     with ExitStack() as stack:
         for _ in range(64):
             stack.enter_context(workers[0].start(""))
         for _ in range(150):
+            before = now()
             with pytest.raises(GatewayFull, match=FULL):
                 await workers[0].check("", 0)
-    waits = [call.args[0] for call in sleep.await_args_list]
+            waits.append(now() - before)
+
     assert (waits[0], max(waits[:59]), max(waits)) == (0, pytest.approx(0, abs=0.01), pytest.approx(2, abs=0.1))
