@@ -299,7 +299,7 @@ async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_pa
     wrapper = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     with running_fleet(fault_repository, tmp_path, instances=1, wrapper=wrapper) as fleet:
         url = f"unix:{fleet.sockets[0]}"
-        seen = Path(f"/proc/{fleet.process.pid}/root/{home}")
+        seen = Path("/proc", str(fleet.process.pid), "root", str(home).lstrip("/"))
 
         def has_key() -> bool:
             return any(seen.glob("control-*.key"))
