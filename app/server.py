@@ -34,8 +34,7 @@ _JITTER = 0.1
 _WATCH_SECONDS = 1.0
 _REMIND_SECONDS = 0.5
 _MAX_MISSED_BEATS = 10
-# A worker that lives less long has failed; it is started again later and later. One that does not live for the shorter time could
-# not start.
+# A worker that ends sooner has failed, and is restarted with increasing delays; one that ends before the shorter one never ran.
 _STABLE_SECONDS, _START_SECONDS = 60.0, 5.5
 _MAX_PAUSE_SECONDS = 60.0
 

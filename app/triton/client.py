@@ -162,9 +162,9 @@ class TritonClient:
         try:
             await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
         except grpc.RpcError as error:
-            # Names are never used twice, so it is this arena: another request was faster.
             if is_restricted(error) and self._control_key_path is not None and not self._control_key_path.exists():
                 raise TritonUnavailable("the key of Triton's controls is not known yet") from error
+            # Region names are never reused, so a name that exists is this arena: another request has registered it.
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise from_query_error(error) from error
 

@@ -66,7 +66,7 @@ def _has_name(address: str) -> bool:
 
 
 Connect = Callable[[Target], TritonBackend]
-"""Makes the client of a Triton."""
+"""Connects to a Triton."""
 
 
 class Membership:
@@ -78,7 +78,7 @@ class Membership:
         Args:
             pool: Gets the Tritons.
             addresses: Each is `host:port` or `dns:///name:port`.
-            connect: Makes the client of a Triton.
+            connect: Connects to a Triton.
         """
         self._pool = pool
         self._connect = connect

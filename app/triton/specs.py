@@ -67,7 +67,7 @@ class SpecCache:
             UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had, or has in
                 its repository, is not unknown: it was unloaded, could not be loaded, or Triton is being stopped.
             UnknownVersion: The model is there in other versions only.
-            UnsupportedModel: No adapter fits the model.
+            UnsupportedModel: The model's tensors match no supported head.
         """
         spec = self.cached(model)
         if spec is not None:
