@@ -10,10 +10,12 @@ from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api.admission.dispatch import DispatchMiddleware
-from app.api.admission.guards import guard_model, guard_scope
-from app.api.admission.keys import ApiKeys, Scope
+from app.api.admission.guards import guard_model
+from app.api.admission.middleware import HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
 from app.api.batch.route import detect_batch
+from app.api.caller.check import guard_scope
+from app.api.caller.keys import ApiKeys, Scope
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import ROUTES
 from app.api.dialects import dialect
@@ -21,7 +23,6 @@ from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
-from app.api.middleware import HeadMiddleware, RequestContextMiddleware
 from app.api.reports.health import health, live, livez, ready, readyz
 from app.api.reports.metrics import metrics
 from app.api.reports.models import models
@@ -64,11 +65,11 @@ def build(
 
     routes: list[ControllerRouterHandler] = [
         Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),
-        Router("/", route_handlers=[models], guards=[guard_scope(resources, "detect")], security=_security(keys, "detect")),
+        Router("/", route_handlers=[models], guards=[guard_scope(keys, "detect")], security=_security(keys, "detect")),
         Router(
             "/",
             route_handlers=[health, metrics, ready],
-            guards=[guard_scope(resources, "health")],
+            guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
         ),
         live,

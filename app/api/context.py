@@ -1,14 +1,22 @@
 """The context of one request, stored in its ASGI scope for routes, error handlers and the log line."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from litestar.types import Scope
+from litestar.types import HTTPScope, Scope
 
-from app.api.admission.keys import ApiKey
-from app.api.receiving.client_watch import BodyLimits
 from app.resilience.admission import WHOLE
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
+
+PAUSE_SECONDS = 10.0
+"""Maximum time between two reads of a request body, or two writes of a response."""
+
+
+class BodyLimits(NamedTuple):
+    """Size and time limits of a request body."""
+
+    max_bytes: int
+    total_seconds: float
 
 
 class RequestContext:
@@ -39,8 +47,8 @@ class RequestContext:
         """Limits of the body; set by the guards of model routes."""
         self.slow_request_ms = 0.0
         """Requests that take longer are logged as warnings; 0 disables this."""
-        self.api_key: ApiKey | None = None
-        """The caller's key; None until it is identified, or if no keys are configured."""
+        self.scopes: frozenset[str] | None = None
+        """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
         self.is_anonymous = False
         """Whether the headers have no API key, but the body may contain one."""
         self.client_address = ""
@@ -75,3 +83,8 @@ def context_of(scope: Scope) -> RequestContext:
 def attach(context: RequestContext, scope: Scope) -> None:
     """Store the context of a request in its scope."""
     scope.setdefault("state", {})["request_context"] = context
+
+
+def header_of(scope: HTTPScope, wanted: bytes) -> str:
+    """Return the value of a header; empty if absent. Unlike Litestar's lookup, it builds no object of all headers."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")

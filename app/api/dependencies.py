@@ -1,18 +1,32 @@
 """Dependencies that are injected into handlers."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import msgspec
 from litestar.di import NamedDependency, Provide
 
-from app.api.admission.client_address import Proxies
-from app.api.admission.keys import ApiKeys
-from app.api.receiving.client_watch import BodyLimits
-from app.api.reports.health_schema import LimitsInForce
+from app.api.caller.client_address import Proxies
+from app.api.caller.keys import ApiKeys
+from app.api.context import BodyLimits
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
+
+
+class LimitsInForce(msgspec.Struct, frozen=True):
+    """Limits of the gateway. Byte sizes are in MiB, image sizes in megapixels, times in seconds."""
+
+    max_file_size_mb: float
+    max_batch_size_mb: float
+    max_megapixels: float
+    max_megapixels_non_jpeg: float
+    max_uploads: int
+    memory_mb: float
+    timeout_seconds: float
+    max_timeout_seconds: float
+    requests: dict[str, int] = {}
+    """Limit of requests in progress, by model."""
 
 
 class Deployment(NamedTuple):
@@ -30,8 +44,8 @@ class Deployment(NamedTuple):
     trusted_proxies: Proxies
     has_page: bool = True
     """Whether `/` serves a page to browsers."""
-    dialects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """Settings of the enabled dialects, by name."""
+    dialects: Sequence[str] = ()
+    """Names of the enabled dialects."""
     workers: int = 1
     """Number of workers that the host should have."""
 

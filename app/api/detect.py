@@ -14,13 +14,13 @@ from app.api.answering.schema import ClassifyResponse, CocoResult, DetectRespons
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.documentation.openapi import PROBLEMS, operation_for
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.path_model import PathModel
 from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.receiving.intake import DeferredParameters, Pairs
+from app.api.receiving.intake import DeferredParameters
 from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead, DetectionHead, Task
 

@@ -12,7 +12,9 @@ from litestar.utils import normalize_path
 
 from app.model.heads import DetectionHead, Task
 
-VERSION = "/v1"
+API_VERSION = "v1"
+"""Version of the HTTP API."""
+VERSION = f"/{API_VERSION}"
 """Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"
 """The route of paths that do not exist. Logs and metrics use it, because arbitrary paths would be unbounded."""

@@ -1,1 +1,1 @@
-"""Checks of a request before its body is received: framing, key, type, length, circuit, capacity."""
+"""What a request passes before its body is received: context, route, framing, key, type, length, circuit, capacity."""

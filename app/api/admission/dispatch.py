@@ -6,7 +6,8 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 from app.api.admission import guards
 from app.api.answering import problems
 from app.api.answering.problems import WriteError
-from app.api.context import context_of
+from app.api.caller.check import note_key
+from app.api.context import context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.routes import ModelRoute, RouteTable, note_route
 from app.errors import GatewayFull, MalformedRequest
@@ -46,10 +47,10 @@ class DispatchMiddleware:
         if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
             context = context_of(scope)
             context.has_model_route = True
-            guards.note_key(scope, target.handler, self._worker)
-            if self._worker.keys is None or context.api_key is not None:  # without a valid key, reveal nothing about a model
+            note_key(scope, target.handler, self._worker.keys)
+            if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
                 await guards.check_capacity(scope, target.handler, model, self._worker)
             elif context.is_anonymous:
-                length = int(guards.header_of(scope, b"content-length") or "0")
+                length = int(header_of(scope, b"content-length") or "0")
                 await self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)

@@ -4,7 +4,7 @@ If several checks fail, the response reports the first in this order:
 
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
-    401  no API key, or a wrong one; 403 if it lacks the scope          `guard_key`
+    401  no API key, or a wrong one; 403 if it lacks the scope          `require_key`
     415  the declared type; 413 the declared length                     `guard_payload`
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
@@ -17,31 +17,25 @@ image, must arrive within two seconds, and counts against a budget that all anon
 before 401.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 from urllib.parse import parse_qs
 
-from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.exceptions import NotFoundException
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
-from app.api.admission.keys import ApiKey, Scope
-from app.api.context import RequestContext, context_of
+from app.api.caller.check import Connection, require_key
+from app.api.context import BodyLimits, RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
 from app.api.receiving.body import needs_parsing
-from app.api.receiving.client_watch import BodyLimits, body_too_large
+from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import is_supported, media_type
 from app.api.routes import ModelRoute
-from app.errors import Forbidden, MalformedRequest, Unauthorized, UnsupportedMediaType
-
-Connection = ASGIConnection[Any, Any, Any, Any]
+from app.errors import MalformedRequest, UnsupportedMediaType
 
 MAX_PATH = 1024
 """Maximum length of a path, in characters. The longest valid paths contain a model name."""
@@ -90,25 +84,14 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     return model
 
 
-def note_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Record the request's key if it is valid; otherwise `guard_key` rejects the request later."""
-    if worker.keys is None:
-        return
-    context = context_of(scope)
-    headers = _key_headers(scope, is_dialect=route.key_in != "header")
-    context.is_anonymous = not headers and route.key_in == "body"
-    with suppress(Unauthorized):
-        _accept(worker.keys.identify(headers), worker, context)
-
-
 async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
-    """Reject a request that would pass `guard_key` while the gateway is full.
+    """Reject a request that would pass `require_key` while the gateway is full.
 
     Raises:
         GatewayFull: The request cannot be admitted now.
     """
     context, pipeline = context_of(scope), worker.pipeline
-    if context.api_key is not None and "detect" not in context.api_key.scopes:
+    if context.scopes is not None and "detect" not in context.scopes:
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if route.takes != "text" and (not model or pipeline.is_usable(model)):
@@ -125,66 +108,14 @@ def guard_model(worker: WorkerResources) -> Guard:
         context = context_of(scope)
         if not context.has_model_route:
             raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
-        guard_key(scope, route, worker)
+        if not context.is_anonymous:
+            require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
         if route.takes != "text":
             guard_circuit(context, worker)
         guard_timing(context, worker)
 
     return guard
-
-
-def guard_scope(worker: WorkerResources, scope: Scope) -> Guard:
-    """Make the guard of routes that need a key with this scope, but run no model.
-
-    The guard raises:
-        Unauthorized: There is no key, more than one, or a wrong one.
-        Forbidden: The key does not have the scope.
-    """
-
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        _check_key(_key_headers(connection.scope), scope, context_of(connection.scope), worker)
-
-    return guard
-
-
-def require_key(connection: Connection, worker: WorkerResources) -> None:
-    """Reject a dialect's request that runs no model and lacks a key with the scope `detect`; pass it if keys are not configured.
-
-    Raises:
-        Unauthorized: There is no key, more than one, or a wrong one.
-        Forbidden: The key does not have the scope.
-    """
-    context = context_of(connection.scope)
-    if context.api_key is None:
-        _check_key(_key_headers(connection.scope, is_dialect=True), "detect", context, worker)
-
-
-def guard_key(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Reject a request without a key with the scope `detect`, unless its body may contain one.
-
-    Raises:
-        Unauthorized: There is no key, more than one, or a wrong one.
-        Forbidden: The key does not have the scope.
-    """
-    context = context_of(scope)
-    if context.api_key is not None:
-        _require_scope(context.api_key, "detect")
-    elif worker.keys is not None and not context.is_anonymous:  # repeated, to raise the error
-        _check_key(_key_headers(scope, is_dialect=route.key_in != "header"), "detect", context, worker)
-
-
-def admit_with_body(given: str | None, context: RequestContext, worker: WorkerResources) -> None:
-    """Reject an anonymous request whose body contains no key with the scope `detect`.
-
-    Raises:
-        Unauthorized: There is no key, or a wrong one.
-        Forbidden: The key does not have the scope.
-    """
-    if context.is_anonymous:
-        _check_key([(b"x-api-key", given.encode())] if given else [], "detect", context, worker)
-        context.is_anonymous = False
-        context.body_limits = BodyLimits(context.max_body_bytes, *worker.deployment.body_limits[1:])  # the limits of the response
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
@@ -226,54 +157,7 @@ def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
 
 def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
     """Set the time limits of the body and the response and the slow-request threshold, and start the stage timing."""
-    _, pause, total = worker.deployment.body_limits
-    if context.is_anonymous:
-        pause = total = _ANONYMOUS_SECONDS
-    context.body_limits = BodyLimits(context.max_body_bytes, pause, total)
+    total = _ANONYMOUS_SECONDS if context.is_anonymous else worker.deployment.body_limits.total_seconds
+    context.body_limits = BodyLimits(context.max_body_bytes, total)
     context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()
-
-
-def _check_key(headers: list[tuple[bytes, bytes]], scope: Scope, context: RequestContext, worker: WorkerResources) -> None:
-    if worker.keys is not None:
-        _accept(worker.keys.identify(headers), worker, context)
-        _require_scope(context.api_key, scope)
-
-
-def _accept(key: ApiKey, worker: WorkerResources, context: RequestContext) -> None:
-    assert worker.keys is not None  # noqa: S101
-    context.api_key = key
-    context.log_fields["key"] = key.id
-    context.share = worker.keys.share_of(key)
-
-
-def _require_scope(key: ApiKey | None, scope: Scope) -> None:
-    if key is None or scope not in key.scopes:
-        raise Forbidden(f"the API key does not have the scope {scope!r}")
-
-
-def _key_headers(scope: Any, *, is_dialect: bool = False) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types
-    """Return the headers with a key. Clients of dialects may send it as `Basic`, or in the query if no header has one."""
-    headers = [(name, value) for name, value in scope["headers"] if name in {b"authorization", b"x-api-key"}]
-    if not is_dialect:
-        return headers
-    if not headers and (b"api_key" in scope["query_string"] or b"%" in scope["query_string"]):
-        values = parse_qs(scope["query_string"].decode("latin-1")).get("api_key", [])
-        return [(b"x-api-key", value.encode()) for value in values]
-    return [(name, _to_bearer(value)) for name, value in headers]
-
-
-def _to_bearer(authorization: bytes) -> bytes:
-    """Convert `Basic` with user ID and password SECRET to `Bearer ID.SECRET`; return any other header unchanged."""
-    scheme, _, encoded = authorization.partition(b" ")
-    if scheme.lower() != b"basic":
-        return authorization
-    try:
-        return b"Bearer " + base64.b64decode(encoded.strip(), validate=True).replace(b":", b".", 1)
-    except binascii.Error:
-        return authorization
-
-
-def header_of(scope: HTTPScope, wanted: bytes) -> str:
-    """Return the value of a header; empty if absent. Unlike Litestar's lookup, it builds no object of all headers."""
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")

@@ -14,7 +14,6 @@ from litestar.utils import normalize_path
 
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
-from app.api.middleware import with_head
 from app.api.routes import note_route
 from app.errors import (
     ClientGone,
@@ -131,6 +130,11 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
     problem = _problem(status, error.code, error.title, error.detail, context.request_id)
     _note(context, problem)
     return headers, problem
+
+
+def with_head(allow: str) -> str:
+    """Add HEAD to the methods of an `Allow` header that contains GET."""
+    return allow.replace("GET", "GET, HEAD")
 
 
 def _note_route_of_other_method(request: Request[Any, Any, Any], method: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.api.context import RequestContext, context_of
+from app.api.context import PAUSE_SECONDS, RequestContext, context_of
 from app.resilience.memory import MemoryBudget
 
 Header = tuple[bytes, bytes]
@@ -70,7 +70,7 @@ class LargeResponse(ASGIResponse):
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end) as limit:
                 for start in range(0, len(self.body), _CHUNK_BYTES):
-                    limit.reschedule(min(time() + context.body_limits.pause_seconds, end))
+                    limit.reschedule(min(time() + PAUSE_SECONDS, end))
                     chunk = self.body[start : start + _CHUNK_BYTES]
                     await send({"type": "http.response.body", "body": chunk, "more_body": left > len(chunk)})
                     left -= len(chunk)

@@ -16,7 +16,7 @@ from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.coco_results import CocoAnswer
 from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
-from app.api.context import context_of
+from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import intake
@@ -99,24 +99,23 @@ class _Lines(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send the lines; stop if the client disconnects or does not read for too long."""
         context = context_of(scope)
-        pause = context.body_limits.pause_seconds
         try:
             with self._request:
                 async with self._running as done:
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
-                        await _send_line(send, await line, pause)
-                await _send_line(send, self._answer.summary(), pause, more_body=False)
+                        await _send_line(send, await line)
+                await _send_line(send, self._answer.summary(), more_body=False)
         except ClientGone:
             if not context.status:
                 raise
             context.is_client_gone = True
 
 
-async def _send_line(send: Send, line: bytes, seconds: float, *, more_body: bool = True) -> None:
+async def _send_line(send: Send, line: bytes, *, more_body: bool = True) -> None:
     """Send a line; raise ClientGone if the client does not receive it in time."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PAUSE_SECONDS):
             await send({"type": "http.response.body", "body": line, "more_body": more_body})
     except TimeoutError:
         raise ClientGone("the client does not read the response") from None

@@ -12,21 +12,21 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
-from app.api.admission.guards import header_of
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_boxes, to_scores
 from app.api.answering.responses import JsonResponse
+from app.api.context import header_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
 from app.api.receiving import json_body
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.json_body import decode_base64
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec
-from app.pipeline.call import Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
 _FUNCTION = b"x-nuclio-function-name"
 """The header that names the function."""
@@ -39,7 +39,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.threshold, None, MAX_DETECTIONS, version=self.version)
 
 
 class _Invocation(msgspec.Struct, frozen=True):

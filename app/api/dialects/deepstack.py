@@ -23,14 +23,13 @@ from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, receive_text
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
-from app.api.parameters.parse import split_classes
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.parameters.parse import Pairs, split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
 from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
-from app.api.receiving.intake import Pairs
 from app.api.routes import ModelRoute
-from app.pipeline.call import Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
 _NAMED = 20
 """Maximum number of objects named in `message`."""
@@ -57,11 +56,13 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
     """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
+    max_objects: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = MAX_DETECTIONS
+    """Maximum number of objects, the best ones. Not part of DeepStack; for Frigate, which fails with more than 20."""
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), self.max_objects, version=self.version)
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -169,9 +170,7 @@ async def _detect(
     request: AnyRequest, worker: WorkerResources, command: Literal["detect", "custom"], in_path: Pairs = ()
 ) -> ASGIResponse:
     async def respond(given: ResponseInput[Detections], _: _Parameters) -> JsonResponse:
-        return JsonResponse(
-            msgspec.json.encode(to_predictions(given, command, worker.deployment.dialects[DIALECT.name]["max_objects"]))
-        )
+        return JsonResponse(msgspec.json.encode(to_predictions(given, command)))
 
     return await detect(request, worker, _Parameters, _parse, respond, in_path)
 
@@ -191,15 +190,15 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
 
 
-def to_predictions(given: ResponseInput[Detections], command: Literal["detect", "custom"], max_objects: int) -> Predictions:
-    """Convert detections to a response with at most `max_objects` objects; 0 means no limit."""
+def to_predictions(given: ResponseInput[Detections], command: Literal["detect", "custom"]) -> Predictions:
+    """Convert detections to a response."""
     found, timing = given.found, given.context.timing
     predictions = [
         Prediction(confidence, found.spec.class_name(id_), y_min, x_min, y_max, x_max)
         for confidence, id_, (x_min, y_min, x_max, y_max) in zip(
             to_scores(found.scores), found.class_ids.tolist(), found.boxes.round().astype(int).tolist(), strict=True
         )
-    ][: max_objects or None]
+    ]
     total = round(timing.total)
     return Predictions(
         predictions=predictions,

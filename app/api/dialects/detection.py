@@ -13,10 +13,11 @@ from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
 from app.api.dialects.dialect import AnyRequest, DialectParameters
+from app.api.parameters.parse import Pairs
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.receiving.intake import Content, Pairs, Received
+from app.api.receiving.intake import Content, Received
 from app.api.reports.metrics import count_batch_image
 from app.model.heads import DetectionHead
 from app.pipeline.batch_request import BatchRequest

@@ -1,6 +1,6 @@
 """The detectors that dialects list and use."""
 
-from app.api.admission.guards import require_key
+from app.api.caller.check import require_key
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import AnyRequest
 from app.errors import GatewayError
@@ -15,7 +15,7 @@ async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelS
     Raises:
         GatewayError: The API key is missing or wrong; Triton does not answer.
     """
-    require_key(request, worker)
+    require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
     specs = [await _spec(worker, name) for name in sorted(states) if states[name].is_ready]
     return [spec for spec in specs if spec is not None and spec.head.task == DetectionHead.task]

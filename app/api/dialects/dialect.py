@@ -19,9 +19,6 @@ from app.pipeline.call import DetectOptions
 
 AnyRequest = Request[Any, Any, Any]
 
-MAX_OBJECTS = 300
-"""Maximum number of objects per image; a request may ask for fewer."""
-
 
 def write_detail(problem: Problem) -> dict[str, str]:
     """Convert a problem to an object that contains only its detail."""

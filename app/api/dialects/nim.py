@@ -16,22 +16,22 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
-from app.api.admission.guards import require_key
 from app.api.answering.native import to_boxes, to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
 from app.api.batch.body import ParsedBatch, decode_text, split_images
+from app.api.caller.check import require_key
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect_each, require_all
 from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
 from app.api.receiving import json_body
 from app.api.receiving.body import kind_of
 from app.api.receiving.json_body import JSON_ERRORS
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
@@ -43,7 +43,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.threshold, None, MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.threshold, None, MAX_DETECTIONS, version=self.version)
 
 
 class _Document(msgspec.Struct):
@@ -154,7 +154,7 @@ async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
 @get("/v1/models")
 async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
-    require_key(request, worker)
+    require_key(request, worker.keys, "detect", is_dialect=True)
     return await list_models(worker.tritons, worker.pipeline)
 
 

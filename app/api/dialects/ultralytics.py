@@ -20,13 +20,13 @@ from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
 from app.api.receiving.content_type import JSON, media_type
-from app.api.receiving.intake import Pairs
 from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
-from app.pipeline.call import Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 from app.telemetry.timing import Timing
 
 _IOU = 0.7
@@ -50,7 +50,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     def options(self) -> DetectOptions:
         """The options of the detection."""
         return DetectOptions(
-            self.model, self.conf, None, MAX_OBJECTS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
+            self.model, self.conf, None, MAX_DETECTIONS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
         )
 
 

@@ -62,6 +62,7 @@ _RAW_TYPES = (
     "image/bmp",
     "image/gif",
     "image/avif",
+    "image/heic",
     "image/tiff",
     "application/octet-stream",
 )

@@ -4,7 +4,7 @@ The parameters of each kind of request are defined by a class.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, ClassVar, TypeVar
@@ -16,6 +16,9 @@ from app.api.answering.format import Presentation
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Question, TaskResult
 from app.remote.address import is_empty
+
+Pairs = Sequence[tuple[str, str]]
+"""Names and values of parameters."""
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -95,11 +98,11 @@ def split_classes(classes: str | None) -> list[str] | None:
     return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
 
 
-def parse_parameters(pairs: Collection[tuple[str, str]], kind: type[P]) -> P:
+def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
 
     Args:
-        pairs: Names and values of the request's parameters.
+        pairs: The request's parameters.
         kind: The type of the parameters.
 
     Raises:

@@ -1,8 +1,7 @@
 """A model in the path. Its task, which Triton may have to be asked for, determines the valid parameters."""
 
-from app.api.parameters.parse import Parameters, names, parse_parameters
+from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters
 from app.api.parameters.tasks import FORMS
-from app.api.receiving.intake import Pairs
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline

@@ -12,7 +12,7 @@ from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Parameters, split_classes
 from app.errors import InvalidParameter
 from app.model.heads import ClassificationHead, DetectionHead, Task
-from app.pipeline.call import ClassifyOptions, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 
 DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
 CLASSIFICATIONS = Formats(native.CLASSES_JSON)
@@ -54,7 +54,8 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
         str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
     ] = None
     max_detections: Annotated[
-        int, Meta(ge=1, le=300, description="Maximum number of detections; those with the highest confidence are returned.")
+        int,
+        Meta(ge=1, le=MAX_DETECTIONS, description="Maximum number of detections; those with the highest confidence are returned."),
     ] = 100
     boxes: Annotated[
         BoxFormat,

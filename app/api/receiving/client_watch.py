@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from litestar.types import Receive
 
+from app.api.context import PAUSE_SECONDS, BodyLimits
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, MalformedRequest
 from app.resilience.interruption import Interruption
 from app.resilience.uploads import Upload
@@ -18,15 +19,6 @@ _COUNT_BYTES = 1 << 16
 _CHECK_SECONDS = 0.25
 _DRAIN_SECONDS = 2.0
 _ANONYMOUS_BYTES = 1 << 20
-
-
-class BodyLimits(NamedTuple):
-    """Size and time limits of a request body."""
-
-    max_bytes: int
-    pause_seconds: float
-    """Maximum time between two reads."""
-    total_seconds: float
 
 
 class ClientWatch(Interruption):
@@ -104,7 +96,8 @@ class ClientWatch(Interruption):
         if self.is_body_complete:
             self._waiting = self._loop.create_task(self._wait_for_disconnect())
             return
-        total, pause = self._limits.total_seconds, self._limits.pause_seconds
+        total = self._limits.total_seconds
+        pause = min(PAUSE_SECONDS, total)
         left = min(self._progress + pause, self._start + total) - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(min(left, _CHECK_SECONDS), self._check)

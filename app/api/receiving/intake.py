@@ -1,6 +1,6 @@
 """Receive an inference request: its parameters, its body or the image at its URL, and its deadline."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
 
-from app.api.admission.guards import admit_with_body
+from app.api.caller.check import admit_with_body
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.parameters.parse import Parameters, parse_parameters
+from app.api.parameters.parse import Pairs, Parameters, parse_parameters
 from app.api.receiving import body, content_encoding
 from app.api.receiving.client_watch import ClientWatch
 from app.errors import MalformedRequest
@@ -23,9 +23,6 @@ from app.resilience.uploads import Upload
 from app.telemetry.timing import FETCH
 
 _NO_KEY = ("api_key", "")  # sent by clients whose key is in the body
-
-Pairs = Sequence[tuple[str, str]]
-"""Names and values of parameters."""
 
 
 class Content(Protocol):
@@ -113,7 +110,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
                 content = parse(data, context.content_type, kind)
-        admit_with_body(getattr(wanted, "api_key", None), context, worker)
+        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits)
         client.is_body_complete = True
         context.timing.lap("read")
     if wanted.address is not None:

@@ -22,17 +22,17 @@ from app.api.reports.health_schema import (
     Readiness,
     ReadinessReport,
     Resources,
+    Services,
+    TritonService,
     Workers,
 )
+from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
 from app.host.packages import has_pillow_simd
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.triton.gpu import Gpu, read_gpus
-
-API_VERSION = "v1"
-"""Version of the HTTP API."""
 
 _RETRY = {"Retry-After": "1"}
 _NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
@@ -67,14 +67,16 @@ async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerR
     servers, _ = await asyncio.gather(
         server_health.examine(worker.tritons, worker.pipeline.default_model), _spec(worker.pipeline, context)
     )
-    triton_health = server_health.summarize(servers, is_usable=True)
-    is_ready = not worker.is_draining and triton_health.status == "ready"
+    status = server_health.best_status(servers)
+    is_ready = not worker.is_draining and status == "ready"
+    reason = context.log_fields.get("detail") if status == "not_ready" else None
+    triton = TritonService(status != "unreachable", str(reason or status), ",".join(server.address for server in servers))
     report = ReadinessReport(
         "ready" if is_ready else "not_ready",
         __version__,
         API_VERSION,
-        server_health.to_services(servers, triton_health, context.log_fields.get("detail")),
-        _resources(),
+        Services(triton),
+        Resources(_to_mb(memory.resident_bytes()), round(cores.used_percent(), 1)),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 
@@ -82,32 +84,31 @@ async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerR
 @get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
 async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    pipeline, context = worker.pipeline, context_of(request.scope)
+    pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
     gpus, servers, spec = await asyncio.gather(
         read_gpus(worker.deployment.triton_metrics_urls),
         server_health.examine(worker.tritons, pipeline.default_model),
         _spec(pipeline, context),
     )
-    triton_health = server_health.summarize(servers, is_usable=spec is not None)
-    is_ready = triton_health.status == "ready"
-    workers_mb = [_to_mb(number) for number in worker.metrics.worker_memory.numbers()]
+    status = server_health.best_status(servers)
+    is_ready = status == "ready" and spec is not None
+    workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
         version=__version__,
         api="healthy",
-        triton=triton_health,
+        triton="unhealthy" if status == "unreachable" else "healthy",
+        detail=context.log_fields.get("detail"),
         tritons=servers,
         model=pipeline.default_model,
-        model_ready=is_ready,
         gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
-        memory=Memory(_to_mb(memory.resident_bytes()), workers_mb),
-        performance=Performance(round(sum(workers_mb), 1), _optimizations(pipeline)),
+        memory=Memory(workers_mb),
+        performance=Performance(round(sum(workers_mb), 1), _optimizations()),
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
-        api_version=API_VERSION,
-        services=server_health.to_services(servers, triton_health, context.log_fields.get("detail")),
-        resources=_resources(),
-        workers=Workers(len(worker.metrics.table.rows()), worker.deployment.workers),
-        refused_files=worker.metrics.refused(),
+        workers=Workers(len(metrics.table.rows()), worker.deployment.workers),
+        refused_files=list(metrics.nonzero(metrics.refused_files)),
+        failing_models=metrics.nonzero(metrics.circuit_open),
+        model_deaths=metrics.nonzero(metrics.model_deaths),
     )
     return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
 
@@ -121,20 +122,15 @@ async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None
         return None
 
 
-def _resources() -> Resources:
-    return Resources(_to_mb(memory.resident_bytes()), round(cores.used_percent(), 1))
-
-
 def _describe(gpu: Gpu) -> GpuDevice:
     used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
     return GpuDevice(gpu.id, gpu.utilization, None if used is None else _to_mb(used), None if total is None else _to_mb(total))
 
 
-def _optimizations(pipeline: Pipeline) -> dict[str, bool | str]:
+def _optimizations() -> dict[str, bool | str]:
     return {
         "jpeg_decoder": "libjpeg-turbo",
         "pillow_simd": has_pillow_simd(),
-        "transport": pipeline.transport_mode,
         "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
         "json": "msgspec",
     }

@@ -4,15 +4,7 @@ from typing import Literal
 
 import msgspec
 
-
-class TritonHealth(msgspec.Struct, frozen=True):
-    """State of Triton."""
-
-    status: Literal["ready", "not_ready", "unreachable"]
-    version: str | None = None
-    latency_ms: float | None = None
-    """Latency of the request for its version."""
-    models_ready: list[str] = []
+from app.api.dependencies import LimitsInForce
 
 
 class ServerHealth(msgspec.Struct, frozen=True):
@@ -23,8 +15,6 @@ class ServerHealth(msgspec.Struct, frozen=True):
     status: Literal["ready", "not_ready", "unreachable"]
     """State of the default model on this Triton."""
     version: str | None
-    latency_ms: float | None
-    models_ready: list[str]
     transport: Literal["shm", "inline"]
     left_out: list[str]
     """Models for which the answering worker currently avoids this Triton, because their inferences fail."""
@@ -49,9 +39,8 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Resident memory of the answering worker, and of all workers of the host."""
+    """Resident memory of each worker of the host."""
 
-    rss_mb: float
     workers_mb: list[float]
 
 
@@ -60,21 +49,6 @@ class Workers(msgspec.Struct, frozen=True):
 
     running: int
     wanted: int
-
-
-class LimitsInForce(msgspec.Struct, frozen=True):
-    """Limits of the gateway. Byte sizes are in MiB, image sizes in megapixels, times in seconds."""
-
-    max_file_size_mb: float
-    max_batch_size_mb: float
-    max_megapixels: float
-    max_megapixels_non_jpeg: float
-    max_uploads: int
-    memory_mb: float
-    timeout_seconds: float
-    max_timeout_seconds: float
-    requests: dict[str, int] = {}
-    """Limit of requests in progress, by model."""
 
 
 class Performance(msgspec.Struct, frozen=True):
@@ -113,21 +87,23 @@ class Health(msgspec.Struct, frozen=True):
     status: Literal["healthy", "unhealthy"]
     version: str
     api: Literal["healthy"]
-    triton: TritonHealth
-    """The Triton in the best state, with the models of all Tritons."""
+    triton: Literal["healthy", "unhealthy"]
+    """Whether any Triton responds."""
+    detail: str | None
+    """Why the default model cannot be used, if its spec cannot be read."""
     tritons: list[ServerHealth]
     model: str
-    model_ready: bool
     gpu: GpuHealth
     memory: Memory
     performance: Performance
     limits: LimitsInForce
-    api_version: str
-    services: Services
-    resources: Resources
     workers: Workers
     refused_files: list[str]
     """Files (`api_keys`, `triton_tls`, `label_studio_token`) that are not valid now: their last valid content is in use."""
+    failing_models: dict[str, int]
+    """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
+    model_deaths: dict[str, int]
+    """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
 
 
 class Liveness(msgspec.Struct, frozen=True):

@@ -8,19 +8,16 @@ from litestar.di import NamedDependency
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.errors import DeadlinePassed
-from app.model.reference import split_reference
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
-from app.triton.metrics import read_metrics
+from app.triton.metrics import triton_metrics
 
 
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
     """Return the metrics of all workers of this host in a Prometheus format."""
     worker.pipeline.sample()
-    ours = worker.metrics
-    models = {split_reference(model)[0] for model in ours.models()}
-    families = [*ours.collect(), *await read_metrics(worker.tritons.servers, ours.table, models)]
+    families = [*worker.metrics.collect(), *triton_metrics(worker.metrics.table)]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)
 

@@ -12,22 +12,22 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import Meta
 
-from app.api.admission.guards import require_key
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.batch.body import ParsedBatch
+from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect_each, receive_text
 from app.api.dialects.detectors import find_detector
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
 from app.api.dialects.label_studio import tasks
 from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
 from app.model.reference import refer_to
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
 from app.resilience.lease import Lease
 
 _USER_AGENT = b"heartex/"
@@ -45,7 +45,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.confidence, None, MAX_OBJECTS, version=self.version)
+        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
 
 
 class _Setup(NamedTuple):
@@ -114,7 +114,7 @@ class Predictions(msgspec.Struct, frozen=True):
 @get("/health")
 async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> Health:
     """Report whether the default model is ready."""
-    require_key(request, worker)
+    require_key(request, worker.keys, "detect", is_dialect=True)
     if not await worker.is_ready():
         raise ModelNotReady("the default model is not ready")
     return Health()

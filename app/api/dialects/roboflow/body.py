@@ -3,10 +3,9 @@
 import msgspec
 
 from app.api.batch.body import ParsedBatch, split_images
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Pairs, Parameters
 from app.api.receiving.body import ParsedBody, describe_member, kind_of, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
-from app.api.receiving.intake import Pairs
 from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.pipeline.batch_request import Image

@@ -20,14 +20,14 @@ from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.detection import detect, detect_each, receive_text, require_all
 from app.api.dialects.detectors import detectors, find_detector
-from app.api.dialects.dialect import MAX_OBJECTS, AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
 from app.api.dialects.roboflow.answers import Inference, ModelDescriptions, to_description, to_inference
 from app.api.dialects.roboflow.body import InferenceBody, parse_members, parse_v0
 from app.api.parameters.parse import check_model_name, split_classes
 from app.api.receiving.body import ParsedBody
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
 
 _CONFIDENCE = 0.4
 _IOU = 0.3
@@ -64,7 +64,7 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     iou_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
     class_filter: str | None = None
     class_agnostic_nms: bool = False
-    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     url: str | None = None
     """The URL of the image."""
 
@@ -82,7 +82,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
     """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
-    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_OBJECTS
+    max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     format: str = "json"
     image: str | None = None
     """The URL of the image."""
@@ -177,7 +177,7 @@ def _options(
         model,
         _CONFIDENCE if isinstance(confidence, str) else confidence,
         classes,
-        min(most, MAX_OBJECTS),
+        min(most, MAX_DETECTIONS),
         iou,
         version=version,
         lowers_iou=True,

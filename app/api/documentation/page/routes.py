@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from litestar import Request, Response, get
@@ -19,11 +19,9 @@ from app.api.answering.accept import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.detect import ROUTES
 from app.api.receiving.content_type import JSON
-from app.api.reports.health import API_VERSION
-from app.api.routes import ModelRoute
-from app.model.heads import TASKS
+from app.api.routes import API_VERSION
+from app.model.heads import TASKS, Head
 
 HTML = "text/html"
 """The media type of the page."""
@@ -45,11 +43,8 @@ _SECURITY = {
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 # Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
-_TASKS: dict[str, str] = {
-    str(route.task): path for route in ROUTES for path in route.paths if isinstance(route, ModelRoute) and "{" not in path
-}
 _ENDPOINTS = {
-    **_TASKS,
+    **{head.task: head.route for head in get_args(Head)},
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",

@@ -4,8 +4,8 @@ It wraps the whole application, so it also handles requests without a matching r
 """
 
 import asyncio
+import random
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
-from app.api.admission.client_address import client_address
+from app.api.answering.problems import with_head
+from app.api.caller.client_address import client_address
 from app.api.context import RequestContext, attach
 from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
@@ -178,7 +179,7 @@ def _printable(path: str) -> str:
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """Return the caller's request id if it is well formed, otherwise a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if _ID.fullmatch(given) else secrets.token_hex(8)
+    return given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 
 def _caller(scope: HTTPScope) -> TraceContext | None:
@@ -227,8 +228,3 @@ def _with_head_allowed(send: Send) -> Send:
         await send(message)
 
     return send_with_head_allowed
-
-
-def with_head(allow: str) -> str:
-    """Add HEAD to the methods of an `Allow` header that contains GET."""
-    return allow.replace("GET", "GET, HEAD")

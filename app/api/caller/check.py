@@ -1,0 +1,101 @@
+"""The check of a request's API key. Without configured keys (`keys` is None), every request passes."""
+
+import base64
+import binascii
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qs
+
+from litestar.connection import ASGIConnection
+from litestar.handlers.base import BaseRouteHandler
+from litestar.types import Guard, HTTPScope
+
+from app.api.caller.keys import ApiKeys, Scope
+from app.api.context import BodyLimits, RequestContext, context_of
+from app.api.routes import ModelRoute
+from app.errors import Forbidden, Unauthorized
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
+    """Record the request's key if it is valid; otherwise `require_key` rejects the request later."""
+    if keys is None:
+        return
+    context = context_of(scope)
+    headers = _key_headers(scope, is_dialect=route.key_in != "header")
+    context.is_anonymous = not headers and route.key_in == "body"
+    with suppress(Unauthorized):
+        _identify(headers, keys, context)
+
+
+def guard_scope(keys: ApiKeys | None, wanted: Scope) -> Guard:
+    """Make the guard of routes that need a key with this scope, but run no model; it raises the errors of `require_key`."""
+
+    async def guard(connection: Connection, _: BaseRouteHandler) -> None:  # a plain function would run in a thread
+        require_key(connection, keys, wanted, is_dialect=False)
+
+    return guard
+
+
+def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, is_dialect: bool) -> None:
+    """Reject a request without a key in its headers that has this scope.
+
+    Raises:
+        Unauthorized: There is no key, more than one, or a wrong one.
+        Forbidden: The key does not have the scope.
+    """
+    if keys is None:
+        return
+    context = context_of(connection.scope)
+    if context.scopes is None:
+        _identify(_key_headers(connection.scope, is_dialect=is_dialect), keys, context)
+    _require_scope(context, wanted)
+
+
+def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, limits: BodyLimits) -> None:
+    """Reject an anonymous request whose body contains no key with the scope `detect`; its response gets the times in `limits`.
+
+    Raises:
+        Unauthorized: There is no key, or a wrong one.
+        Forbidden: The key does not have the scope.
+    """
+    if keys is not None and context.is_anonymous:
+        _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
+        _require_scope(context, "detect")
+        context.is_anonymous = False
+        context.body_limits = limits._replace(max_bytes=context.max_body_bytes)
+
+
+def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: RequestContext) -> None:
+    key = keys.identify(headers)
+    context.scopes = key.scopes
+    context.log_fields["key"] = key.id
+    context.share = keys.share_of(key)
+
+
+def _require_scope(context: RequestContext, wanted: Scope) -> None:
+    if wanted not in (context.scopes or ()):
+        raise Forbidden(f"the API key does not have the scope {wanted!r}")
+
+
+def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types
+    """Return the headers with a key. Clients of dialects may send it as `Basic`, or in the query if no header has one."""
+    headers = [(name, value) for name, value in scope["headers"] if name in {b"authorization", b"x-api-key"}]
+    if not is_dialect:
+        return headers
+    if not headers and (b"api_key" in scope["query_string"] or b"%" in scope["query_string"]):
+        values = parse_qs(scope["query_string"].decode("latin-1")).get("api_key", [])
+        return [(b"x-api-key", value.encode()) for value in values]
+    return [(name, _to_bearer(value)) for name, value in headers]
+
+
+def _to_bearer(authorization: bytes) -> bytes:
+    """Convert `Basic` with user ID and password SECRET to `Bearer ID.SECRET`; return any other header unchanged."""
+    scheme, _, encoded = authorization.partition(b" ")
+    if scheme.lower() != b"basic":
+        return authorization
+    try:
+        return b"Bearer " + base64.b64decode(encoded.strip(), validate=True).replace(b":", b".", 1)
+    except binascii.Error:
+        return authorization
