@@ -1,1 +1,1 @@
-"""Encoded images to upright RGB pixels on a canvas. Knows of a model only how it wants its images; never waits."""
+"""Decode images onto a canvas, and draw boxes on them. Knows only how a model fits its images; never waits."""

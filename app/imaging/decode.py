@@ -1,7 +1,6 @@
 """Decode images to upright RGB pixels.
 
-Modes that Pillow cannot convert faithfully have a conversion of their own (16 bits would clip to white), and alpha is
-dropped, as in the images that detectors are trained on.
+16-bit images are converted here, because Pillow would clip them to white. Alpha is dropped, as in the training of detectors.
 """
 
 from contextlib import closing
@@ -13,38 +12,38 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging import exif, jpeg, opencv
+from app.imaging import apart, exif, jpeg, opencv
 from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
-# Memory at the peak, bytes a pixel: libjpeg-turbo has no image of its own, unlike Pillow, and libwebp has two canvases.
+# Peak memory in bytes per pixel: of the array; with Pillow's own image; with libwebp's two canvases.
 _ARRAY_BYTES = 3
 _PILLOW_BYTES = 4 + _ARRAY_BYTES
 _WEBP_BYTES = 16
-# Of a file that is written anew for OpenCV.
-_FILE_COPIES = 2
-# Of all coefficients of a JPEG, which has up to four components.
+# Bytes per pixel of all coefficients of a JPEG with up to four components.
 _COEFFICIENT_BYTES = 8
-# Up to this size an image is converted at once, which is faster.
+# Images up to this size are converted as a whole, which is faster than in bands.
 _SMALL_PIXELS = 1 << 20
 _BAND_PIXELS = 1 << 18
 
 
 class Decoding(NamedTuple):
-    """What decoding an image takes."""
+    """Estimated size and memory of decoding an image."""
 
     size: tuple[int, int]
-    """Width and height, upright, at which it is decoded, or a little more."""
+    """Width and height of the decoded image or slightly more, in pixels, upright."""
     nbytes: int
-    """Memory at its peak, bytes, as estimated; a little is needed besides, whatever the size."""
+    """Peak memory in bytes, without a small constant amount."""
 
 
 def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> Decoding:
-    """Estimate what `decode` takes for the same arguments."""
+    """Estimate what `decode` takes with the same arguments; nothing if `read_header` has decoded the image."""
     size = header.width, header.height
     pixels = header.width * header.height
-    if header.opencv_file is not None:
-        return Decoding(size, pixels * header.opencv_file.pixel_bytes + _FILE_COPIES * len(header.data))
+    if header.decoded is not None:
+        return Decoding(size, 0)
+    if header.tiff is not None:
+        return Decoding(size, pixels * opencv.PIXEL_BYTES + opencv.FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
         return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES))
     pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
@@ -57,12 +56,12 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
 
 
 def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
-    """Return the most memory that `estimate_decoding` returns for an image within the limits, in a file of so many bytes."""
-    by_opencv = (limits.of(name) * pixel_bytes for name, pixel_bytes in opencv.PIXEL_BYTES.items())
+    """Return the maximum memory for decoding in bytes, for images within the limits in files of up to `max_file_bytes`."""
     return max(
         limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
         limits.non_jpeg * _WEBP_BYTES,
-        max(by_opencv) + _FILE_COPIES * max_file_bytes,
+        limits.non_jpeg * opencv.PIXEL_BYTES + opencv.FILE_COPIES * max_file_bytes,
+        *(apart.decode_bytes(name, limits.of(name), max_file_bytes) for name in apart.PIXEL_BYTES),
     )
 
 
@@ -71,9 +70,9 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
 
     Args:
         header: From `read_header`.
-        min_decode_size: Width and height in pixels, upright, that the caller needs. A larger JPEG may be decoded at a
-            reduced size, but not below this one, which is many times faster.
-        out: Where to put the pixels if they come out at exactly its size and upright.
+        min_decode_size: Minimum width and height in pixels, upright. A larger JPEG may be decoded at a reduced size, which is
+            many times faster.
+        out: UINT8 (height, width, 3) to decode into, used for a JPEG that is stored upright and is decoded at exactly this size.
 
     Returns:
         UINT8 (height, width, 3) RGB, upright, of the true size or smaller; `out` itself if it was used.
@@ -81,12 +80,14 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
+    if header.decoded is not None:
+        return header.decoded.pixels
     size = header.width, header.height
     if exif.is_sideways(header.orientation):
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.opencv_file is not None:
-        pixels = opencv.decode(header.opencv_file)
+    if header.tiff is not None:
+        pixels = opencv.decode(header.data, header.tiff)
     elif header.file is None:
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
@@ -102,8 +103,8 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:
-    """Copy a loaded image; a large one in bands, because whole copies in between would take more memory than it does."""
-    file.info.pop("transparency", None)  # convert() would warn of it, and does not blend anyway
+    """Convert a loaded image; a large one in bands, because intermediate copies would take more memory than the image."""
+    file.info.pop("transparency", None)  # convert() would warn about it
     width, height = file.size
     if width * height <= _SMALL_PIXELS:
         return np.asarray(_to_rgb(file))
@@ -116,6 +117,6 @@ def _to_array(file: Image.Image) -> NDArray[np.uint8]:
 
 
 def _to_rgb(band: Image.Image) -> Image.Image:
-    if band.mode.startswith("I"):  # 16 bits a pixel; convert() would clip instead of scaling
+    if band.mode.startswith("I"):  # 16 bits per pixel; convert() would clip instead of scaling
         return Image.fromarray((np.asarray(band) >> 8).astype(np.uint8)).convert("RGB")
     return band if band.mode == "RGB" else band.convert("RGB")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.imaging.label import Colour, Label, fit, readable_name, render
 
-# Bright enough for dark scenes, and saturated enough for bright ones. Neighbours differ most.
+# Bright enough for dark images, and saturated enough for bright ones. Adjacent colours differ most.
 _PALETTE: tuple[Colour, ...] = (
     (230, 25, 75),
     (30, 120, 255),
@@ -31,21 +31,21 @@ _PALETTE: tuple[Colour, ...] = (
 _EDGE: Colour = (0, 0, 0)
 _MIN_TEXT_SIZE = 12
 _MIN_LINE_WIDTH = 2
-# Relative to the side of a square that has as many pixels as the image.
+# Relative to the square root of the number of pixels.
 _TEXT_SIZE = 0.022
 _LINE_WIDTH = 0.0028
-# A label has half of the image's width, or enough for a short name, in heights of its text.
+# A label may take half of the image's width or, for a short name, this multiple of its text size.
 _MIN_LABEL_WIDTH = 12
-# A frame leaves at least two thirds of its box as they are.
+# The sides of a box are at least this multiple of the line width; lines become thinner in smaller boxes.
 _MIN_BOX_WIDTHS = 6
-# A box that has fewer times the area of a label should not be hidden by it.
+# Labels avoid boxes with less than this multiple of their area.
 _SMALL_BOX_LABELS = 3
-# A label that is hidden in part cannot be read, while much of an object can be.
+# To hide a part of another label is worse than to hide a part of a box: the label cannot be read any more.
 _LABEL_WEIGHT = 3
 
 
 class Marks(NamedTuple):
-    """What is drawn: n detections by descending score."""
+    """The n detections to draw, by descending score."""
 
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the image."""
@@ -54,11 +54,11 @@ class Marks(NamedTuple):
     class_ids: NDArray[np.int32]
     """(n,)."""
     names: Sequence[str]
-    """Of each detection (n,)."""
+    """(n,)."""
 
 
 class _Rectangle(NamedTuple):
-    """From `left` and `top` to `right` and `bottom`, which lie outside it, pixels."""
+    """In pixels; `right` and `bottom` are exclusive."""
 
     left: int
     top: int
@@ -67,11 +67,11 @@ class _Rectangle(NamedTuple):
 
 
 def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
-    """Draw frames and labels. Nothing is drawn outside the boxes but labels; where they meet, the better detection is on top.
+    """Draw frames inside the boxes, then labels; where they overlap, the detection with the higher score is on top.
 
     Args:
-        pixels: UINT8 (height, width, 3) RGB, which is changed.
-        marks: What to draw.
+        pixels: UINT8 (height, width, 3) RGB, modified in place.
+        marks: The detections.
     """
     height, width = pixels.shape[:2]
     scale = sqrt(height * width)
@@ -93,18 +93,18 @@ def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
 
 
 def colour_of(class_id: int) -> Colour:
-    """Return the colour of a class, which is always the same."""
+    """Return the colour of a class."""
     return _PALETTE[class_id % len(_PALETTE)]
 
 
 def _to_rectangle(box: Sequence[float], width: int, height: int) -> _Rectangle:
-    """Return the pixels that a box touches, at least one of the image."""
+    """Return the pixels of the image that a box touches; at least one."""
     left, top = min(max(0, floor(box[0])), width - 1), min(max(0, floor(box[1])), height - 1)
     return _Rectangle(left, top, max(min(ceil(box[2]), width), left + 1), max(min(ceil(box[3]), height), top + 1))
 
 
 def _draw_frame(pixels: NDArray[np.uint8], box: _Rectangle, line_width: int, colour: Colour) -> None:
-    """Draw a frame on the inner side of a box, and a thin dark one inside it, which sets it off from bright pixels."""
+    """Draw a frame along the inside of a box, and a thin dark one inside the first, for contrast with bright pixels."""
     side = min(box.right - box.left, box.bottom - box.top)
     line = max(1, min(line_width, side // _MIN_BOX_WIDTHS))
     if line > 1:
@@ -122,10 +122,7 @@ def _draw_lines(pixels: NDArray[np.uint8], box: _Rectangle, width: int, colour: 
 
 
 def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: int, height: int) -> list[_Rectangle]:
-    """Find a place at its box for each label, inside the image, where it hides as little as possible.
-
-    What counts are the labels of better detections, and boxes of which a label would hide a large part.
-    """
+    """Place each label at its box, inside the image, where it hides the least of labels with higher scores and of small boxes."""
     corners = np.array(boxes, np.int64).reshape(-1, 4)
     areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1)
     places = np.zeros((len(labels), 4), np.int64)
@@ -139,7 +136,7 @@ def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: i
 
 
 def _candidates(label: Label, box: _Rectangle, width: int, height: int) -> NDArray[np.int64]:
-    """Return the places (8, 4) for a label at its box, best first, moved into the image where they stick out."""
+    """Return the possible rectangles (8, 4) of a label at its box, best first, moved into the image if necessary."""
     size = np.array((label.width, label.height))
     lefts = box.left, box.right - label.width
     tops = box.top - label.height, box.top, box.bottom, box.bottom - label.height
@@ -149,7 +146,7 @@ def _candidates(label: Label, box: _Rectangle, width: int, height: int) -> NDArr
 
 
 def _overlaps(candidates: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many pixels of each candidate (m, 4) others (n, 4) cover: (m,)."""
+    """Return how many pixels of each candidate (m, 4) the others (n, 4) cover, summed over the others, as (m,)."""
     one, other = candidates[:, None], others[None]
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     areas: NDArray[np.int64] = np.maximum(sides, 0).prod(axis=2).sum(axis=1)

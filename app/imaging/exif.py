@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags
 
-# How to turn pixels (height, width, 3) that a camera stored with this orientation.
+# Functions that turn pixels (height, width, 3) upright, by orientation.
 _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -18,14 +18,14 @@ _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     8: np.rot90,
 }
 _FIRST_SIDEWAYS = 5
-# The types of numbers that fit into an entry, by their code: SHORT, and whatever else some programs write and Pillow reads.
+# Types of numbers that fit into an entry, by code: SHORT, and those that some programs write and Pillow reads.
 _NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 13: "L"}
 
 
 def read_orientation(exif: bytes) -> int:
     """Read the orientation, 1 to 8, from an EXIF block; 1 if it has none.
 
-    Pillow would copy the data of every tag, which are gigabytes in a small hostile block.
+    Pillow is not used, because it copies the data of every tag, which may be gigabytes for a small malicious block.
     Source: CIPA DC-008 (EXIF), 4.6.2; TIFF 6.0, section 2.
     """
     exif = exif.removeprefix(b"Exif\0\0")
@@ -51,5 +51,5 @@ def is_sideways(orientation: int) -> bool:
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels (height, width, 3) as stored, whose orientation is 2 to 8."""
+    """Turn stored pixels (height, width, 3) of orientation 2 to 8 upright; return a contiguous array."""
     return np.ascontiguousarray(_TURNS[orientation](pixels))

@@ -1,4 +1,4 @@
-"""The ways to fit an image into the model's input: all of it with padding around, its middle, or stretched; and resizing."""
+"""Fit an image into the model's input: with a letterbox, a centre crop or a stretch."""
 
 import math
 from operator import truediv
@@ -13,7 +13,7 @@ from app.imaging.transform import Crop, ImageTransform
 from app.model.spec import ModelSpec
 from app.model.triton_config import Interpolation
 
-# A product such as 224 * (500 / 224) may be a little less than the whole number that it should be.
+# Rounding error of products such as 224 * (500 / 224), which may be slightly less than the exact integer.
 _TOLERANCE = 1e-6
 _RGB_BYTES = 3
 # The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
@@ -21,20 +21,20 @@ cv2.setNumThreads(1)
 
 _METHODS: dict[Interpolation, int] = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _FILTERS: dict[Interpolation, Image.Resampling] = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-# How far they reach from the middle of a pixel, in pixels of the result when it shrinks.
+# Radius of the filters, in pixels of the result if the image shrinks.
 _REACHES: dict[Interpolation, int] = {"bilinear": 1, "bicubic": 2}
 _PILLOW_BYTES = 4
 
 
 class Span(NamedTuple):
-    """A part of an axis, in pixels, which may begin and end within one."""
+    """A part of an axis, in fractional pixels."""
 
     start: float
     end: float
 
 
 class Letterbox(NamedTuple):
-    """Keeps the aspect ratio of an image, and pads around it."""
+    """Keeps the aspect ratio of an image, with padding around it."""
 
     canvas_size: tuple[int, int]
     """Width and height, pixels."""
@@ -44,13 +44,13 @@ class Letterbox(NamedTuple):
     pad: int
     """Value of every byte around the image."""
     interpolation: Interpolation = "bilinear"
-    """As in the detectors' training; see `resize_into`."""
+    """See `resize_into`."""
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Fit an image of this size into the canvas, keeping its aspect ratio.
+        """Return where an image of this size lies on the canvas.
 
-        The rounding is that of the detectors' own code, so that boxes agree to the pixel: Ultralytics, which centres
-        images, rounds to the nearest pixel; YOLOX, which does not, truncates.
+        Sizes are rounded as in the detectors' own code, so that boxes agree to the pixel: Ultralytics, which centres images,
+        rounds to the nearest pixel; YOLOX, which places them at the top left, truncates.
         Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         """
         is_centred = self.placement == "center"
@@ -71,8 +71,8 @@ class Letterbox(NamedTuple):
         """Resize an image into its area of the canvas, and write the padding around it.
 
         Args:
-            pixels: UINT8 (height, width, 3) RGB, upright; it may be that area already.
-            transform: Of the image on the canvas.
+            pixels: UINT8 (height, width, 3) RGB, upright; may be a view of that area.
+            transform: From `fit`.
             canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         """
         left, top, width, height = transform[:4]
@@ -85,22 +85,19 @@ class Letterbox(NamedTuple):
 
 
 class CenterCrop(NamedTuple):
-    """Takes the middle of an image, with the aspect ratio of the canvas.
+    """Keeps the centre of an image with the aspect ratio of the canvas.
 
-    As torchvision and timm do for classifiers: the image is resized, averaging where it shrinks, and then cut.
+    The result is that of torchvision and timm for classifiers, which resize the image with antialiasing and then crop it.
     """
 
     canvas_size: tuple[int, int]
     """Width and height, pixels."""
     fraction: float
-    """Part of the side that limits the crop, the shorter one for a square canvas, that is kept; above 0, at most 1."""
+    """Fraction to keep of the side that limits the crop, for a square canvas the shorter one; above 0, at most 1."""
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Find the middle of an image of this size.
-
-        The crop has whole pixels; what `draw` cuts differs by less than one.
-        """
+        """Return the crop of an image of this size, in whole pixels; `draw` crops with a difference of less than a pixel."""
         canvas_width, canvas_height = self.canvas_size
         scale = self.fraction * min(width / canvas_width, height / canvas_height)
         crop_width, crop_height = (max(1, int(side * scale + _TOLERANCE)) for side in self.canvas_size)
@@ -108,23 +105,23 @@ class CenterCrop(NamedTuple):
         return ImageTransform(0, 0, canvas_width, canvas_height, width, height, crop)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize the middle of an image to the canvas.
+        """Resize the centre of an image to the canvas.
 
         Args:
             pixels: UINT8 (height, width, 3) RGB, upright: the whole image, possibly decoded at a reduced size.
-            transform: Of the image.
+            transform: From `fit`.
             canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         """
         height, width = pixels.shape[:2]
         resample_into(pixels, *self._middle((width, height), transform), canvas, self.interpolation)
 
     def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:
-        """Return how much memory pixels of this width and height and `draw` take, bytes."""
+        """Return the memory of a decoded image of this width and height and of `draw`, in bytes."""
         copied = resample_bytes(decoded_size, *self._middle(decoded_size, transform), self.canvas_size, self.interpolation)
         return decoded_size[0] * decoded_size[1] * _RGB_BYTES + copied
 
     def _middle(self, decoded_size: tuple[int, int], transform: ImageTransform) -> tuple[Span, Span]:
-        """Find the columns and rows that become the canvas."""
+        """Return the columns and rows of the decoded image that become the canvas."""
         size = transform.image_width, transform.image_height
         scale = max(map(truediv, self.canvas_size, size)) / self.fraction
         columns, rows = map(_middle, decoded_size, size, self.canvas_size, (scale, scale))
@@ -132,18 +129,18 @@ class CenterCrop(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Takes an image as a whole, and resizes each axis by itself."""
+    """Resizes each axis of an image separately."""
 
     canvas_size: tuple[int, int]
     """Width and height, pixels."""
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Place an image of this size."""
+        """Return the transform of an image of this size, which covers the whole canvas."""
         return ImageTransform(0, 0, *self.canvas_size, width, height)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize an image to the canvas; the arguments are as those of `Letterbox.draw`."""
+        """Resize an image to the canvas; the arguments are those of `Letterbox.draw`."""
         resize_into(pixels, transform.area(canvas), self.interpolation)
 
 
@@ -151,7 +148,7 @@ Fit = Letterbox | CenterCrop | Stretch
 
 
 def fit_for(spec: ModelSpec) -> Fit:
-    """Make what fits images as a model wants it."""
+    """Return the fit that the config of a model specifies."""
     if spec.resize == "letterbox":
         return Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad, spec.interpolation)
     if spec.resize == "center_crop":
@@ -160,29 +157,21 @@ def fit_for(spec: ModelSpec) -> Fit:
 
 
 def _middle(decoded: int, true_size: int, target: int, scale: float) -> Span:
-    """Find the middle of an axis, in whole pixels of the resized image.
-
-    Args:
-        decoded: Pixels of the image as it was decoded.
-        true_size: Its true size.
-        target: Pixels of the canvas.
-        scale: By which the true size is resized.
-    """
+    """Return the part of a decoded axis that is the centre `target` pixels after resizing the true size by `scale`."""
     resized = max(target, int(true_size * scale + _TOLERANCE))
     left = round((resized - target) / 2)
     return Span(left * decoded / resized, (left + target) * decoded / resized)
 
 
 def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolation: Interpolation) -> None:
-    """Resize an image into an area of a canvas.
+    """Resize an image into an area of a canvas without antialiasing, as in the training of most detectors.
 
-    The interpolation is between the four nearest pixels, or the sixteen nearest, as in the training of most detectors;
-    `resample_into` averages when it shrinks, which changes scores and boxes.
+    Antialiasing, as in `resample_into`, would change scores and boxes.
 
     Args:
-        pixels: UINT8 (height, width, 3) RGB; it may be that area already.
+        pixels: UINT8 (height, width, 3) RGB; may be a view of that area.
         area: UINT8 (height, width, 3) RGB; every byte of it is written.
-        interpolation: Between which pixels.
+        interpolation: Interpolation between the nearest 4 or 16 pixels.
     """
     if np.may_share_memory(pixels, area):
         return
@@ -195,21 +184,21 @@ def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolatio
 def resample_into(
     pixels: NDArray[np.uint8], columns: Span, rows: Span, canvas: NDArray[np.uint8], interpolation: Interpolation
 ) -> None:
-    """Resize a part of an image with a filter that covers all pixels that become one, as in the training of most classifiers.
+    """Resize a part of an image with antialiasing, as in the training of most classifiers.
 
-    The result is that of resizing the whole image and cutting it then.
+    The result is that of resizing the whole image and then cropping it.
 
     Args:
-        pixels: UINT8 (height, width, 3) RGB, in one piece of memory.
-        columns: Which part.
-        rows: Which part.
+        pixels: UINT8 (height, width, 3) RGB, contiguous.
+        columns: Columns of the part.
+        rows: Rows of the part.
         canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         interpolation: The filter.
     """
     height, width = canvas.shape[:2]
     left, right = _covered(columns, pixels.shape[1], width, interpolation)
     top, bottom = _covered(rows, pixels.shape[0], height, interpolation)
-    # Pillow copies what it resizes, and needs no other copy if it is told how long the rows are.
+    # Pillow makes one copy. Without the stride, the part would have to be copied before.
     data = pixels[top:bottom].reshape(-1)[3 * left :]
     part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", pixels.strides[0], 1)
     box = columns.start - left, rows.start - top, columns.end - left, rows.end - top
@@ -219,22 +208,14 @@ def resample_into(
 def resample_bytes(
     size: tuple[int, int], columns: Span, rows: Span, canvas_size: tuple[int, int], interpolation: Interpolation
 ) -> int:
-    """Return how much memory `resample_into` takes, bytes, but for some copies of the canvas.
-
-    Args:
-        size: Width and height of the image, pixels.
-        columns: Which part is resized.
-        rows: Which part is resized.
-        canvas_size: Width and height, pixels.
-        interpolation: The filter.
-    """
+    """Return the memory of `resample_into` in bytes, without some copies of the canvas; sizes are width and height in pixels."""
     left, right = _covered(columns, size[0], canvas_size[0], interpolation)
     top, bottom = _covered(rows, size[1], canvas_size[1], interpolation)
-    # Pillow resizes each row, and then each column.
+    # Pillow resizes the rows first, into an intermediate image as wide as the canvas.
     return (bottom - top) * (right - left + canvas_size[0]) * _PILLOW_BYTES
 
 
 def _covered(span: Span, size: int, target: int, interpolation: Interpolation) -> tuple[int, int]:
-    """Return start and end of the pixels of an axis that the filter covers."""
+    """Return start and end of the pixels that the filter reads on an axis."""
     reach = _REACHES[interpolation] * max(1.0, (span.end - span.start) / target) + 1
     return max(0, math.floor(span.start - reach)), min(size, math.ceil(span.end + reach))

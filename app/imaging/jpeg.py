@@ -1,6 +1,6 @@
-"""JPEG by libjpeg-turbo: the common case, without Pillow's copies and its parsing of every segment.
+"""Decode JPEGs with libjpeg-turbo, without Pillow's copies and its parsing of every segment.
 
-Unusual files (CMYK, anything libjpeg warns of) are left to Pillow; the functions here return None for them.
+Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions here return None for them.
 """
 
 import re
@@ -18,8 +18,9 @@ _END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # Frame types that a single scan can complete: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_COMPONENTS = 1, 3  # libjpeg-turbo converts no others to RGB
 _DEPTH = 8
-# What no decoder here reads. Source: ITU-T T.81, table B.1; JPEG LS: ITU-T T.87, C.1.1.
+# Frame types that no decoder here supports. Source: ITU-T T.81, table B.1; JPEG LS: ITU-T T.87, C.1.1.
 _UNSUPPORTED_FRAMES = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
@@ -27,11 +28,12 @@ _UNSUPPORTED_FRAMES = {
 }
 _MAX_DEPTH = 16
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
-# What libjpeg takes for the next marker: between segments, and after the pixels of a scan.
+_PREFIX, _NO_MARKER = 0xFF, (0x00, 0xFF)
+# The next marker as libjpeg finds it: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
-# Far beyond what cameras and programs write. Each costs a decoder some time, however small the image.
+# Far beyond what cameras and programs write. Markers and junk take time, however small the image is.
 _MAX_MARKERS = 2000
 _MAX_JUNK_BYTES = 200_000
 # Each scan visits every pixel again; encoders write about ten.
@@ -40,26 +42,26 @@ _TOO_MUCH = "the JPEG has too many segments, scans or bytes between them"
 
 
 class JpegHeader(NamedTuple):
-    """What a file tells before it is decoded."""
+    """Properties of a JPEG that are known before it is decoded."""
 
     exif: bytes
     """The EXIF block without its six-byte identifier; empty if there is none."""
     scans: int
-    """How often a decoder will visit each pixel."""
+    """How often a decoder visits each pixel."""
     is_single_scan: bool
-    """Whether the first scan holds the whole image; else libjpeg keeps the coefficients of all pixels in memory."""
+    """Whether the first scan contains the whole image. Otherwise libjpeg keeps the coefficients of all pixels in memory."""
     size: tuple[int, int] | None
     """Width and height in pixels, as stored; None for a file that Pillow should decode."""
 
 
 def read_header(data: bytes) -> JpegHeader:
-    """Go from marker to marker as libjpeg does; only through the header if the first scan holds the whole image.
+    """Read the segments as libjpeg does, up to the first scan if it contains the whole image, otherwise all.
 
     Raises:
-        UnsupportedFormat: It is of a kind that cannot be decoded: lossless, hierarchical, or of more than 8 bits.
+        UnsupportedFormat: The JPEG is lossless, hierarchical or a JPEG-LS, or has more than 8 bits per sample.
         InvalidImage: The file is crafted to exhaust CPU time.
     """
-    exif, components, scans, is_single_scan = b"", -1, 0, False
+    exif, components, scans, is_single_scan, size = b"", -1, 0, False, (0, 0)
     for marker, at in _iterate(data):
         if marker == _START_OF_SCAN:
             scans += 1
@@ -70,19 +72,17 @@ def read_header(data: bytes) -> JpegHeader:
                 raise InvalidImage(_TOO_MUCH)
         elif marker in _FRAMES or marker in _UNSUPPORTED_FRAMES:
             _check_frame(marker, data[at + 2])
+            if size == (0, 0) and data[at + 7] in _COMPONENTS:
+                size = _frame_size(data, at)
             if marker in _SEQUENTIAL:
                 components = data[at + 7]
         elif marker == _APP1 and not exif and data.startswith(_EXIF, at + 2):
             exif = data[at + 8 : at + int.from_bytes(data[at : at + 2])]
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError):  # the latter for an unknown subsampling
-        return JpegHeader(exif, scans, is_single_scan, None)
-    return JpegHeader(exif, scans, is_single_scan, (width, height) if space in {"YCbCr", "Gray"} else None)
+    return JpegHeader(exif, scans, is_single_scan, size if all(size) else None)
 
 
 def _check_frame(marker: int, depth: int) -> None:
-    """Tell a file that is fine but not supported from one that is corrupt."""
+    """Reject valid types of frames that are not supported."""
     kind = _UNSUPPORTED_FRAMES.get(marker)
     if kind is None and _DEPTH < depth <= _MAX_DEPTH:
         kind = f"{depth}-bit"
@@ -91,46 +91,56 @@ def _check_frame(marker: int, depth: int) -> None:
 
 
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the marker of each segment and the position of its length, at least eight bytes before the end of the data."""
-    pattern = _MARKER
-    at, junk = 2, 0
+    """Yield the marker of each segment and the position after it, if at least eight bytes follow there."""
+    at, junk, is_after_scan = 2, 0, False
+    last = len(data) - 8
     for _ in range(_MAX_MARKERS):
-        end = len(data) if pattern is _MARKER_AFTER_SCAN else min(len(data), at + _MAX_JUNK_BYTES + 2)
-        found = pattern.search(data, at, end)
-        if pattern is _MARKER:
-            junk += (found.start() if found else end) - at
-        if junk > _MAX_JUNK_BYTES:
-            break
-        if found is None or data[found.end() - 1] == _END or found.end() + 8 > len(data):
-            return
-        at = found.end()
+        if not is_after_scan and at + 2 <= last and data[at] == _PREFIX and data[at + 1] not in _NO_MARKER:  # the usual case
+            at += 2
+        else:
+            pattern, end = (_MARKER_AFTER_SCAN, len(data)) if is_after_scan else (_MARKER, min(len(data), at + _MAX_JUNK_BYTES + 2))
+            found = pattern.search(data, at, end)
+            if not is_after_scan:
+                junk += (found.start() if found else end) - at
+            if junk > _MAX_JUNK_BYTES:
+                break
+            if found is None or found.end() > last:
+                return
+            at = found.end()
         marker = data[at - 1]
+        if marker == _END:
+            return
         if marker in _WITHOUT_LENGTH:
             continue
         yield marker, at
         if marker == _START_OF_SCAN:
-            pattern = _MARKER_AFTER_SCAN
-        at += max(2, int.from_bytes(data[at : at + 2]))
+            is_after_scan = True
+        at += max(2, data[at] << 8 | data[at + 1])
     raise InvalidImage(_TOO_MUCH)
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:
-    """Read width and height in pixels from the frame header, whatever the colours are; zeros if there is none before the pixels.
+    """Return width and height in pixels from the frame header; zeros if no frame header precedes the pixels.
 
     Raises:
-        InvalidImage: As `read_header` says.
+        InvalidImage: The file is crafted to exhaust CPU time.
     """
     for marker, at in _iterate(data):
-        if marker == _START_OF_SCAN:  # a frame header behind it counts for nothing, and to find it takes long
+        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
             break
         if marker in _FRAMES:
-            return int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 3 : at + 5])
+            return _frame_size(data, at)
     return 0, 0
 
 
+def _frame_size(data: bytes, at: int) -> tuple[int, int]:
+    """Return width and height from the frame header whose length is at a position."""
+    return data[at + 5] << 8 | data[at + 6], data[at + 3] << 8 | data[at + 4]
+
+
 def reduced_size(size: tuple[int, int], min_decode_size: tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest of full, half, quarter and eighth size that is large enough; all are width and height."""
-    # libjpeg can also reduce to the other eighths, but not in fast code: five eighths take longer than the full size.
+    """Return the smallest of full, half, quarter and eighth size that is not below the minimum; sizes are width and height."""
+    # libjpeg has no fast code for the other eighths: five eighths take longer than the full size.
     sizes = ((-(-size[0] // k), -(-size[1] // k)) for k in (8, 4, 2))
     return next((s for s in sizes if s[0] >= min_decode_size[0] and s[1] >= min_decode_size[1]), size)
 
@@ -143,8 +153,8 @@ def decode(
     Args:
         data: The file.
         size: Width and height, from `read_header`.
-        min_decode_size: Width and height that are needed, as stored.
-        out: UINT8 (height, width, 3) to decode into, if the image comes out at exactly this size.
+        min_decode_size: Minimum width and height, as stored.
+        out: UINT8 (height, width, 3) to decode into, used if it is contiguous and of exactly the decoded size.
 
     Returns:
         UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
@@ -155,6 +165,6 @@ def decode(
     buffer = None if out is None else out.reshape(-1)
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
-    except (ValueError, KeyError):  # the latter for an unknown subsampling
+    except (ValueError, KeyError):  # KeyError: unknown subsampling
         return None
     return pixels if out is None else out

@@ -1,6 +1,6 @@
 """Render the label of a box: a name and a score on a filled background.
 
-OpenCV's wheels have fonts inside: Latin, Greek, Cyrillic, Chinese, Japanese, Korean and more. So the machine needs none.
+OpenCV's wheels contain the fonts: Latin, Greek, Cyrillic, Chinese, Japanese, Korean and more. The machine needs none.
 """
 
 import unicodedata
@@ -16,23 +16,23 @@ Colour = tuple[int, int, int]
 """Red, green and blue, 0 to 255."""
 
 _WEIGHT = 500
-# Of a label and of its baseline, in heights of the text.
+# Height of a label, and position of its baseline, in multiples of the text size.
 _LINE_HEIGHT, _BASELINE = 1.4, 1.08
-_MAX_CHARACTERS = 40  # of a name
-# OpenCV neither joins the letters of these scripts nor turns their order around.
+_MAX_CHARACTERS = 40  # in a name
+# OpenCV neither joins the letters of these scripts nor reverses their order.
 _RIGHT_TO_LEFT = {"R", "AL"}
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-# OpenCV draws this for a character that its fonts do not have.
+# OpenCV draws this for a character that its fonts do not contain.
 _REPLACEMENT = "?"
 _TEST_SIZE = 16
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
-# Perceived brightness of red, green and blue (ITU-R BT.601), and where black text begins to be easier to read than white.
+# Perceived brightness of red, green and blue (ITU-R BT.601), and above which brightness black text is easier to read.
 _BRIGHTNESS = 0.299, 0.587, 0.114
 _BRIGHT = 140
 
 
 def readable_name(name: str, class_id: int) -> str:
-    """Return a name as it can be drawn: on one line, and not too long; `class ID` if its script cannot be drawn."""
+    """Return a name on one line, truncated if it is too long; `class ID` if it is empty or its script cannot be drawn."""
     name = "".join(character if character.isprintable() else " " for character in name[: _MAX_CHARACTERS + 1])
     name = unicodedata.normalize("NFC", name).strip()
     if len(name) > _MAX_CHARACTERS:
@@ -41,7 +41,7 @@ def readable_name(name: str, class_id: int) -> str:
 
 
 class Label(NamedTuple):
-    """A text that has room, and how large it will be with its background, pixels."""
+    """A text, and the size of the label with its background, in pixels."""
 
     text: str
     text_size: int
@@ -50,24 +50,24 @@ class Label(NamedTuple):
 
 
 def fit(name: str, score: str, text_size: int, max_width: int, max_height: int) -> Label | None:
-    """Choose how much of a name is shown.
+    """Make a label of a name and a score, and truncate the name if there is no room for it. All sizes are in pixels.
 
     Args:
-        name: From `readable_name`; its end is left out if there is no room for it.
-        score: Shown in full.
-        text_size: Height of a line of text, pixels.
-        max_width: Of the label, pixels.
-        max_height: Of the label, pixels.
+        name: From `readable_name`.
+        score: Never truncated.
+        text_size: Height of a line of text.
+        max_width: Maximum width of the label.
+        max_height: Maximum height of the label.
 
     Returns:
-        The label; None if not even the score has room.
+        The label; None if there is no room for the score.
     """
     height, margins = round(text_size * _LINE_HEIGHT), 2 * _margin(text_size)
     if height > max_height:
         return None
     text = f"{name} {score}"
     if (width := _width(text, text_size) + margins) > max_width:
-        # The widths grow with the number of characters.
+        # Ascending by width, as the binary search requires.
         texts = [score, *(f"{name[:length]}{_ELLIPSIS} {score}" for length in range(1, len(name)))]
         fitting = bisect_right(texts, max_width, key=lambda text: _width(text, text_size) + margins)
         if not fitting:
@@ -78,7 +78,7 @@ def fit(name: str, score: str, text_size: int, max_width: int, max_height: int) 
 
 
 def render(label: Label, background: Colour) -> NDArray[np.uint8]:
-    """Render a label in black or white, whichever is easier to read: UINT8 (height, width, 3) RGB."""
+    """Return a label as UINT8 (height, width, 3) RGB, with its text in black or white, whichever is easier to read."""
     pixels = np.full((label.height, label.width, 3), background, np.uint8)
     colour = _BLACK if np.dot(background, _BRIGHTNESS) > _BRIGHT else _WHITE
     start = _margin(label.text_size), round(label.text_size * _BASELINE)
@@ -96,7 +96,7 @@ def _width(text: str, text_size: int) -> int:
 
 @lru_cache(4096)
 def _can_draw(text: str) -> bool:
-    """Return whether each character is drawn as it should be."""
+    """Return whether OpenCV draws each character correctly."""
     missing = _draw_character(_REPLACEMENT)
     return not any(
         unicodedata.bidirectional(character) in _RIGHT_TO_LEFT or np.array_equal(_draw_character(character), missing)
@@ -113,5 +113,5 @@ def _draw_character(character: str) -> NDArray[np.uint8]:
 
 @cache
 def _face() -> cv2.FontFace:
-    """Return the font, which is unpacked when the first picture is drawn. Any number of threads may use it."""
+    """Return the font, which is loaded at first use. It is thread-safe."""
     return cv2.FontFace("sans")

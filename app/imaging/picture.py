@@ -13,36 +13,36 @@ from app.imaging.drawing import Marks
 from app.imaging.header import ImageHeader
 
 PictureType = Literal["image/jpeg", "image/png"]
-"""What a picture is encoded as."""
+"""Media type of a picture."""
 
 _JPEG_QUALITY = 90
-# Twice, because encoders enlarge their output as it grows.
+# Per pixel; twice, because encoders enlarge their output as it grows.
 _ENCODED_BYTES = 2 * 3
 
 
 def estimate_picture_bytes(header: ImageHeader) -> int:
-    """Estimate how much memory `draw_picture` takes at its peak, bytes."""
+    """Estimate the peak memory of `draw_picture` in bytes."""
     size = header.width, header.height
     return estimate_decoding(header, size).nbytes + header.width * header.height * _ENCODED_BYTES
 
 
 def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:
-    """Decode an image, draw on it at its full size, and encode the picture.
+    """Draw detections on an image at its full size, and return the encoded picture.
 
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
     pixels = decode(header, (header.width, header.height))
-    if not pixels.flags.writeable:  # Pillow's own
+    if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
     drawing.draw(pixels, marks)
     return _encode(pixels, picture_type)
 
 
 def _encode(pixels: NDArray[np.uint8], picture_type: PictureType) -> bytes:
-    """Encode pixels (height, width, 3) RGB, whose memory is used up."""
+    """Encode pixels (height, width, 3) RGB, which may be overwritten."""
     if picture_type == "image/jpeg":
-        # Colours at full resolution, for thin lines and small text.
+        # No chroma subsampling, for thin lines and small text.
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")
         return encoded
     _, file = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=pixels))

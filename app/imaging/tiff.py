@@ -1,7 +1,7 @@
-"""Read the header of a TIFF, and write the file anew for the decoder.
+"""Read the header of a TIFF, and rewrite the file for the decoder.
 
-libtiff reads many rare kinds of TIFF, with a long history of faults in them. It gets a file that has only tags which were checked
-here and are written here; all that comes from the caller is what the strips or tiles hold, in one of four simple compressions.
+libtiff supports many rare variants of TIFF, with a long history of vulnerabilities. The rewritten file contains only tags that
+were checked here. Only the data of strips or tiles comes from the caller, in one of four simple compressions.
 Source: TIFF 6.0; the codes of Deflate are those of Adobe's technical note on Photoshop.
 """
 
@@ -15,7 +15,7 @@ _BIG_MAGIC = b"II+\0", b"MM\0+"
 _MAX_ENTRIES = 512
 _MAX_PARTS = 20_000
 _MAX_SAMPLES = 16
-_MIN_TILE_SIDE, _MAX_TILE_SIDE = 32, 512  # OpenCV rejects smaller ones
+_MIN_TILE_SIDE, _MAX_TILE_SIDE = 32, 512  # OpenCV rejects smaller tiles
 _TILE_STEP = 16
 
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 254, 256, 257, 258, 259, 262, 266
@@ -27,7 +27,7 @@ _TYPES = dict((_BYTES, _SHORT, _LONG))
 _NONE, _LZW, _DEFLATE, _OLD_DEFLATE, _PACKBITS = 1, 5, 8, 32946, 32773
 _PREDICTABLE = {_LZW, _DEFLATE, _OLD_DEFLATE}
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _INDEXED = range(4)
-# Samples a pixel and bits a sample, by how they are to be read.
+# Samples per pixel and bits per sample, by photometric interpretation.
 _LAYOUTS = {
     _WHITE_IS_ZERO: {(1, 1), (1, 8)},
     _BLACK_IS_ZERO: {(1, 1), (1, 8), (2, 8), (1, 16)},
@@ -37,7 +37,7 @@ _LAYOUTS = {
 _WITH_ALPHA = {2, 4}
 _PALETTE_VALUES = 3 * 256
 _SIZE = {_WIDTH: 1, _HEIGHT: 1}
-# Tags that are read, and how many values each may have.
+# Maximum number of values by tag, for all tags that are read.
 _WANTED = {
     **_SIZE,
     **dict.fromkeys((_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _ROWS), 1),
@@ -60,19 +60,19 @@ class TiffHeader(NamedTuple):
     orientation: int
     """As in EXIF, 1 to 8."""
     order: str
-    """Of bytes, as `struct` has it."""
+    """Byte order, `<` or `>` as in `struct`."""
     tags: dict[int, tuple[int, ...]]
-    """What the decoder is to know, by tag, without the places of the parts."""
+    """Values by tag for the rewritten file, without offsets and sizes of the parts."""
     parts: list[tuple[int, int]]
-    """Where strips or tiles lie in the file: offset and size in bytes."""
+    """Offset and size in bytes of each strip or tile in the file."""
 
 
 def read_header(data: bytes) -> TiffHeader:
     """Read the first directory.
 
     Raises:
-        UnsupportedFormat: It is of a kind that is not read.
-        InvalidImage: It is broken.
+        UnsupportedFormat: The variant of TIFF is not supported.
+        InvalidImage: The file is truncated or corrupt.
     """
     if data.startswith(_BIG_MAGIC):
         raise UnsupportedFormat("the image is a BigTIFF; send a plain TIFF, a PNG or a JPEG")
@@ -83,7 +83,7 @@ def read_header(data: bytes) -> TiffHeader:
 
 
 def rewrite(data: bytes, header: TiffHeader) -> bytes:
-    """Write a TIFF of the same pixels that has nothing but what `read_header` has checked."""
+    """Return a TIFF with the same pixels that contains only what `read_header` has checked."""
     is_tiled = _TILE_WIDTH in header.tags
     offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if is_tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
     sizes = tuple(size for _, size in header.parts)
@@ -99,11 +99,11 @@ def rewrite(data: bytes, header: TiffHeader) -> bytes:
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return width and height, pixels, and nothing else.
+    """Return width and height in pixels, as stored, without other checks; zeros if they are missing.
 
     Raises:
         struct.error: The header is truncated.
-        InvalidImage: It is broken.
+        InvalidImage: The header is corrupt.
     """
     found = _read_directory(data, _order(data), _SIZE)
     return found.get(_WIDTH, (0,))[0], found.get(_HEIGHT, (0,))[0]
@@ -140,14 +140,14 @@ def _read(data: bytes) -> TiffHeader:
         raise InvalidImage("the TIFF is truncated, or its strips overlap")
     if tags[_COMPRESSION] == (_NONE,):
         row_bytes = -(-sides[0] * sum(tags[_BITS]) // 8)
-        # libtiff would leave out what is missing.
+        # libtiff does not reject parts that are too short.
         if any(size < row_bytes * sides[1] for size in sizes[:-1]) or sizes[-1] < row_bytes * last_rows:
             raise InvalidImage("the TIFF's strips or tiles are too short")
     return TiffHeader(width, height, exif.read_orientation(data), order, tags, parts)
 
 
 def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Check size, layout and compression, and return the tags that tell them to the decoder."""
+    """Check size, layout and compression, and return their tags for the rewritten file."""
     width, height = _one(found, _WIDTH, 0), _one(found, _HEIGHT, 0)
     if not width or not height:
         raise InvalidImage("the TIFF has no pixels")
@@ -177,7 +177,7 @@ def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...
             raise InvalidImage("the TIFF's palette has not 256 colours")
         tags[_PALETTE] = found[_PALETTE]
     if samples in _WITH_ALPHA:
-        tags[_EXTRA] = (_ASSOCIATED_ALPHA,)  # whatever it is: libtiff would else blend the colours with black
+        tags[_EXTRA] = (_ASSOCIATED_ALPHA,)  # in any case: otherwise libtiff would blend the colours with black
     return tags
 
 
@@ -186,7 +186,7 @@ def _one(found: dict[int, tuple[int, ...]], tag: int, default: int) -> int:
 
 
 def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int, tuple[int, ...]]:
-    """Read the values of some tags, each of which may have so many; the first tag of several counts."""
+    """Return the values of the wanted tags, given with their maximum numbers of values; the first of equal tags counts."""
     (at,) = struct.unpack_from(order + "L", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, at)
     if entries > _MAX_ENTRIES:
@@ -207,7 +207,7 @@ def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int
 
 
 def _write_directory(tags: dict[int, tuple[int, ...]], order: str) -> bytes:
-    """Write header, directory and the values that do not fit into it."""
+    """Return file header, directory, and the values that do not fit into the directory."""
     start = 8
     behind = start + 2 + 12 * len(tags) + 4
     entries = b""

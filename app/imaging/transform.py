@@ -1,6 +1,6 @@
-"""Where an image lies on the canvas, and the way of boxes back to the image.
+"""The position of an image on the canvas, and the mapping of boxes back to the image.
 
-The way back uses the rounded size that the image got on the canvas, per axis, never the unrounded scale.
+The mapping uses the rounded size of the image on the canvas, per axis, never the unrounded scale.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Crop(NamedTuple):
-    """A part of an image, in its pixels."""
+    """A part of an image, in pixels of the image."""
 
     left: int
     top: int
@@ -19,7 +19,7 @@ class Crop(NamedTuple):
 
 
 class ImageTransform(NamedTuple):
-    """Where an image of `image_width` x `image_height`, or a part of it, lies on the canvas, all in pixels."""
+    """Position on the canvas of an image of `image_width` x `image_height` or of a part of it, all in pixels."""
 
     left: int
     top: int
@@ -28,23 +28,22 @@ class ImageTransform(NamedTuple):
     image_width: int
     image_height: int
     crop: Crop | None = None
-    """The part of the image that lies there; None for the whole image."""
+    """The part of the image that is on the canvas; None for the whole image."""
 
     @property
     def min_decode_size(self) -> tuple[int, int]:
-        """Minimum width and height in pixels to decode at, for a format that can be decoded at a reduced size.
+        """Minimum width and height in pixels for decoding at a reduced size.
 
-        Reduced decoding is faster, but averages pixels; from four times the size on the canvas it no longer shows in
-        the boxes (README, Decisions).
+        Reduced decoding is faster, but averages pixels. From four times the size on the canvas, boxes hardly change (README).
         """
         width, height = 4 * self.width, 4 * self.height
         if self.crop is None:
             return width, height
-        # Less one: the crop was rounded to whole pixels, which else could make both axes ask for twice the size.
+        # Minus one, because the crop was rounded to whole pixels; otherwise the minimum could require twice the size.
         return (width - 1) * self.image_width // self.crop.width, (height - 1) * self.image_height // self.crop.height
 
     def area(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """View the part of a canvas (height, width, 3) that the image covers."""
+        """Return a view of the part of a canvas (height, width, 3) that the image covers."""
         return canvas[self.top : self.top + self.height, self.left : self.left + self.width]
 
     def to_image(self, boxes: NDArray[np.float32]) -> NDArray[np.float32]:

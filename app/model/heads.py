@@ -53,7 +53,7 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
     noun: ClassVar[str] = "detector"
     route: ClassVar[str] = "/detect"
-    """HTTP route for this task, for error messages."""
+    """HTTP route for this task."""
     output_format: OutputFormat
     has_normalized_boxes: bool
     iou: float

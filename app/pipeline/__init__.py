@@ -1,1 +1,1 @@
-"""One request from encoded image to the answer of a model. Joins imaging, Triton and the tasks; never knows HTTP or gRPC."""
+"""One request from encoded image to the result of a model. Connects imaging, Triton and the tasks; knows neither HTTP nor gRPC."""

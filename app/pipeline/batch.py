@@ -1,4 +1,4 @@
-"""Images that wait for a call of their model, and the choice of those that go together."""
+"""Images that wait for inference, and the selection of images for the next call to Triton."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,77 +16,77 @@ from app.triton.messages import InferResult
 from app.triton.shared_memory import Arena, Slot
 from app.triton.transport import InputBuffer
 
-# A message is copied, while the event loop waits.
+# Sending tensors in a message copies them, which blocks the event loop.
 _MAX_INLINE_BYTES = 8 << 20
 
 
 class PendingImage:
-    """One image, in its input tensor, from when it is ready until its request has the result or has left."""
+    """An image in its input tensor, from the end of decoding until its request has the result or has left."""
 
     def __init__(self, spec: ModelSpec, buffer: InputBuffer, call: CallContext, permit: Permit) -> None:
         self.spec = spec
         self.buffer = buffer
         self.call = call
         self.permit = permit
-        """Kept until nothing reads the tensor any more."""
+        """Released when nothing reads the tensor any more."""
         self.result: asyncio.Future[InferResult] = asyncio.get_running_loop().create_future()
-        """Also done, without a result, when the request has left."""
+        """Done without a result if the request has left."""
         self.ready_at = monotonic()
-        """When it began to wait, as `time.monotonic` counts."""
+        """Start of the wait, `time.monotonic`."""
         self.goes_alone = False
-        """Whether a batch with this image has failed."""
+        """Whether the image must not share a call, because a batch with it has failed."""
 
 
 class Batch(NamedTuple):
-    """Images that go to Triton in one call."""
+    """Images for one call to Triton."""
 
     images: Sequence[PendingImage]
     slot: Slot | None
-    """Slot of the first image, if the tensors of the others lie right behind it; None if all have to travel inline."""
+    """Slot of the first image, directly followed by the tensors of the others; None if the tensors must be sent inline."""
 
     @property
     def spec(self) -> ModelSpec:
-        """Spec of their model."""
+        """Spec of the model."""
         return self.images[0].spec
 
     @property
     def tensors(self) -> list[NDArray[Any]]:
-        """Their input tensors."""
+        """Input tensors, in the order of `images`."""
         return [image.buffer.tensor for image in self.images]
 
     @property
     def remaining_seconds(self) -> float:
-        """Time until the last deadline."""
+        """Seconds until the latest deadline."""
         return max(image.call.deadline.remaining for image in self.images)
 
     @property
     def request_id(self) -> str:
-        """Ids of the requests, separated by commas."""
+        """Request ids, separated by commas."""
         return ",".join([image.call.request_id for image in self.images])
 
     @property
     def trace(self) -> TraceContext | None:
-        """Span of the first request that has one: a call can belong to one span."""
+        """Span of the first request that has one; a call can only belong to one span."""
         return next((image.call.trace for image in self.images if image.call.trace is not None), None)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a request needs the version of the spec."""
+        """Whether any request requires the version of the spec."""
         return any(image.call.is_pinned for image in self.images)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no request waits for its result any more."""
+        """Whether all requests have left."""
         return all(image.result.done() for image in self.images)
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
-    """Choose what leaves next: the image that has waited longest, and others whose tensors can go with it.
+    """Select the image that has waited longest, and other images that can be sent in the same call.
 
     Args:
-        waiting: In order of arrival; at least one.
-        max_images: How many images a batch may have.
-        is_mapped: Tells whether the Triton that gets the batch has mapped an arena.
+        waiting: Waiting images in order of arrival; at least one.
+        max_images: Maximum number of images in the batch.
+        is_mapped: Returns whether the called Triton has mapped an arena.
     """
     oldest = waiting[0]
     slot = oldest.buffer.slot
@@ -102,7 +102,7 @@ def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Call
 
 
 def _run_around(oldest: PendingImage, slot: Slot, others: Sequence[PendingImage], max_images: int) -> list[PendingImage]:
-    """Return the images whose slots follow the oldest one's, then those whose slots lie before it."""
+    """Return a contiguous run of slots around that of the oldest image; slots behind it are preferred."""
     slots = [(image.buffer.slot, image) for image in others]
     in_arena = [(other, image) for other, image in slots if other is not None and other.arena is slot.arena]
     behind = {other.offset: (other.end, image) for other, image in in_arena}
@@ -119,6 +119,6 @@ def _run_around(oldest: PendingImage, slot: Slot, others: Sequence[PendingImage]
 
 
 def _fit(images: list[PendingImage]) -> list[PendingImage]:
-    """Return the first of these images, as many as one message should have."""
+    """Return the first images, up to the maximum size of a message."""
     sizes = accumulate(image.buffer.tensor.nbytes for image in images)
     return images[: max(1, sum(size <= _MAX_INLINE_BYTES for size in sizes))]

@@ -1,4 +1,4 @@
-"""Detect objects in several images of one request: each image succeeds or fails alone."""
+"""Detect objects in the images of a batch request; each image succeeds or fails on its own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,25 +17,25 @@ from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import FETCH, Timing
 
-# After which an image is tried again for which there was no room.
+# Delay before another attempt with an image for which the gateway was full.
 _PAUSE_SECONDS = 0.05
 
 T = TypeVar("T")
 
 Image = bytes | str | ImageAddress | GatewayError
-"""An encoded image, its address, as the caller wrote it or as a trusted origin has parsed it, or why there is none."""
+"""An encoded image, its URL (unparsed or parsed), or the error that occurred instead."""
 Report = Callable[[int, Detections | Exception, Timing], T]
-"""Gets the place of an image, what was found or why it failed, and how long its stages took; may not raise."""
+"""Called with the index of an image, its detections or its error, and the durations of its stages; must not raise."""
 
 
 class BatchRequest:
-    """The images of one request, which are detected side by side, each in its turn."""
+    """Detects objects in the images of one request concurrently."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what they have in common, and they themselves
+    def __init__(  # noqa: PLR0913, PLR0917 - see `open`
         self, pipeline: Pipeline, spec: ModelSpec, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
     ) -> None:
         self.url_hosts: list[str] = []
-        """Names of the hosts from which images were to be fetched."""
+        """Host names of the URLs that have been or are being fetched."""
         self._pipeline = pipeline
         self._spec = spec
         self._options = options
@@ -43,21 +43,21 @@ class BatchRequest:
         self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
         self._images = images
         self._memory = memory
-        """Of the encoded images that came with the request."""
+        """Holds the memory of the encoded images in the request's body."""
 
     @classmethod
     async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
-        """Count the memory of the images, and check what they have in common; to be followed by `run`, which gives it back.
+        """Reserve memory for the images and check the options. Call `run` afterwards, which releases the memory.
 
         Args:
-            pipeline: Detects objects in each of them.
-            images: At least one. `run` empties the list, so that the memory of an image is free once it is done.
-            options: What to look for.
-            call: What goes with the request.
+            pipeline: Processes the images.
+            images: At least one. `run` empties the list, so that each image can be freed when it is done.
+            options: Options for all images.
+            call: Context of the request.
 
         Raises:
-            GatewayFull: There is no memory for the images now.
-            GatewayError: The model cannot be used, or does not have these classes.
+            GatewayFull: There is not enough memory for the images now.
+            GatewayError: The model cannot be used, or the options do not fit it.
         """
         model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
         pipeline.check_circuit(model)
@@ -68,7 +68,7 @@ class BatchRequest:
             memory.on_release(reservation.release)
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
-            options.reader(spec)  # is rejected early if the model does not have what is asked for
+            options.reader(spec)  # rejects invalid options before anything is processed
             return cls(pipeline, spec, options, call.pinned_to(options.version), images, memory)
         except BaseException:
             memory.release()
@@ -76,16 +76,16 @@ class BatchRequest:
 
     @asynccontextmanager
     async def run(self, report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
-        """Begin; images that are not done at the end of the block are abandoned.
+        """Process the images; those that are not done at the end of the `with` block are abandoned.
 
         Args:
             report: Called for each image when it is done.
 
         Yields:
-            What `report` returns, in the order in which the images are done.
+            The return values of `report`, in order of completion.
 
         Raises:
-            GatewayFull: There is no room for the whole batch now.
+            GatewayFull: The batch would miss its deadline.
         """
         with self._memory:
             self._queue.check(len(self._images), self._call.deadline.remaining)
@@ -106,15 +106,15 @@ class BatchRequest:
             return report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
         call = self._call._replace(timing=timing, request_id=request_id, semaphore=self._pipeline.batch_semaphore)
-        # No variable may refer to an error: its traceback refers to this frame, and to others with the image.
+        # No variable may refer to an error: its traceback refers to this frame and to frames with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
-        except Exception as error:  # noqa: BLE001 - `report` logs those that are unexpected
+        except Exception as error:  # noqa: BLE001 - `report` logs unexpected errors
             return report(index, error, timing)
         return report(index, found, timing)
 
     async def _fetch(self, image: str | ImageAddress, call: CallContext) -> Detections:
-        """Fetch an image in its turn, which lasts until it is done, so that few images are fetched ahead of their detection."""
+        """Fetch an image and detect objects in it, in one turn of the semaphore, so that few fetched images wait for detection."""
         fetcher = self._pipeline.fetcher
         address = fetcher.parse(image) if isinstance(image, str) else image
         if address.name not in self.url_hosts:
@@ -130,7 +130,7 @@ class BatchRequest:
             return await self._try(content, call, memory)
 
     async def _try(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        """Detect objects in an image, whose bytes are counted by a lease, as soon as there is room for it."""
+        """Detect objects in an image whose memory the lease holds; retry while the gateway is full."""
         return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
@@ -144,14 +144,14 @@ class BatchRequest:
 
 
 def _keep(memory: Lease, permit: Permit) -> None:
-    """Count memory as long as a thread or Triton may use an image in it."""
+    """Keep memory until the permit is released, when no thread and no Triton uses the image any more."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     memory.keep_for(ended)
     permit.on_release(partial(ended.set_result, None))
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
-    """Try until there is memory for an image, and not too much to decode or to fetch before it."""
+    """Retry while the gateway is full, until shortly before the deadline."""
     while True:
         try:
             return await attempt()

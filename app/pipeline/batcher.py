@@ -1,4 +1,4 @@
-"""Let the images of one model go to Triton, few calls at a time."""
+"""Send the images of each model to Triton in batches, a few calls at a time."""
 
 import asyncio
 import copy
@@ -12,18 +12,16 @@ from app.resilience.retry_budget import RetryBudget
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
 
-# Two of the largest usual batches.
+# Enough for two of the largest common batches.
 _MAX_ISOLATED = 64.0
 LATE = "the model did not answer in time"
 
-Results = list[InferResult]
-
 
 class Call(NamedTuple):
-    """A call that is under way."""
+    """A call under way."""
 
     batch: Batch
-    task: asyncio.Task[Results]
+    task: asyncio.Task[list[InferResult]]
     in_flight: InFlightCall
 
 
@@ -31,57 +29,61 @@ class Calls(Protocol):
     """Makes calls to Triton."""
 
     def find(self, spec: ModelSpec) -> ModelOnServer | None:
-        """Find the Triton for the next call for a model; None if there are as many as allowed."""
+        """Select the Triton for the next call for a model; None while no more calls are allowed."""
 
-    async def infer(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
-        """Make a call for a batch; raise a GatewayError if it fails."""
+    async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
+        """Make a call for a batch, and return the result of each image; raise a GatewayError if it fails."""
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
-        """Note that a request has left without a result, whose image still waited or is in a call."""
+        """Record that a request has left without a result; `call` is None if its image was still waiting."""
+
+    async def close(self) -> None:
+        """Stop probing."""
 
 
 class Batcher:
-    """The images that wait for one model, and the calls for it that are under way.
+    """Sends the images of one model to Triton.
 
-    While there are fewer calls than allowed, an image leaves at once. Those that become ready meanwhile leave together when a
-    call has returned. So nobody waits for a timer, and batches grow with the load.
+    While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
+    sent as a batch. So batches grow with the load, and no image waits for a timer.
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Start without images."""
         self._triton = calls
         self._waiting: list[PendingImage] = []
         """In order of arrival."""
         self._under_way: dict[PendingImage, Call] = {}
         self._isolation = RetryBudget(_MAX_ISOLATED)
-        """Images that may be tried alone after their batch has failed. A batch has no more, so that none fails with another."""
+        """Retries of single images after their batch has failed; limits batches, so that each of their images can be retried."""
 
     @property
     def waiting(self) -> int:
-        """Images that wait for a call."""
+        """Number of images that wait for a call."""
         return len(self._waiting)
 
     @property
     def calls(self) -> int:
-        """Calls that are under way, and that some request still waits for."""
+        """Number of calls under way that a request still waits for."""
         return len({call.task for call in self._under_way.values() if not call.batch.is_abandoned})
 
     @property
-    def tasks(self) -> set[asyncio.Task[Results]]:
-        """All calls that are under way at a Triton that works; those at others may never end."""
+    def tasks(self) -> set[asyncio.Task[list[InferResult]]]:
+        """Calls under way, except at Tritons whose circuit is open, where they may never end."""
         return {call.task for call in self._under_way.values() if call.in_flight.served.is_usable}
 
     async def run(self, image: PendingImage) -> InferResult:
-        """Return the result of an image.
+        """Run the inference of an image. Its call goes on after a missed deadline.
 
         Raises:
-            DeadlinePassed: There was none in time.
-            GatewayError: As the call says.
+            DeadlinePassed: The result did not arrive in time.
+            GatewayError: The call failed; see `TritonCalls.infer`.
         """
+        if image.call.deadline.remaining <= 0:
+            raise DeadlinePassed(LATE)
         self._isolation.note_request()
         self._waiting.append(image)
         self.send()
-        # A timer costs half of what `asyncio.timeout` does.
+        # A timer costs half as much as `asyncio.timeout`.
         timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
         try:
             return await image.result
@@ -90,23 +92,23 @@ class Batcher:
             raise
         finally:
             timer.cancel()
-            del image, timer  # the result refers to an exception, whose traceback refers to this frame
+            del image, timer  # the image refers to its error, whose traceback refers to this frame
 
     def _expire(self, image: PendingImage) -> None:
-        """Let an image go whose deadline has passed."""
+        """Fail an image whose deadline has passed."""
         if not image.result.done():
             image.result.set_exception(DeadlinePassed(LATE))
             self._leave(image)
 
     def send(self) -> None:
-        """Let images go, as long as there are some and calls are allowed."""
+        """Send waiting images as long as calls are allowed."""
         self._waiting = [image for image in self._waiting if not image.result.done()]
         while self._waiting and (served := self._triton.find(self._waiting[0].spec)) is not None:
             spec = served.server.specs.known(self._waiting[0].spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))
             batch = next_batch(self._waiting, max_images, served.server.regions.__contains__)
             in_flight = InFlightCall(served, len(batch.images))
-            task = asyncio.create_task(self._call(batch, in_flight))
+            task = asyncio.create_task(self._triton.infer(batch, in_flight))
             call = Call(batch, task, in_flight)
             for image in batch.images:
                 self._waiting.remove(image)
@@ -115,12 +117,8 @@ class Batcher:
                 image.call.timing.lap("batch", str(len(batch.images)))
             task.add_done_callback(partial(self._end, batch, in_flight))
 
-    async def _call(self, batch: Batch, in_flight: InFlightCall) -> Results:
-        result = await self._triton.infer(batch, in_flight)
-        return result.split(batch.spec, len(batch.images))
-
-    def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[Results]) -> None:
-        """Give each image its result, or another try."""
+    def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[list[InferResult]]) -> None:
+        """Set the results of a call; retry its images alone if one of them may have caused its error."""
         in_flight.end()
         for image in batch.images:
             del self._under_way[image]
@@ -144,24 +142,52 @@ class Batcher:
         self.send()
 
     def _leave(self, image: PendingImage) -> None:
-        """Forget an image whose request has left."""
+        """Remove an image whose request has left."""
         call = self._under_way.get(image)
         if call is not None and call.batch.is_abandoned:
-            call.in_flight.leave()  # it may never end
+            call.in_flight.leave()  # the call may never end
             self.send()
         elif image in self._waiting:
             self._waiting.remove(image)
         self._triton.abandon(image, call)
 
 
+class Batchers(dict[str, Batcher]):
+    """Batchers of one worker by model reference, created on first use. A batch has images for one version of a model only."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __missing__(self, reference: str) -> Batcher:
+        self[reference] = Batcher(self._calls)
+        return self[reference]
+
+    def send(self) -> None:
+        """Send waiting images if calls are allowed again, because a Triton has recovered. Call this regularly."""
+        for batcher in self.values():
+            batcher.send()
+
+    async def close(self, seconds: float) -> None:
+        """Wait for calls under way, also abandoned ones: Triton reads their slots, and may crash if the connection is closed.
+
+        Args:
+            seconds: Maximum wait.
+        """
+        tasks = [task for batcher in self.values() for task in batcher.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        await self._calls.close()
+
+
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:
-    """Return whether a single image can be the cause of an error: by what is in it, or by a version that is not there any more."""
+    """Return whether a single image can have caused an error, by its content or by requiring an unloaded version."""
     return isinstance(error, InferenceFailed | InvalidModelOutput) or (isinstance(error, ModelNotReady) and batch.is_pinned)
 
 
 def _copy(error: BaseException) -> BaseException:
-    """Copy an error, so that the requests that it is raised in do not refer to each other."""
-    if not isinstance(error, GatewayError):  # which may need more than its arguments
+    """Copy an error, so that its traceback does not connect the frames of different requests."""
+    if not isinstance(error, GatewayError):  # other errors may not be copyable
         return error
     copied = copy.copy(error)
     copied.__cause__ = error.__cause__

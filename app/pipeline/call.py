@@ -1,4 +1,4 @@
-"""One call of the pipeline: what the caller asks for, what goes with it, and what comes out."""
+"""Types of a call of the pipeline: question, context and result."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,21 +22,24 @@ from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 
+MAX_DETECTIONS = 300
+"""Maximum of `DetectOptions.max_detections` that callers may request."""
+
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Reader(NamedTuple, Generic[Result_co]):
-    """Reads the answer to a question about an image."""
+    """Reads the result of an inference."""
 
     read: Callable[[InferResult, ImageTransform], Result_co]
-    """From what Triton returned for the image, and where that lay in the model's input."""
+    """Makes the answer from the result for one image and the position of that image in the model's input."""
     is_heavy: bool
-    """Whether that takes milliseconds of numpy, and is to be done in a thread."""
+    """Whether `read` takes milliseconds and must run in a thread."""
 
 
 class Question(Protocol[Result_co]):
-    """What a caller asks about an image. The pipeline knows no more of a task than this."""
+    """A question about an image. The pipeline knows tasks only through this protocol."""
 
     @property
     def model(self) -> str | None:
@@ -48,19 +51,19 @@ class Question(Protocol[Result_co]):
 
     @property
     def task(self) -> Task:
-        """What the model must have been made for."""
+        """Task of the model."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result_co]:
-        """Return what reads the answer, before anything is done with the image.
+        """Check the question against the model, and return the reader of its answer.
 
         Raises:
-            WrongTask: The model was made for another task.
-            InvalidParameter: The model does not have what is asked for.
+            WrongTask: The model has another task.
+            InvalidParameter: The model does not support a parameter.
         """
 
 
 class DetectOptions(NamedTuple):
-    """Which objects are in the image?"""
+    """Parameters of a detection."""
 
     model: str | None
     """Name of the model; None for the default model."""
@@ -70,27 +73,27 @@ class DetectOptions(NamedTuple):
     """Names or ids; None for all classes."""
     max_detections: int
     iou: float | None = None
-    """Intersection over union above which two boxes are one object; None for what the model's config says."""
+    """Intersection over union above which two boxes count as one object; None for `default_iou`."""
     agnostic: bool = False
-    """Whether boxes of different classes can be one object."""
+    """Whether boxes of different classes can count as one object."""
     version: int | None = None
     """Version of the model; None for the newest that Triton has loaded."""
     lowers_iou: bool = False
-    """Whether an `iou` that the model does not leave is lowered to its maximum; else it is rejected."""
+    """Whether an `iou` above the maximum of the model is lowered to it; otherwise it is rejected."""
     default_iou: float | None = None
-    """What `iou` is where it is None, except for a model that finds each object once; None for what the model's config says."""
+    """Used if `iou` is None, except for models without duplicate boxes; None for the threshold in the model's config."""
 
     @property
     def task(self) -> Task:
-        """What the model must have been made for."""
+        """Task of the model."""
         return DetectionHead.task
 
     def reader(self, spec: ModelSpec) -> Reader["Detections"]:
-        """Return what reads the detections.
+        """Return the reader of detections.
 
         Raises:
             WrongTask: The model is not a detector.
-            InvalidParameter: It does not have one of the classes, or itself suppresses more boxes than the caller wants.
+            InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
         """
         head = spec.expect_head(DetectionHead)
         class_ids = to_class_ids(self.classes, spec.labels)
@@ -102,24 +105,24 @@ class DetectOptions(NamedTuple):
 
 
 class ClassifyOptions(NamedTuple):
-    """What is in the image?"""
+    """Parameters of a classification."""
 
     model: str | None
     """Name of the model; None for the default model."""
     confidence: float
     """Minimum probability."""
     top_k: int
-    """How many classes at most."""
+    """Maximum number of classes."""
     version: int | None = None
     """Version of the model; None for the newest that Triton has loaded."""
 
     @property
     def task(self) -> Task:
-        """What the model must have been made for."""
+        """Task of the model."""
         return ClassificationHead.task
 
     def reader(self, spec: ModelSpec) -> Reader["Classifications"]:
-        """Return what reads the classifications.
+        """Return the reader of classifications.
 
         Raises:
             WrongTask: The model is not a classifier.
@@ -129,29 +132,29 @@ class ClassifyOptions(NamedTuple):
 
 
 class CallContext(NamedTuple):
-    """What goes with a request through all steps."""
+    """Context of a request in all steps of the pipeline."""
 
     deadline: Deadline
     timing: Timing
-    """Gets the laps `model` (its spec, and admission), `queue` (for a thread), `decode` (and letterbox), `infer` and `post`."""
+    """Records the stages `model` (spec and admission), `queue` (wait for a thread), `decode`, `batch`, `infer` and `post`."""
     request_id: str
-    """For Triton's log."""
+    """Id in Triton's log."""
     share: Share = WHOLE
-    """The part of the model's limit that the request may use."""
+    """Share of the model's limit that the request may use."""
     trace: TraceContext | None = None
-    """The span that Triton's spans are to belong to, if there is one."""
+    """Parent span of Triton's spans; None without tracing."""
     semaphore: DeadlineSemaphore | None = None
-    """Limits how many images of batches wait for a thread, so that single ones need not wait behind all of them."""
+    """Limits the images of batches that wait for a thread, so that single images do not wait behind all of them."""
     is_pinned: bool = False
-    """Whether the version of the model must be that of its spec; else Triton may have a newer one by now."""
+    """Whether the version of the spec is required; otherwise a newer version may answer."""
 
     def pinned_to(self, version: int | None) -> "CallContext":
-        """Return the same for a request that asks for a version of the model, if it does."""
+        """Require the version of the spec if the request asks for a version."""
         return self if version is None else self._replace(is_pinned=True)
 
 
 class Detections(NamedTuple):
-    """What was found in one image, by descending score."""
+    """Detected objects of one image, by descending score."""
 
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the upright image, clipped to it."""
@@ -164,13 +167,13 @@ class Detections(NamedTuple):
     height: int
     """Height of the upright image, pixels."""
     spec: ModelSpec
-    """Spec of the model that was asked."""
+    """Spec of the model."""
     version: str
     """Version of the model that answered."""
 
 
 class Classifications(NamedTuple):
-    """What one image shows, by descending probability."""
+    """Classes of one image, by descending probability."""
 
     class_ids: NDArray[np.int32]
     """(n,)."""
@@ -181,13 +184,13 @@ class Classifications(NamedTuple):
     height: int
     """Height of the upright image, pixels."""
     spec: ModelSpec
-    """Spec of the model that was asked."""
+    """Spec of the model."""
     version: str
     """Version of the model that answered."""
 
 
 TaskResult = Detections | Classifications
-"""The result of a model of any task."""
+"""The result of any task."""
 
 
 _TRIVIAL: dict[Task, Callable[[str], Question[object]]] = {
@@ -197,7 +200,7 @@ _TRIVIAL: dict[Task, Callable[[str], Question[object]]] = {
 
 
 def trivial_question(spec: ModelSpec) -> Question[object]:
-    """Make a question that a model can answer, for a run whose answer nobody wants."""
+    """Make a question that the model can answer, for warm-ups and probes."""
     return _TRIVIAL[spec.head.task](spec.name)
 
 
@@ -208,15 +211,15 @@ def _read_detections(
     result: InferResult,
     transform: ImageTransform,
 ) -> Detections:
-    """Decode the outputs to what the caller wants, in pixels of the image."""
+    """Decode the outputs, select the requested detections and map their boxes to the image."""
     found = wanted(decode_boxes(spec, result.outputs))
-    found = keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)
+    if len(found.scores):
+        found = keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)
     return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
 
 
 def _read_classifications(
     options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: ImageTransform
 ) -> Classifications:
-    """Decode the output, and rank the classes."""
     best = rank(decode_scores(spec, result.outputs), top_k=options.top_k, confidence=options.confidence)
     return Classifications(*best, transform.image_width, transform.image_height, spec, result.version)

@@ -1,9 +1,13 @@
-"""Threads for what would block a worker's event loop: decoding images, parsing bodies, decoding raw model outputs."""
+"""Threads for work that would block the event loop: decoding images, parsing bodies, decoding raw model outputs.
+
+Each image passes through here, and a `ThreadPoolExecutor` with `asyncio.wrap_future` takes several times the CPU time.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Generic, TypeVar
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
@@ -15,60 +19,123 @@ _LATE = "the request took too long in the gateway"
 
 
 class DecodeThreads:
-    """Runs jobs in order of arrival, a fixed number at a time."""
+    """Runs jobs in order of arrival in a fixed number of threads."""
 
     def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        self._jobs: set[Future[Any]] = set()
-        """Those that have not ended."""
+        self._queue: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: set[_Job[Any]] = set()
+        """Jobs that have not ended."""
+        self._threads = [Thread(target=_work, args=(self._queue,), name=f"decode_{n}", daemon=True) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
         """Number of jobs that wait for a thread."""
-        return sum(not job.running() for job in self._jobs.copy())
+        return sum(job.is_queued for job in self._jobs)
 
     def close(self) -> None:
-        """Wait for jobs that are running; start no more."""
-        self._executor.shutdown(cancel_futures=True)
+        """Wait for the running jobs, and cancel the others."""
+        for job in self._jobs.copy():
+            if job.drop():
+                job.result.cancel()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
     async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease) -> T:
         """Run `work` in a thread.
 
         Args:
-            work: Dropped, with all it refers to, if this call is cancelled or the deadline passes while it is queued; left
-                alone if it runs, because a thread cannot be stopped.
-            deadline: When to stop waiting.
-            leases: What the work uses; kept until the work has ended, which may be later than this call.
+            work: The function to run. If this call is cancelled or misses its deadline while `work` is queued, `work` is dropped
+                and the objects that it refers to are freed. Running work continues, because a thread cannot be stopped.
+            deadline: Deadline of this call.
+            leases: Leases of resources that the work uses; kept until it has ended, which may be later than this call.
 
         Raises:
-            DeadlinePassed: It took too long.
+            DeadlinePassed: The work did not end in time.
         """
-        if deadline.remaining <= 0:
+        remaining = deadline.remaining
+        if remaining <= 0:
             raise DeadlinePassed(_LATE)
-        queued = [work]  # the queue refers to a cancelled job until a thread takes it
+        loop = asyncio.get_running_loop()
+        job = _Job(work, loop, self._jobs.discard)
         del work
-        job = self._executor.submit(lambda: queued.pop()())  # noqa: PLW0108 - what is queued may be dropped
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        self._queue.put(job)
+        timer = loop.call_later(remaining, job.miss_deadline)
         try:
-            async with asyncio.timeout(deadline.remaining):
-                return await asyncio.wrap_future(job)
-        except TimeoutError as error:
-            raise DeadlinePassed(_LATE) from error
+            return await job.result
         finally:
-            if job.cancel():
-                queued.clear()
-            elif not job.done():
-                _keep(leases, job)
-            # A failed job refers to its exception, whose traceback refers to this frame and, above it, the image:
-            # a reference cycle that only the garbage collector would free.
+            timer.cancel()
+            if job.drop():
+                self._jobs.discard(job)
+            elif job in self._jobs:
+                for lease in leases:
+                    lease.keep_for(job.ended)
+            # A failed job refers to its exception, whose traceback refers to this frame and to callers with the image: only the
+            # garbage collector would free such a reference cycle.
             del job
 
 
-def _keep(leases: Iterable[Lease], job: "Future[T]") -> None:
-    """Keep leases for a job in a thread; its end is passed on to the event loop."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    for lease in leases:
-        lease.keep_for(ended)
-    job.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set_result, None))
+class _Job(Generic[T]):
+    """Work for a thread. All methods but `run` are called in the event loop."""
+
+    def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_end: Callable[["_Job[T]"], object]) -> None:
+        self._queued = [work]
+        """Empty once a thread has taken the work, or it was dropped."""
+        self._loop = loop
+        self._on_end = on_end
+        self.result: asyncio.Future[T] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when the thread has ended the work, even if nobody waits for the result any more."""
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the work waits for a thread."""
+        return bool(self._queued)
+
+    def drop(self) -> bool:
+        """Drop the work unless a thread has taken it; return whether it was dropped."""
+        try:
+            self._queued.pop()
+        except IndexError:
+            return False
+        return True
+
+    def miss_deadline(self) -> None:
+        """Stop waiting for the result."""
+        if not self.result.done():
+            self.result.set_exception(DeadlinePassed(_LATE))
+
+    def run(self) -> None:
+        """Run the work in this thread, unless it was dropped."""
+        try:
+            work = self._queued.pop()
+        except IndexError:
+            return
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:  # noqa: BLE001 - raised by `DecodeThreads.run`
+            error = raised
+        self._loop.call_soon_threadsafe(self._end, result, error)
+        del self, work, error  # the error's traceback refers to this frame
+
+    def _end(self, result: T | None, error: BaseException | None) -> None:
+        self._on_end(self)
+        self.ended.set_result(None)
+        if self.result.done():
+            return
+        if error is None:
+            self.result.set_result(result)  # type: ignore[arg-type]
+        else:
+            self.result.set_exception(error)
+
+
+def _work(queue: "SimpleQueue[_Job[Any] | None]") -> None:
+    while (job := queue.get()) is not None:
+        job.run()
+        del job  # while this thread waits, it keeps nothing

@@ -1,4 +1,4 @@
-"""Fetch an image of a batch while there may be too little memory for it."""
+"""Fetch an image of a batch, with retries for lack of memory."""
 
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
@@ -7,19 +7,19 @@ from app.resilience.memory import JointReservation
 
 
 class Download:
-    """One image, which is fetched anew if there was no memory left for its last bytes.
+    """Fetches an image in several attempts, if there is not enough memory for its bytes.
 
-    Each time its host is asked, there is at least twice the memory of the time before, so that it is not asked often.
+    Before another request to the host, the attempt reserves twice the bytes received so far. This limits the number of requests.
     """
 
     def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: JointReservation, deadline: Deadline) -> None:
-        """Prepare to fetch.
+        """Start without memory.
 
         Args:
             fetcher: Fetches the image.
-            address: Where it is.
-            memory: Gets its bytes.
-            deadline: That of the request.
+            address: Address of the image.
+            memory: Counts the bytes of the image.
+            deadline: Deadline of the request.
         """
         self._fetcher = fetcher
         self._address = address
@@ -31,8 +31,8 @@ class Download:
         """Fetch the image.
 
         Raises:
-            GatewayFull: There is no memory left for it now; none is kept.
-            GatewayError: As `Fetcher.fetch` says.
+            GatewayFull: There is not enough memory now; the memory reserved so far is released.
+            GatewayError: See `Fetcher.fetch`.
         """
         self._received = 0
         try:

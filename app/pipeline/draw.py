@@ -1,4 +1,4 @@
-"""Draw what was found on the image it was found in."""
+"""Draw detections on their image."""
 
 from app.imaging.drawing import Marks
 from app.imaging.header import count_pixels, read_header
@@ -9,28 +9,29 @@ from app.telemetry.timing import DRAW
 
 __all__ = ["PictureType", "draw"]
 
-# How many times as long a picture takes as what the backlog measures: decoding a JPEG at the size that a model needs.
+# Duration of drawing relative to decoding for a model, which the backlog measures.
 _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
 async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
     """Draw boxes, names and scores on the upright image, at its full size.
 
-    The permit for the model has been given back: what bounds the pictures that are drawn are the memory for images, the
-    threads that decode, and the deadline.
+    The request has no permit for the model any more. Drawing is limited by the memory for images, the decoding threads and the
+    deadline.
 
     Args:
-        pipeline: What has found them.
+        pipeline: Provides threads, memory and limits.
         data: The encoded image.
-        found: What was found in it.
-        picture_type: Of the result.
-        call: What goes with the request; gets the lap `draw`.
+        found: The detections.
+        picture_type: Format of the result.
+        call: Context of the request; records the stage `draw`.
 
     Returns:
         The encoded picture.
 
     Raises:
-        GatewayError: The image cannot be decoded, there is no room to draw it now, or the deadline has passed.
+        GatewayFull: There is not enough memory or time to draw the picture now.
+        GatewayError: The image cannot be decoded, or the deadline has passed.
     """
     call.timing.begin(DRAW)
     admission, limits = pipeline.admission, pipeline.limits.pixels
@@ -39,8 +40,8 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     marks = Marks(found.boxes, found.scores, found.class_ids, names)
 
     def work() -> bytes:
-        header = read_header(data, limits)
         with admission.memory.reserve() as memory:
+            header = read_header(data, limits, memory.add)
             memory.add(estimate_picture_bytes(header))
             return draw_picture(header, marks, picture_type)
 

@@ -1,5 +1,6 @@
-"""An encoded image to the input tensor of a model: header, memory, tensor, pixels, one after the other."""
+"""Fill a model's input tensor from an encoded image: header, memory, tensor, pixels."""
 
+from time import thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,10 @@ from app.imaging.fit import CenterCrop, fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
+from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
+from app.telemetry.timing import Timing
 from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.transport import InputBuffer, Transport
 
@@ -19,56 +22,66 @@ _QUICK_BYTES = 1 << 20
 
 
 class Workspace(NamedTuple):
-    """What a worker has for the images of all its requests."""
+    """Limits and memory of a worker, shared by all images."""
 
     limits: PixelLimits
     """Maximum sizes of images."""
     memory: MemoryBudget
-    """For decoding."""
+    """Memory for decoding."""
+    backlog: DecodeBacklog
+    """Measures the decoding speed."""
     transport: Transport
-    """Where input tensors lie."""
+    """Allocates input tensors."""
 
 
 def is_quick_to_check(data: bytes) -> bool:
-    """Return whether the header is read in next to no time, whatever the bytes are. Pillow reads all headers but JPEG's."""
+    """Return whether reading the header takes only microseconds. Pillow, which reads all formats but JPEG, may take longer."""
     return len(data) <= _QUICK_BYTES and data.startswith(b"\xff\xd8\xff")
 
 
-def fill_input(data: bytes, spec: ModelSpec, workspace: Workspace, lease: Lease) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input tensor for one image: with its pixels, or with the file itself after a check of its header.
+def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the worker and the request share
+    data: bytes, pixels: int, spec: ModelSpec, workspace: Workspace, timing: Timing, lease: Lease
+) -> tuple[InputBuffer, ImageTransform]:
+    """Fill the input tensor with the pixels of an image, or with the encoded file once its header is checked.
 
     Args:
         data: The encoded image.
+        pixels: From `count_pixels`, to measure the decoding speed.
         spec: Spec of the model.
-        workspace: Where decoding and the tensor find memory.
-        lease: The tensor's slot is given back with it.
+        workspace: Limits and memory.
+        timing: Records the stage `queue`.
+        lease: Releases the tensor's slot.
 
     Returns:
-        The tensor, and where the image lies in the model's input.
+        The input tensor, and the position of the image in it.
 
     Raises:
-        GatewayFull: There is no memory to decode it now.
-        GatewayError: The image is rejected, as `read_header` and `decode` say.
+        GatewayFull: There is not enough memory to decode the image now.
+        GatewayError: The image is rejected; see `read_header` and `decode`.
     """
-    header = read_header(data, workspace.limits)
-    fit = fit_for(spec)
-    transform = fit.fit(header.width, header.height)
+    timing.lap("queue")
+    start = thread_time()
     transport = workspace.transport
-    if spec.dtype is None:
-        buffer = transport.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes, lease)
-        write_bytes_element(data, buffer.tensor)
-        return buffer, transform
-    min_decode_size = transform.min_decode_size
-    size, nbytes = estimate_decoding(header, min_decode_size)
-    if isinstance(fit, CenterCrop):  # the others draw without a copy
-        nbytes = max(nbytes, fit.draw_bytes(size, transform))
     with workspace.memory.reserve() as memory:
+        header = read_header(data, workspace.limits, memory.add)
+        fit = fit_for(spec)
+        transform = fit.fit(header.width, header.height)
+        if spec.dtype is None:
+            buffer = transport.allocate((bytes_element_size(data),), np.uint8, spec.image_bytes, lease)
+            write_bytes_element(data, buffer.tensor)
+            return buffer, transform
+        min_decode_size = transform.min_decode_size
+        size, nbytes = estimate_decoding(header, min_decode_size)
+        if isinstance(fit, CenterCrop):  # the other fits draw without a copy
+            nbytes = max(nbytes, fit.draw_bytes(size, transform))
         memory.add(nbytes)
         buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
         canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
         fit.draw(decode(header, min_decode_size, transform.area(canvas)), transform, canvas)
         if canvas is not buffer.tensor:
             _write_pixels(canvas, spec, buffer.tensor)
+    elsewhere = header.decoded.cpu_seconds if header.decoded else 0
+    workspace.backlog.measure(pixels, thread_time() - start + elsewhere)
     return buffer, transform
 
 

@@ -1,4 +1,4 @@
-"""An inference on nothing, to find out whether Triton runs a model."""
+"""Probe: an inference with a blank image that shows whether a Triton can run a model."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ _ASK_SECONDS = 1.0
 
 
 def blank_input(spec: ModelSpec) -> NDArray[Any]:
-    """Make the input of a model for one image: zeros, or a PNG for a model that takes the encoded file."""
+    """Make an input tensor for one image: zeros, or a PNG if the model takes encoded files."""
     if spec.dtype is not None:
         return np.zeros(spec.image_shape, spec.dtype)
     tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
@@ -33,36 +33,36 @@ def blank_input(spec: ModelSpec) -> NDArray[Any]:
 
 
 def check_result(spec: ModelSpec, result: InferResult) -> None:
-    """Check that an answer can be read, whatever it says.
+    """Check that a result can be decoded.
 
     Raises:
-        InvalidModelOutput: It cannot.
-        InvalidImage: The model says that it could not decode the image.
+        InvalidModelOutput: The outputs are invalid.
+        InvalidImage: The model reports that it could not decode the image.
     """
     size = spec.input_size
     trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:
-    """Run one inference with a blank image, as soon as Triton can be reached.
+    """Run one inference with a blank image as soon as Triton can be reached.
 
     Returns:
-        Whether the model could be run. Otherwise it may be that the model cannot read the image, or that this Triton is broken.
+        False if the model failed: it cannot process the blank image, or this Triton is broken. True for any other response.
 
     Raises:
-        TritonUnavailable, DeadlinePassed: Triton does not answer, at the latest about a minute after it could be reached.
+        TritonUnavailable, DeadlinePassed: Triton did not respond within about a minute after it could be reached.
     """
     call = client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)
     try:
-        # A connection on which nothing is sent is not known to be lost.
+        # A lost connection is only noticed when something is sent.
         while not (await asyncio.wait({task}, timeout=_ASK_SECONDS))[0]:
             await client.is_ready(spec.reference)
         task.result()
     except ModelFailed:
         return False
     except (InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel):
-        pass  # which are answers
+        pass  # Triton works
     finally:
         task.cancel()
     return True

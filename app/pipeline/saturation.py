@@ -1,4 +1,4 @@
-"""How much of what a worker has is in use, for the metrics."""
+"""Gauges of a worker: queues, calls, memory and slots in use."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ def sample(
         metrics.waiting_images.set(batcher.waiting, model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
-    servers = [*pool.leaving, *pool.servers]  # one may leave for another at the same name
+    servers = [*pool.leaving, *pool.servers]  # a leaving and a new Triton may have the same name
     for server in servers:
         triton = metrics.table.alias(server.address)
         metrics.triton_images.add(server.take_new_images(), triton)

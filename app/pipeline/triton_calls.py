@@ -1,4 +1,4 @@
-"""Make calls to Triton, once more where that may help, and conclude from them which Tritons run a model."""
+"""Call Triton, retry calls that failed, and open and close the circuits of models according to the outcomes."""
 
 import asyncio
 import math
@@ -33,18 +33,18 @@ from app.triton.status import (
     Unreachable,
 )
 
-# The first retry is delayed by up to this time, doubled for each call in a row that has failed before.
+# Maximum delay of a retry, doubled for each preceding failure in a row, up to the second value.
 _RETRY_SECONDS = 0.05
 _MAX_RETRY_SECONDS = 1.0
-# So many requests in a row that miss their deadline, while Triton answers nothing at all, open the circuit at once.
+# This many consecutive missed deadlines open the circuit if Triton answers nothing at all.
 _MISSED = 5
-# The connection broke, or Triton ends: the same address may answer a moment later.
+# The connection broke, or Triton is stopping. The same address may answer a moment later.
 _INTERRUPTED = (Unreachable, Disconnected, Draining)
-# A process of the model, or the connection, may be replaced a moment later: the same Triton is called once more.
+# Errors after which the same Triton is called again, because the connection or the process of the model may be replaced.
 _RETRIED = (*_INTERRUPTED, ModelDied)
-# A Triton that has lost a call is left out at once if another one works.
+# Errors that open the circuit immediately if another Triton works.
 _LOST = (*_RETRIED, Refused)
-# Why a call is made once more, elsewhere if possible.
+# Errors after which a call is retried at another Triton, if any; the values are labels of the retry metric.
 _REASONS: dict[type[GatewayError], str] = {
     Unreachable: "unreachable",
     Disconnected: "disconnected",
@@ -60,20 +60,20 @@ _NOT_ANSWERED = tuple(_REASONS)
 
 
 class TritonCalls:
-    """The calls of all models.
+    """Calls the Tritons of a pool.
 
-    A call is never cancelled unless Triton is known to survive that, or does not run the model. What calls tell of a Triton
-    opens the model's circuit there; it then gets no calls until a probe succeeds.
+    Each model has a circuit for each Triton. Failed calls open it, and Triton gets no calls for the model until a probe succeeds.
+    A call is only cancelled if Triton is known to survive that and reads no slot.
     """
 
     def __init__(self, pool: TritonPool, metrics: Metrics, max_calls: Callable[[ModelSpec], float], hang_seconds: float) -> None:
-        """Call the Tritons of a pool.
+        """Start without calls.
 
         Args:
             pool: The Tritons.
             metrics: Counts inferences, batches and retries.
-            max_calls: How many calls for a model one Triton may have.
-            hang_seconds: A call that has no answer after this time has failed, unless others of its model were answered.
+            max_calls: Returns the maximum number of calls for a model under way at one Triton.
+            hang_seconds: A call without an answer for this long has failed, unless Triton has answered others for its model.
         """
         self.pool = pool
         self.metrics = metrics
@@ -82,23 +82,24 @@ class TritonCalls:
         self._retries = RetryBudget()
 
     def find(self, spec: ModelSpec) -> ModelOnServer | None:
-        """Find the Triton for the next call for a model; None if there are as many as allowed."""
+        """Select the Triton for the next call for a model; None while no more calls are allowed."""
         served = self.pool.find(spec, self._max_calls)
         if served is not None:
-            self._circuit(served, spec)  # which other workers may have opened
+            self._circuit(served, spec)  # creates it, because other workers may have opened it
         return served
 
-    async def infer(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
-        """Make a call for a batch, and a second one if Triton has not seen the first or has lost it.
+    async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
+        """Run the inference of a batch, with at most one retry, and return the result of each image.
 
         Args:
             batch: The images.
-            in_flight: Where it is under way; it may be moved.
+            in_flight: Records the Triton that is called; a retry may move it.
 
         Raises:
-            DeadlinePassed: Triton dropped it, or there is no time for the second call.
-            ModelNotReady: Triton does not have the model any more; ModelReplaced: or another one of that name.
-            GatewayError: As `TritonClient.infer` says.
+            DeadlinePassed: Triton dropped the request, or there is no time for a retry.
+            ModelNotReady: The model has been unloaded; ModelReplaced: or replaced.
+            InvalidModelOutput: A tensor has the wrong number of images.
+            GatewayError: See `TritonClient.infer`.
         """
         for _ in batch.images:
             self._retries.note_request()
@@ -109,32 +110,31 @@ class TritonCalls:
             self._note_end(batch, in_flight, error)
             if isinstance(error, UnknownModel):
                 raise ModelNotReady("the model is not loaded any more") from error
-            if isinstance(error, InferenceFailed):  # another model may not take what this one does
+            if isinstance(error, InferenceFailed):  # a model that has replaced this one may need another input
                 await in_flight.served.server.specs.confirm(batch.spec, batch.spec.version)
             raise
         self._note_end(batch, in_flight, None)
         await in_flight.served.server.specs.confirm(batch.spec, result.version)
-        return result
+        return result.split(batch.spec, len(batch.images))
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
-        """Note that a request has left without a result.
+        """Record that a request has left without a result, and cancel its call if possible.
 
         Args:
-            image: The request's.
-            call: The call that it is in; it goes on, unless it reads no slot and Triton survives a cancel. None if it still waited.
+            image: The image of the request.
+            call: The call with the image; None if it was still waiting.
         """
         waited = monotonic() - image.ready_at
-        note_hang = partial(self._note_hang, image, call)
         goes_on = call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel)
         if call is not None and not goes_on and call.batch.is_abandoned:
             call.task.cancel()
         if self._note_missed(image, call):
             return
         if call is not None and goes_on:
-            timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, note_hang)
+            timer = asyncio.get_running_loop().call_later(self._hang_seconds - waited, self._note_hang, image, call, goes_on)
             call.task.add_done_callback(lambda _: timer.cancel())
-        elif waited > self._hang_seconds / 2:  # a caller with less time says nothing about Triton
-            note_hang()
+        elif waited > self._hang_seconds / 2:  # a shorter wait is no sign of a hang
+            self._note_hang(image, call, goes_on)
 
     async def close(self) -> None:
         """Stop probing."""
@@ -146,7 +146,7 @@ class TritonCalls:
         try:
             try:
                 return await self._call(batch, in_flight, slot)
-            except UnknownRegion:  # Triton was restarted
+            except UnknownRegion:  # Triton was restarted, and has not run the model: the retry costs it nothing
                 reason = "unknown_region"
                 slot = await self._restore_slot(batch, in_flight, slot)
         except _NOT_ANSWERED as error:
@@ -155,22 +155,20 @@ class TritonCalls:
             if self._move(batch, in_flight, error):
                 slot = self._readable_slot(batch, in_flight)
             elif not await self._may_retry(batch, in_flight, error):
-                raise  # not in a function that gets the error: its frame and the error would refer to each other, and to the images
+                raise  # here, because the error and the frame of a function that gets and raises it would form a reference cycle
         if batch.remaining_seconds <= 0:
             raise DeadlinePassed(LATE)
         self.metrics.retries.add(1, reason)
         result = await self._call(batch, in_flight, slot)
-        if reason == _REASONS[ModelFailed]:  # nothing is wrong with the images
+        if reason == _REASONS[ModelFailed]:  # so the images are not the cause
             self._note_failure(first, batch.spec)
         return result
 
     async def _restore_slot(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> Slot | None:
-        """Have the images' memory mapped again; without it, they travel inline.
-
-        Triton rejects a request for memory that it does not know at once, so that another try costs it nothing.
+        """Let Triton map the arena again; return None if the tensors have to be sent inline.
 
         Raises:
-            Unreachable, Disconnected, Draining: It has died meanwhile.
+            Unreachable, Disconnected, Draining: Triton has been stopped meanwhile.
         """
         if slot is None or batch.remaining_seconds <= 0:
             return None
@@ -178,11 +176,11 @@ class TritonCalls:
             return slot if await in_flight.served.server.regions.add_again(slot.arena) else None
         except _INTERRUPTED:
             raise
-        except TritonUnavailable:  # it has just been started, and the key for its controls is not known yet
+        except TritonUnavailable:  # the key for its controls is not known yet, shortly after a start
             return None
 
     def _move(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
-        """Let another Triton have a call that has failed, if there is one that works and takes as many images."""
+        """Move a failed call to another Triton, if one works and accepts batches of this size; return whether it was moved."""
         if batch.is_abandoned:
             return False
         images = len(batch.images)
@@ -190,11 +188,11 @@ class TritonCalls:
         if other is None:
             return False
         self._note_end(batch, in_flight, error)
-        in_flight.move(other)  # it gets no more than the calls that the first one had
+        in_flight.move(other)  # may exceed the maximum number of calls there, by those of the first Triton at most
         return True
 
     async def _may_retry(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
-        """Wait before the same Triton is called again, the longer the more calls have failed; return whether it is to be."""
+        """Return whether to call the same Triton again; if so, wait first, longer after more failures."""
         failures = self._circuit(in_flight.served, batch.spec).consecutive
         delay = random.uniform(0, min(_RETRY_SECONDS * 2**failures, _MAX_RETRY_SECONDS))  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
@@ -234,14 +232,14 @@ class TritonCalls:
         return result
 
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
-        """Tell how long a call took, also one that came too late or that Triton dropped; and whether Triton works."""
+        """Record the outcome of a call, and its duration even if it was late or Triton dropped it."""
         served, spec = in_flight.served, batch.spec
         if isinstance(error, Unanswered) and served.answered_at > in_flight.began_at:
-            return  # the call was lost, but Triton has answered others
+            return  # only this call was lost
         if isinstance(error, Unanswered) or (isinstance(error, TritonUnavailable) and not isinstance(error, Overloaded)):
             self._note_failure(served, spec, is_lost=isinstance(error, _LOST))
             return
-        # What waited for a Triton that hung says nothing about the model's speed.
+        # The duration of a call during a hang of Triton is no measure of the model's speed.
         if isinstance(error, DeadlinePassed | None) and served.is_usable and in_flight.began_at >= served.measured_since:
             now = monotonic()
             for image in batch.images:
@@ -255,18 +253,18 @@ class TritonCalls:
             self.pool.forget(served, spec.reference)
 
     def _ask(self, served: ModelOnServer, began_at: float) -> None:
-        """Ask a Triton that has answered nothing since a call began whether it answers at all."""
+        """Check whether Triton answers at all, if it has answered no call since the given one began."""
         served.server.silence.ask(began_at, partial(self._note_silence, served))
 
     def _note_silence(self, called: ModelOnServer) -> None:
-        """Open the circuits of a Triton that answers nothing, of all models that it was called for."""
+        """Open the circuits of all models with calls under way at a Triton that answers nothing."""
         models = next((server.models.values() for server in self.pool.servers if server is called.server), ())
         for served in {called, *(served for served in models if served.images)}:
             if served.circuit is not None:
                 served.circuit.open()
 
     def _note_missed(self, image: PendingImage, call: Call | None) -> bool:
-        """Count an image without a result as failed if Triton answers nothing at all; return whether it does not."""
+        """Record a failure for an image without a result if Triton answers nothing at all; return whether that is so."""
         silent = [served for served in self._waited_for(image, call) if served.server.silence.note_missed()]
         for served in silent:
             self._note_failure(served, image.spec)
@@ -279,14 +277,22 @@ class TritonCalls:
             return [call.in_flight.served]
         return [server.model(image.spec.reference) for server in self.pool.servers]
 
-    def _note_hang(self, image: PendingImage, call: Call | None) -> None:
-        """Take an image for failed that has had no result for long, unless Triton is only busy with others of its model."""
+    def _note_hang(self, image: PendingImage, call: Call | None, goes_on: bool) -> None:  # noqa: FBT001 - for `call_later`
+        """Record a failure for an image without a result, unless Triton has answered others for the model meanwhile.
+
+        Args:
+            image: The image.
+            call: Its call; None if it was still waiting.
+            goes_on: Whether the call goes on, and keeps the permit.
+        """
         for served in self._waited_for(image, call):
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
+                if goes_on and image.permit.is_last:  # no further request of this key could find out; a probe can
+                    self._circuit(served, image.spec).open()
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
-        """Count a failure; a Triton that has lost a call is left out at once if another one works."""
+        """Record a failure; `is_lost` opens the circuit immediately if another Triton works."""
         self.metrics.triton_failures.add(1, self.metrics.table.alias(served.server.address), spec.reference)
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
@@ -301,10 +307,10 @@ class TritonCalls:
         return served.circuit
 
     async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        """Find out whether a Triton runs a model. A failure that also occurs at another Triton does not count.
+        """Check that a Triton can run a model; ignore a failure of the model that also occurs at another Triton.
 
         Raises:
-            GatewayError: It does not run the model.
+            GatewayError: Triton cannot run the model.
         """
         try:
             is_well = await run_probe(served.server.client, spec)

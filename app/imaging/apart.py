@@ -1,0 +1,191 @@
+"""Decode AVIF and HEIC in processes of their own, with limits of memory and time.
+
+Whatever size its boxes say, a small file can make the libraries that decode it take minutes or gigabytes, and a decoding thread
+cannot be stopped. So this module, run as a program, is started at the first such file. It forks for each file: the fork is
+limited, decodes, sends the pixels and ends. A file that crashes or misleads it harms no other.
+
+OpenCV decodes AVIF, and pi-heif, if it is installed, HEIC.
+"""
+
+import os
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import GatewayFull, InvalidImage
+from app.host import program
+
+# Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits.
+PIXEL_BYTES = {"AVIF": 32, "HEIC": 16}
+HAS_HEIC = find_spec("pi_heif") is not None
+
+_FILE_COPIES = 3
+# Tables of the decoders, and the stack of a thread.
+_SPARE_BYTES = 16 << 20
+# Limits of CPU time, a quarter of the usual speed for large images, and of time, for one that waits for a CPU.
+_MIN_CPU_SECONDS, _PIXELS_PER_SECOND = 1, 2_000_000
+_SECONDS = 60
+# Width, height and CPU time in seconds.
+_REPLY = struct.Struct("LLd")
+# The boxes that describe the images of a file are at its beginning.
+_META_BYTES = 1 << 16
+_SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
+_ROTATION, _MIRROR = re.compile(rb"\0\0\0\x09irot(.)", re.DOTALL), re.compile(rb"\0\0\0\x09imir(.)", re.DOTALL)
+
+
+class Decoded(NamedTuple):
+    """A decoded image."""
+
+    pixels: NDArray[np.uint8]
+    """(height, width, 3) RGB, upright."""
+    cpu_seconds: float
+    """CPU time that another process has taken for it."""
+
+
+def find_size(data: bytes) -> tuple[int, int]:
+    """Return width and height in pixels of the largest image in a file according to its boxes; zeros if there is none."""
+    sizes = (struct.unpack(">LL", found[1]) for found in _SIZE.finditer(data, 0, _META_BYTES))
+    return max(sizes, key=prod, default=(0, 0))
+
+
+def decode_bytes(name: str, pixels: int, file_bytes: int) -> int:
+    """Return the memory limit in bytes of decoding an image with this number of pixels, without a small constant amount."""
+    return pixels * PIXEL_BYTES[name] + file_bytes * _FILE_COPIES
+
+
+class Decoders:
+    """Starts the program when it is first needed and when it has ended. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = socket.socket()
+
+    def decode(self, data: bytes, name: str) -> Decoded:
+        """Decode a file in the memory for the size that `find_size` returns.
+
+        Raises:
+            InvalidImage: The file is truncated or corrupt, or takes more memory or time than its size should.
+            GatewayFull: This host cannot run another process.
+        """
+        pixels = prod(find_size(data))
+        if not pixels:
+            raise InvalidImage(f"the {name} has no image, or is truncated")
+        cpu_seconds = _MIN_CPU_SECONDS + pixels // _PIXELS_PER_SECOND
+        request = f"{name} {decode_bytes(name, pixels, len(data)) + _SPARE_BYTES} {cpu_seconds}"
+        try:
+            ours, theirs = socket.socketpair()
+            with ours, ours.makefile("rb") as reply:
+                with theirs:
+                    process = self._send(request.encode(), theirs.fileno())
+                with suppress(ConnectionError):
+                    ours.sendall(data)
+                    ours.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionError, struct.error):
+                    width, height, spent = _REPLY.unpack(reply.read(_REPLY.size))
+                    found = np.empty((height, width, 3), np.uint8)
+                    if width * height <= pixels and reply.readinto(found.data) == found.nbytes:
+                        return Decoded(found, spent)
+                if process.poll() is not None:
+                    raise ChildProcessError
+        except OSError as error:
+            raise GatewayFull("the gateway cannot run another process for an image", "memory") from error
+        raise InvalidImage("the image data is truncated or corrupt, or takes more memory or time than its size should")
+
+    def _send(self, request: bytes, reply: int) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._requests.close()
+                self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+                with theirs:
+                    environment = {**program.environment(), "OPENCV_LOG_LEVEL": "SILENT"}
+                    self._process = subprocess.Popen(program.command("app.imaging.apart"), stdin=theirs.fileno(), env=environment)  # noqa: S603 - itself
+            socket.send_fds(self._requests, [request], [reply])
+            return self._process
+
+    def close(self) -> None:
+        """Let the program end."""
+        with self._lock:
+            self._requests.close()
+            if self._process is not None:
+                self._process.wait()
+                self._process = None
+
+
+DECODERS = Decoders()
+
+
+def _main() -> None:
+    """Fork for each request, until the other end is closed. The one who stops this process's group still needs the images."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+    cv2.setNumThreads(1)
+    if HAS_HEIC:
+        import pi_heif  # noqa: PLC0415, F401 - once, not in each fork
+    with socket.socket(fileno=sys.stdin.fileno()) as requests:
+        while True:
+            request, files, _, _ = socket.recv_fds(requests, 64, 1)
+            if not request:
+                return
+            with socket.socket(fileno=files[0]) as client:
+                if os.fork() == 0:
+                    with suppress(Exception):  # the decoders raise anything
+                        _answer(client, *request.decode().split())
+                    os._exit(0)
+
+
+def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> None:
+    """Limit this process, decode a file, and send the pixels."""
+    in_use = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+    for kind, limit in (
+        (resource.RLIMIT_DATA, in_use + int(nbytes)),
+        (resource.RLIMIT_CPU, int(cpu_seconds)),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    signal.alarm(_SECONDS)
+    with client.makefile("rwb") as file:
+        pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic}[name](file.read())
+        height, width = pixels.shape[:2]
+        file.write(_REPLY.pack(width, height, time.process_time()))
+        # Grey becomes RGB, alpha is dropped.
+        file.write(np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (height, width, 3))).data)
+
+
+def _decode_avif(data: bytes) -> NDArray[np.uint8]:
+    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    pixels = np.asarray(decoded, np.uint8)
+    # OpenCV does not turn it. First the rotation, anticlockwise, then the mirroring. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12.
+    rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_ROTATION, _MIRROR))
+    if rotation:
+        pixels = np.rot90(pixels, rotation[1][0] & 3)
+    if mirror:
+        pixels = np.flip(pixels, mirror[1][0] & 1)
+    return pixels
+
+
+def _decode_heic(data: bytes) -> NDArray[np.uint8]:
+    import pi_heif  # noqa: PLC0415 - optional
+
+    pi_heif.options.DECODE_THREADS = 1
+    pixels = np.array(pi_heif.open_heif(data))  # a copy: its memory ends with the file
+    return np.atleast_3d(pixels)
+
+
+if __name__ == "__main__":
+    _main()
