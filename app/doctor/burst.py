@@ -17,7 +17,7 @@ from app.pipeline.probe import blank_input, check_result
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
 from app.triton.statistics import ModelStatistics, read_statistics
-from app.triton.status import Unanswered, own_message
+from app.triton.status import ModelDied, Unanswered, own_message
 
 _ALONE = 3
 _MOST, _FEWEST = 32, 4
@@ -43,8 +43,8 @@ class Run(NamedTuple):
     """Triton's statistics of this time, including other clients' images; None if it does not report them."""
 
 
-async def measure(
-    client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, *, with_burst: bool
+async def measure(  # noqa: PLR0913 - what is known of the model
+    client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, timeout_seconds: float, *, with_burst: bool
 ) -> AsyncIterator[Finding]:
     """Run inferences and check the measurements.
 
@@ -53,6 +53,7 @@ async def measure(
         spec: Spec of the model.
         model: The model's config.
         file: Path of its config, for the fix.
+        timeout_seconds: Deadline of requests.
         with_burst: Whether to also run many inferences at once.
     """
     first = await _run(client, spec, 1)  # warm-up
@@ -62,7 +63,12 @@ async def measure(
         return
     runs = [await _run(client, spec, 1) for _ in range(_ALONE)]
     alone = sorted(runs, key=lambda run: run.seconds)[_ALONE // 2]
-    yield ok("inference", f"{spec.name} answers on {spec.device} in {alone.seconds * 1e3:.1f} ms, one request at a time")
+    text = f"{spec.name} answers on {spec.device} in {alone.seconds * 1e3:.1f} ms, one request at a time"
+    if alone.seconds < timeout_seconds:
+        yield ok("inference", text)
+    else:
+        fix = "a smaller model or a faster device, or a longer NEREID_TIMEOUT_SECONDS"
+        yield failure("inference", f"{text}: later than the deadline of {timeout_seconds:g} s", fix)
     if alone.counted is None:
         text = "Triton does not tell its statistics: its batches and queues cannot be watched"
         yield warning("statistics", text, "do not restrict the protocol `statistics`, or restrict it with the key of the others")
@@ -89,8 +95,17 @@ def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
             return None
     if spec.dtype is None and isinstance(error, InferenceFailed):
         return ok("inference", f"{spec.name} takes encoded files, but not a blank PNG: nothing was measured")
-    fix = "Triton's log has the reason; run the model's file outside Triton with the same input"
-    return failure("inference", f"an inference of {spec.name} fails: {own_message(error)}", fix)
+    return failed_inference(spec.name, error)
+
+
+def failed_inference(name: str, error: GatewayError) -> Finding:
+    """Return the finding for a model whose inference has failed."""
+    if not isinstance(error, ModelDied):
+        fix = "Triton's log has the reason; run the model's file outside Triton with the same input"
+        return failure("inference", f"an inference of {name} fails: {own_message(error)}", fix)
+    text = f"Triton says that {name} is ready, but rejects it, because a process of it has died: {own_message(error)}"
+    fix = "start Triton again; `nereid serve` does so once a request has met the dead process, at most once a minute"
+    return failure("model_process", text, fix)
 
 
 def _burst_size(spec: ModelSpec, model: Scheduling, alone_seconds: float) -> int:
@@ -130,7 +145,7 @@ def judge(run: Run, model: Scheduling, file: str) -> Iterator[Finding]:
 async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
     """Send images concurrently, one per request, and wait for all results."""
     tensor = blank_input(spec)
-    before = await _read_counters(client, spec.name)
+    before = await _read_counters(client, spec)
     start = perf_counter()
     calls = [
         asyncio.ensure_future(client.infer(spec, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
@@ -138,7 +153,7 @@ async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
     ]
     done, silent = await asyncio.wait(calls, timeout=_PATIENCE_SECONDS)
     seconds = perf_counter() - start
-    after = await _read_counters(client, spec.name)
+    after = await _read_counters(client, spec)
     answers: list[InferResult] = []
     errors: list[GatewayError] = [Unanswered(f"no answer for {_PATIENCE_SECONDS:g} s") for _ in silent]
     for finished in done:
@@ -150,8 +165,8 @@ async def _run(client: TritonClient, spec: ModelSpec, images: int) -> Run:
     return Run(images, seconds, answers, errors, counted)
 
 
-async def _read_counters(client: TritonClient, model: str) -> ModelStatistics | None:
+async def _read_counters(client: TritonClient, spec: ModelSpec) -> ModelStatistics | None:
     try:
-        return (await read_statistics(client, _STATISTICS_SECONDS)).get(model)
+        return (await read_statistics(client, _STATISTICS_SECONDS)).get((spec.name, spec.version))
     except GatewayError:
         return None

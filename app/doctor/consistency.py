@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.api.admission import keys
-from app.api.admission.keys import KeysError
+from app.api.caller import keys
+from app.api.caller.keys import KeysError
 from app.doctor.finding import Finding, failure, ok, warning
 from app.host import ports
 from app.host.packages import has_exporter
@@ -70,9 +70,9 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 def _check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files for the connection to Triton."""
     try:
-        credentials.load(settings.triton_tls_files)
+        credentials.load(settings.triton_tls_folder)
     except CredentialsError as error:
-        yield failure("tls_files", str(error), f"{PREFIX}TRITON_CA_FILE, _CERT_FILE and _KEY_FILE must name PEM files, or be empty")
+        yield failure("tls_files", str(error), f"correct the files of {PREFIX}TRITON_TLS_FOLDER")
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         text = f"{settings.triton_control_key_file} has no key that can be read"
         yield failure("control_key", text, KEY_FIX)
@@ -80,16 +80,10 @@ def _check_files(settings: Settings) -> Iterator[Finding]:
 
 def _check_timeouts(settings: Settings) -> Iterator[Finding]:
     default, maximum = settings.timeout_seconds, settings.max_timeout_seconds
-    are_consistent = True
     if default > maximum:
-        are_consistent = False
         text = f"the default deadline of {default:g} s is longer than the {maximum:g} s that a request may set"
         yield warning("timeouts", text, f"{PREFIX}MAX_TIMEOUT_SECONDS={default:g}")
-    if settings.body_pause_seconds > settings.body_seconds:
-        are_consistent = False
-        text = f"a body may pause for {settings.body_pause_seconds:g} s, but must be complete within {settings.body_seconds:g} s"
-        yield warning("timeouts", text, f"{PREFIX}BODY_PAUSE_SECONDS={settings.body_seconds / 3:g}")
-    if are_consistent:
+    else:
         stop = settings.drain_delay_seconds + settings.drain_seconds
         text = f"requests end within {maximum:g} s; give a stop {stop:.0f} s before it becomes a kill ({_USUAL_STOP_SECONDS})"
         yield ok("timeouts", text)

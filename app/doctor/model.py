@@ -57,7 +57,8 @@ async def examine(
         text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
     else:
-        findings += [finding async for finding in burst.measure(client, spec, model, file, with_burst=with_burst)]
+        measured = burst.measure(client, spec, model, file, settings.timeout_seconds, with_burst=with_burst)
+        findings += [finding async for finding in measured]
     return findings, spec
 
 

@@ -1,19 +1,21 @@
 """Checks of a running Triton: reachability, version, extensions and shared memory."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from app.doctor import model
+from app.doctor import burst, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
-from app.errors import GatewayError
+from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
-from app.model.spec import ModelSpec
+from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline.probe import run_probe
 from app.settings.schema import PREFIX, Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
@@ -21,7 +23,7 @@ from app.triton.credentials import CredentialsError
 from app.triton.membership import DNS_PREFIX, Target
 from app.triton.server_info import ModelState, ServerInfo
 from app.triton.shared_memory import SHM, Arena
-from app.triton.status import own_message
+from app.triton.status import ModelDied, own_message
 
 _EXTENSIONS = {
     "model_configuration": "the formats of models are read from their configs",
@@ -54,7 +56,7 @@ async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Ex
     """
     is_here = ports.is_this_machine(host_of(target.address))
     try:
-        tls = credentials.load(settings.triton_tls_files)
+        tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
@@ -70,7 +72,9 @@ async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Ex
         states, models = await _check_models(client, settings)
         state = states.get(settings.model)
         found, spec = await model.examine(client, settings, state, is_here=is_here, with_burst=with_burst)
-        return Examination([*findings, memory, *models, *found], maps_memory, spec)
+        others = [name for name in states if states[name].is_ready and name != settings.model]
+        dead = [finding for finding in await asyncio.gather(*(_check_process(client, name) for name in others)) if finding]
+        return Examination([*findings, memory, *models, *dead, *found], maps_memory, spec)
     except GatewayError as error:
         return Examination([_unreachable(target.address, settings, error), *model.check_file(settings)], is_here)
     finally:
@@ -181,6 +185,19 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         for name in missed
     }
     return states, [ok("models", text), *(warning("models", texts[name], fix) for name in missed)]
+
+
+async def _check_process(client: TritonClient, name: str) -> Finding | None:
+    """Run one inference, which alone shows that a process of the model has died, unless the model takes encoded files."""
+    try:
+        spec = from_triton_config(*await client.read_config(name))
+        if spec.dtype is not None:
+            await run_probe(client, spec)
+    except (ModelDied, DeadlinePassed) as error:
+        return burst.failed_inference(name, error)
+    except GatewayError:  # not a model for the gateway, or not ready any more
+        pass
+    return None
 
 
 def _read_log(settings: Settings) -> dict[str, str]:

@@ -17,7 +17,7 @@ import structlog
 T = TypeVar("T")
 File = Literal["api_keys", "triton_tls", "label_studio_token"]
 FILES: tuple[File, ...] = get_args(File)
-_VARIABLE = "LAST_VALID_FD"
+_VARIABLE = "NEREID_INTERNAL_LAST_VALID_FD"
 
 LOG = structlog.get_logger()
 

@@ -39,6 +39,11 @@ class Permit(Lease):
         self._began = monotonic()
         self.on_release(self._leave)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no further request of its key is admitted to the model before one ends."""
+        return not self._queue.has_room(self._part)
+
     def measure(self, batch: BatchTimes | None = None) -> None:
         """Record the duration of the request. Call this when its result arrives, in time or not."""
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
@@ -103,8 +108,7 @@ class ModelQueue:
             CircuitOpen: The same, because Triton has stopped to answer.
         """
         part = self._part(key, fraction)
-        has_room = not part.waiting and self._table.total(part.column) < self._room(part)
-        if not has_room and not self._is_worth_waiting(part, uploads):
+        if (part.waiting or not self.has_room(part)) and not self._is_worth_waiting(part, uploads):
             self._measured.note_reached()
             raise self.full()
 
@@ -179,6 +183,10 @@ class ModelQueue:
             part = self._parts[key] = _Part(self, self._table.column(f"requests:{self._model}:{key}"), fraction)
         part.fraction = fraction
         return part
+
+    def has_room(self, part: _Part) -> bool:
+        """Return whether a request could be admitted now."""
+        return self._table.total(part.column) < self._room(part)
 
     def _room(self, part: _Part) -> int:
         """Return how many requests a part of the limit allows."""

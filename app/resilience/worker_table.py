@@ -25,7 +25,8 @@ _CELLS_SIZE = _ROWS * _COLUMNS * _CELL_BYTES
 # started and, in the lower bits, the highest row used.
 _KEYS = 0
 _KEY_BYTES = 384  # Triton's model names have up to 255
-# The names of the aliases follow the keys. The first alias has no name: all names share it that find no other one.
+# The names of the aliases follow the keys. The first alias has no name: all names share it that find no other one. Published bytes,
+# of any number, follow the names.
 _ALIASES = 256
 _NAMES = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
 _SIZE = _NAMES + _ALIASES * _KEY_BYTES
@@ -35,7 +36,7 @@ _RESERVED = 4096
 _COUNTER, _GAUGE = "counter ", "gauge "
 # How long metrics can still be read under a name that no worker uses any more.
 _KEEP_NAME_SECONDS = 600
-_VARIABLE = "WORKER_TABLE_FD"
+_VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 _PROCESS, _BEATS = "process", "beats"
 
 
@@ -104,6 +105,17 @@ class TableView:
         process, beats = self.column(_PROCESS), self.column(_BEATS)
         rows = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if self._is_locked(row)]
         return {self._cells[row + process]: self._cells[row + beats] for row in rows}
+
+    def publish(self, data: bytes) -> None:
+        """Replace what `published` returns in all processes."""
+        with self._locked():
+            os.truncate(self._descriptor, _SIZE)  # if this process is killed now, others get too few bytes, but no mixture
+            os.pwrite(self._descriptor, data, _SIZE)
+
+    def published(self) -> bytes:
+        """Return what a process has published last, or the beginning of it if the process was killed meanwhile."""
+        with self._locked():
+            return os.pread(self._descriptor, os.fstat(self._descriptor).st_size - _SIZE, _SIZE)
 
     def close(self) -> None:
         """Close the view."""
@@ -256,10 +268,16 @@ class WorkerTable(TableView):
         """Number of living workers."""
         return len(self._living)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker has the lowest row of all living ones, as of the last `refresh`."""
+        return self._living[0] == self._own
+
     def refresh(self) -> None:
         """Find the living workers. Call this about once a second, to notice killed workers."""
         self._seen = self._cells[_LAST]
-        self._living = [row * _COLUMNS for row in range(_KEYS + 1, _ROWS) if row == self._row or self._is_locked(row)]
+        rows = range(_KEYS + 1, self._seen % _ROWS + 1)
+        self._living = [row * _COLUMNS for row in rows if row == self._row or self._is_locked(row)]
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""

@@ -61,6 +61,9 @@ class Table(Protocol):
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers ever started."""
 
+    def published(self) -> bytes:
+        """Return what a worker has published last for all."""
+
 
 class Counter:
     """Counts events, by label values."""

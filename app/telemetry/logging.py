@@ -1,20 +1,25 @@
 """Structured logs on stdout, plain messages for the user on stderr."""
 
+import asyncio
 import io
 import json
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, BinaryIO, Literal, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 import msgspec
 import structlog
 
+_PIPE_BYTES = 4096
+"""A pipe keeps the bytes of a write together up to this size (PIPE_BUF)."""
 
-def configure(level: str, log_format: Literal["auto", "json", "console"]) -> None:
-    """Configure structlog for this process. `auto` means console on a terminal and JSON lines elsewhere."""
-    to_console = log_format == "console" or (log_format == "auto" and sys.stdout.isatty())
+
+def configure(level: str) -> None:
+    """Configure structlog for this process: text for people on a terminal, JSON lines elsewhere."""
+    to_console = sys.stdout.isatty()
     renderers: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if to_console
@@ -28,11 +33,11 @@ def configure(level: str, log_format: Literal["auto", "json", "console"]) -> Non
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        # One write per line, because the workers share the stream.
+        # Whole lines per write, because the workers share the stream.
         logger_factory=(
             structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stdout)))
             if to_console
-            else structlog.BytesLoggerFactory(cast("BinaryIO", _Lossy(sys.stdout.buffer)))
+            else structlog.BytesLoggerFactory(cast("BinaryIO", _PerIteration(_Lossy(sys.stdout.buffer))))
         ),
         cache_logger_on_first_use=True,
     )
@@ -70,6 +75,41 @@ class _Lossy:
     def flush(self) -> None:
         with suppress(OSError):
             self._stream.flush()
+
+
+class _PerIteration:
+    """A stream that writes the lines of one iteration of the event loop together, and other lines immediately."""
+
+    def __init__(self, stream: _Lossy) -> None:
+        self._stream = stream
+        self._lines: deque[bytes] = deque()
+
+    def write(self, line: bytes) -> None:
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._write_lines()
+        else:
+            if len(self._lines) == 1:
+                loop.call_soon(self._write_lines)
+
+    def _write_lines(self) -> None:
+        block = b""
+        with suppress(IndexError):  # another thread may write the last line
+            while self._lines:
+                line = self._lines.popleft()
+                if len(block) + len(line) > _PIPE_BYTES:
+                    self._write(block)
+                    block = b""
+                block += line
+        self._write(block)
+
+    def _write(self, block: bytes) -> None:
+        self._stream.write(block)
+        self._stream.flush()
 
 
 def _to_json(event: Any, default: Callable[[Any], Any]) -> bytes:  # noqa: ANN401 - an event is a dict of any values

@@ -125,10 +125,11 @@ class Metrics:
                         sample.labels["triton"] = aliases[sample.labels["triton"]]
                 yield family
 
-    def refused(self) -> list[str]:
-        """Return the files of which any worker uses an earlier content."""
-        samples = self.refused_files.collect(read_names(self.table.gauges())).samples
-        return [sample.labels["file"] for sample in samples if sample.value]
+    def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:
+        """Return the values of a metric that has one label, by this label, without those that are 0."""
+        keys = self.table.gauges() if isinstance(instrument, Gauge) else self.table.counters()
+        samples = instrument.collect(read_names(keys)).samples
+        return {label: int(sample.value) for sample in samples if sample.value for label in sample.labels.values()}
 
     def models(self) -> set[str]:
         """Return the models that any worker has used, by reference."""

@@ -1,4 +1,4 @@
-"""One Triton of those that the gateway uses, and what it has shown of its models."""
+"""One Triton in use, with the state of its models."""
 
 import asyncio
 
@@ -9,35 +9,35 @@ from app.triton.model_on_server import ModelOnServer
 
 
 class TritonBackend(Endpoint):
-    """One Triton, and its models as calls have found them."""
+    """An endpoint, with the state of each model that was called there."""
 
     def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         super().__init__(client, table)
         self.models: dict[str, ModelOnServer] = {}
-        """What it has shown of the models that it was called for, by reference."""
+        """States of the models, by reference."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call to it is under way, also one that was given up and must not be cancelled."""
+        """Whether any call is in flight, including unanswered inferences that must not be cancelled."""
         return bool(self.client.left) or any(served.images for served in self.models.values())
 
     def model(self, reference: str) -> ModelOnServer:
-        """Return what it has shown of a model."""
+        """Return the state of a model; create it on first use."""
         served = self.models.get(reference)
         if served is None:
             served = self.models[reference] = ModelOnServer(self)
         return served
 
     def is_usable(self, model: str) -> bool:
-        """Return whether it runs a model, as far as is known."""
+        """Return whether this Triton runs a model, as far as is known."""
         return model not in self.models or self.models[model].is_usable
 
     async def stop_probing(self) -> None:
-        """Leave circuits as they are."""
+        """Stop asking whether Triton answers, and stop probing its models."""
         await self.silence.stop()
         await asyncio.gather(*(served.circuit.close() for served in self.models.values() if served.circuit is not None))
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Stop probing, and close the connections."""
         await self.stop_probing()
         await self.client.close()

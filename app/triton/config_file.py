@@ -1,4 +1,4 @@
-"""A model's config, as it is written in a model repository."""
+"""Read the config files of a model repository."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ class ConfigFileError(Exception):
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a config, as Triton's JSON has it. Fields that are newer than this gateway are left out.
+    """Return a config in Triton's JSON form, without fields that this gateway does not know.
 
     Raises:
-        ConfigFileError: It cannot be read, or is not valid.
+        ConfigFileError: The file cannot be read, or is not valid.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,20 +1,20 @@
-"""The key that a Triton asks for before it changes what it maps, traces or logs: its protocols for that are restricted."""
+"""The control key, which Triton requires in requests of its restricted protocols."""
 
 import re
 from contextlib import suppress
 from pathlib import Path
 
 HEADER = "nereid"
-"""Name of the key in Triton's option `--grpc-restricted-protocol=PROTOCOLS:HEADER=KEY`."""
+"""The HEADER in Triton's option `--grpc-restricted-protocol=PROTOCOLS:HEADER=KEY`."""
 
 _METADATA = f"triton-grpc-protocol-{HEADER}"
 _KEY = re.compile("[!-~]+")
 
 
 def metadata(path: Path | None) -> tuple[tuple[str, str], ...]:
-    """Return the gRPC metadata that carries the key in a file; none if there is no file, or no key in it.
+    """Return the gRPC metadata with the key in a file; empty if there is no file or no valid key in it.
 
-    It is read for each call, because a Triton that is restarted has a new key.
+    The file must be read for each RPC, because a restarted Triton has a new key.
     """
     text = ""
     if path is not None:

@@ -1,6 +1,6 @@
-"""The credentials for TLS to Triton: files that are read and checked.
+"""Read and check the files with the credentials for TLS to Triton.
 
-Never imports gRPC, so that they can be checked where workers are forked.
+Does not import gRPC, because the process that forks the workers also uses this module.
 """
 
 import ssl
@@ -11,66 +11,51 @@ from typing import NoReturn
 
 from app.resilience import last_valid
 
-# Where systems have the certificates of all CAs that they trust: Debian, Fedora, SUSE, Alpine.
-_SYSTEM_FILES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
-
 
 class CredentialsError(Exception):
-    """A certificate or key cannot be used. The message is one line for the user and never repeats a file's content."""
+    """A certificate or key cannot be used. The message is one line, and never contains any content of a file."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What gRPC needs for TLS, PEM."""
+    """Credentials for TLS, in PEM."""
 
     roots: bytes
-    """Certificates of the CAs, one of which Triton's certificate must come from."""
+    """Certificates of the trusted CAs."""
     key: bytes | None = field(default=None, repr=False)
-    """Private key of our own certificate; None without one."""
+    """Private key of the client certificate; None without one."""
     certificates: bytes | None = None
-    """Our own certificate, and those between it and its CA."""
+    """The client certificate, with intermediate certificates; None without one."""
 
 
-def load(files: tuple[str, str, str] | None) -> Credentials | None:
-    """Read credentials and check that they are complete, or recall the last valid ones.
+def load(folder: str) -> Credentials | None:
+    """Read and check credentials, or return the last valid ones.
 
     Args:
-        files: CA, own certificate and its key. The CA may be empty for those of the system, the others both for none.
-            None without TLS.
+        folder: Path of a folder with the certificates of the CAs, `ca.crt`, and optionally the client certificate and its key,
+            `tls.crt` and `tls.key`. Empty without TLS.
 
     Returns:
         The credentials; None without TLS.
 
     Raises:
-        CredentialsError: A file cannot be read, or is not what it should be, and no process of this host knows earlier ones.
+        CredentialsError: A file cannot be read or is not valid, and no process of this host has read valid ones before.
     """
-    if files is None:
+    if not folder:
         return None
-    return last_valid.load("triton_tls", "\n".join(files), partial(_load, *files), Credentials, CredentialsError)
+    return last_valid.load("triton_tls", folder, partial(_load, Path(folder)), Credentials, CredentialsError)
 
 
-def _load(ca: str, certificate: str, key: str) -> Credentials:
-    roots = _read_certificates(ca or _system_file())
-    if not certificate:
+def _load(folder: Path) -> Credentials:
+    roots = _read_certificates(folder / "ca.crt")
+    certificate, key = folder / "tls.crt", folder / "tls.key"
+    if not certificate.exists() and not key.exists():
         return Credentials(roots)
     certificates = _read_certificates(certificate)
     return Credentials(roots, _read_key(key, certificate), certificates)
 
 
-def _system_file() -> str:
-    """Find the system's CAs; gRPC by itself would take those that it brings along."""
-    for path in (ssl.get_default_verify_paths().cafile, *_SYSTEM_FILES):
-        if path and Path(path).is_file():
-            return path
-    raise CredentialsError("this system has no file of CA certificates; set NEREID_TRITON_CA_FILE")
-
-
-def _read_certificates(path: str) -> bytes:
+def _read_certificates(path: Path) -> bytes:
     content = _read(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -80,7 +65,7 @@ def _read_certificates(path: str) -> bytes:
     return content
 
 
-def _read_key(path: str, certificate: str) -> bytes:
+def _read_key(path: Path, certificate: Path) -> bytes:
     def refuse() -> NoReturn:
         raise CredentialsError(f"{path} is encrypted; a key without a passphrase is needed")
 
@@ -95,8 +80,8 @@ def _read_key(path: str, certificate: str) -> bytes:
     return content
 
 
-def _read(path: str) -> bytes:
+def _read(path: Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise CredentialsError(f"{path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""One Triton as it is reached: what it has, and which arenas it has mapped."""
+"""One Triton: its client, its models' specs and its mapped arenas."""
 
 from contextlib import suppress
 from time import monotonic
@@ -14,7 +14,7 @@ from app.triton.regions import Regions
 from app.triton.silence import Silence
 from app.triton.specs import SpecCache
 
-# It may have loaded a model that it did not have.
+# Interval of checks for models that Triton did not have.
 _LOOK_AGAIN_SECONDS = 5.0
 _MEMORY = 0.5
 
@@ -22,7 +22,7 @@ LOG = structlog.get_logger()
 
 
 class _Comparison(NamedTuple):
-    """How a model here compares to that of another Triton, the last time."""
+    """The last comparison of a model here with the same model on another Triton."""
 
     own: ModelSpec
     other: ModelSpec
@@ -30,30 +30,30 @@ class _Comparison(NamedTuple):
 
 
 class Endpoint:
-    """One Triton: its client, the specs of its models, which arenas it has mapped, whether it answers, how much was sent to it."""
+    """One Triton, with what this worker knows about it as a whole."""
 
     def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         self.client = client
         self.table = table
-        """Shared by all workers that use this Triton."""
+        """Shared by all workers."""
         self.silence = Silence(client, table)
         self.specs = SpecCache(client)
         self.regions = Regions(client)
         self.new_images = 0
-        """Images that were sent to it and are not counted yet."""
+        """Images sent to this Triton that `take_new_images` has not returned yet."""
         self.recent_images = 0.0
-        """Images that were sent to it in the last seconds."""
+        """Images sent to this Triton recently; older images count less."""
         self._look_at: dict[str, float] = {}
-        """When to look for a model again that it did not have, as `time.monotonic` counts."""
+        """When to look again for a model that Triton did not have, on the `time.monotonic` clock; by reference."""
         self._compared: dict[str, _Comparison] = {}
 
     @property
     def address(self) -> str:
-        """`host:port` of its gRPC endpoint."""
+        """`host:port` of the gRPC endpoint."""
         return self.client.address
 
     def takes(self, spec: ModelSpec) -> bool:
-        """Return whether it has a model with this input and these outputs, as far as is known."""
+        """Return whether this Triton has the model with the same inputs and outputs, as far as is known."""
         own = self.specs.cached(spec.reference)
         if own is None or own is spec:
             return own is not None
@@ -66,26 +66,26 @@ class Endpoint:
         return last.is_same
 
     def forget(self, model: str) -> None:
-        """Have a spec read again: an inference failed, so the model may have changed."""
+        """Forget the spec of a model after a failed inference: the model may have changed."""
         self.specs.forget(model)
         self._look_at.pop(model, None)
 
     def is_due(self, model: str) -> bool:
-        """Return whether to look for a model: it is not known, Triton is connected, and it was not asked lately."""
+        """Return whether to look for a model: its spec is not known, Triton is connected and was not asked recently."""
         return self.client.server is not None and not self.specs.has(model) and monotonic() >= self._look_at.get(model, 0.0)
 
     async def look_for(self, model: str) -> None:
-        """Read the spec of a model, if it is there."""
+        """Read the spec of a model, if Triton has it."""
         self._look_at[model] = monotonic() + _LOOK_AGAIN_SECONDS
         with suppress(GatewayError):
             await self.specs.get(model)
 
     def take_new_images(self) -> int:
-        """Return how many images were sent to it since the last time."""
+        """Return the number of images sent since the last call, and add it to `recent_images`."""
         taken, self.new_images = self.new_images, 0
         self.recent_images += taken
         return taken
 
     def forget_images(self) -> None:
-        """Let older images count less; to be called once a second."""
+        """Reduce the weight of older images; to be called once a second."""
         self.recent_images *= _MEMORY

@@ -1,4 +1,4 @@
-"""The GPUs of a Triton, from its own metrics."""
+"""Read the GPUs of Tritons from their metrics."""
 
 import asyncio
 import math
@@ -12,12 +12,12 @@ _SECONDS = 1.0
 
 
 class Gpu(NamedTuple):
-    """One GPU that Triton sees."""
+    """A GPU of a Triton. Numbers are None if Triton does not report them."""
 
     id: str
-    """As NVIDIA names it: `GPU-` and a UUID."""
+    """NVIDIA's id: `GPU-` and a UUID."""
     utilization: float | None
-    """0 to 1, over the last second or so; None if Triton cannot tell."""
+    """0 to 1, over about the last second."""
     memory_used_bytes: int | None
     memory_total_bytes: int | None
 
@@ -30,20 +30,17 @@ _FIELDS = {
 
 
 async def read_gpus(metrics_urls: Iterable[str]) -> list[Gpu]:
-    """Read what Tritons tell of their GPUs.
+    """Return the GPUs of the Tritons that answer, each GPU once.
 
     Args:
-        metrics_urls: Of their metrics endpoints, such as `http://127.0.0.1:4602/metrics`.
-
-    Returns:
-        Those of the Tritons that answer.
+        metrics_urls: URLs of metrics endpoints, such as `http://127.0.0.1:4602/metrics`.
     """
     found = await asyncio.gather(*map(_read_gpus, metrics_urls))
-    return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share one
+    return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share a GPU
 
 
 async def _read_gpus(metrics_url: str) -> list[Gpu]:
-    needs_tls = metrics_url.startswith("https:")  # to load the certificates takes longer than to ask
+    needs_tls = metrics_url.startswith("https:")  # loading the certificates takes longer than the request
     try:
         async with asyncio.timeout(_SECONDS), httpx.AsyncClient(trust_env=False, verify=needs_tls) as client:
             answer = (await client.get(metrics_url)).raise_for_status()

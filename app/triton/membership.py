@@ -1,6 +1,6 @@
-"""Keep a pool in line with the addresses in the settings: a name may stand for any number of Tritons, and these change.
+"""Update a pool from the addresses in the settings, whose host names may resolve to several Tritons, and to others later.
 
-Names are resolved here and not by gRPC, which does so again only after half a minute, and two minutes after a failure.
+Names are resolved here because gRPC resolves a name again only after half a minute, or two minutes after a failure.
 """
 
 import asyncio
@@ -16,32 +16,32 @@ from app.triton.backend import TritonBackend
 from app.triton.pool import TritonPool
 
 DNS_PREFIX = "dns:///"
-"""Of an address whose name is resolved to one Triton for each of its addresses."""
+"""Prefix of an address whose host name stands for one Triton per IP address."""
 _RESOLVE_SECONDS = 5.0
-# While there is no connection to one of them: the name may stand for another one by now.
+# Interval while a Triton is not connected: its name may have another IP address by now.
 _SOON_SECONDS = 1.0
 
 LOG = structlog.get_logger()
 
 
 class Target(NamedTuple):
-    """Where a Triton is."""
+    """The address of a Triton, as resolved."""
 
     address: str
     """`host:port` of its gRPC endpoint."""
     host: str = ""
-    """The host that its certificate must name; empty if that is the one in the address."""
+    """The host that Triton's certificate must name; empty for the host in the address."""
     ips: tuple[str, ...] = ()
-    """The IP addresses that the name in the address has, of which it uses the first that answers; empty if it is no name."""
+    """IP addresses of the host in the address, in order of preference; empty if the host is an IP address itself."""
 
     def replaces(self, known: "Target", server: TritonBackend) -> bool:
-        """Return whether a name stands for another Triton than the one that is used; one that answers is not left for another."""
+        """Return whether all IP addresses of the known target have changed or, if its Triton is not connected, any of them."""
         old, new = set(known.ips), set(self.ips)
         return old.isdisjoint(new) if old and server.client.server is not None else old != new
 
 
 async def resolve(address: str) -> list[Target]:
-    """Return the Tritons at an address of the settings: one, or one for each address that a name has.
+    """Resolve an address of the settings to one Triton or, with `DNS_PREFIX`, to one per IP address.
 
     Raises:
         OSError: The name cannot be resolved.
@@ -52,7 +52,7 @@ async def resolve(address: str) -> list[Target]:
     host = host.strip("[]")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a part of it is too long for the encoding of names
+    except UnicodeError as error:  # a label of the name is too long
         raise OSError(str(error)) from error
     ips = [str(entry[4][0]) for entry in found]
     if not address.startswith(DNS_PREFIX):
@@ -66,33 +66,26 @@ def _has_name(address: str) -> bool:
 
 
 Connect = Callable[[Target], TritonBackend]
-"""Connects to a Triton."""
+"""Function that connects to a Triton."""
 
 
 class Membership:
-    """Adds Tritons to a pool, and removes them."""
+    """Adds Tritons to a pool, and removes them. Their addresses are `host:port` or `dns:///name:port`."""
 
     def __init__(self, pool: TritonPool, addresses: Sequence[str], connect: Connect) -> None:
-        """Start without any.
-
-        Args:
-            pool: Gets the Tritons.
-            addresses: Each is `host:port` or `dns:///name:port`.
-            connect: Connects to a Triton.
-        """
         self._pool = pool
         self._connect = connect
         self._addresses = addresses
         self._found: dict[str, list[Target]] = {}
-        """The Tritons at each address, the last time that there were any."""
+        """Targets by address of the settings, as last resolved."""
         self._unresolved: set[str] = set()
-        """Addresses whose name could not be resolved the last time."""
+        """Addresses whose last resolution failed."""
         self._members: dict[str, tuple[Target, TritonBackend]] = {}
-        """By address."""
+        """Tritons in the pool, by the address of their target."""
         self._resolved_at = 0.0
 
     async def run(self) -> None:
-        """Resolve the names again and again, until cancelled."""
+        """Refresh regularly until cancelled; return at once if no address contains a name."""
         while any(map(_has_name, self._addresses)):
             await asyncio.sleep(_SOON_SECONDS)
             is_lost = not self._members or any(server.client.server is None for _, server in self._members.values())
@@ -100,7 +93,7 @@ class Membership:
                 await self.refresh()
 
     async def refresh(self) -> None:
-        """Resolve the names, and change the pool."""
+        """Resolve the names, and update the pool."""
         await asyncio.gather(*map(self._resolve, self._addresses))
         self._resolved_at = monotonic()
         by_address = {target.address: target for address in self._addresses for target in self._found.get(address, ())}
@@ -117,7 +110,7 @@ class Membership:
                 self._pool.add(server)
 
     async def _resolve(self, address: str) -> None:
-        """Find the Tritons at an address; while there are none, the last ones stay, because the resolver may have failed."""
+        """Resolve an address; after a failure keep the last targets, because the resolver may be down."""
         try:
             self._found[address] = await resolve(address)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""Encode an inference as a Triton request, and decode its response to arrays.
+"""Serialize inference requests for Triton, and read the responses as arrays.
 
-Written by hand, because tritonclient's helpers check and copy again what is known here.
+tritonclient's helpers are not used, because they check and copy tensors again.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ _DTYPES = {
     for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BOOL")
 }
 _RAW_INPUT_TAG = service_pb2.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
-"""What precedes the length of the tensor in a serialized request."""
+"""Protobuf tag that precedes the length of the tensor in a serialized request."""
 _LENGTH_BYTES = 4
 
 
 class InferResult(NamedTuple):
-    """What Triton returned for one inference."""
+    """The response to one inference."""
 
     outputs: dict[str, NDArray[Any]]
-    """Tensors by name, with the batch dimension in front where the model has one."""
+    """Tensors by name, with a first batch dimension if the model has one."""
     version: str
     """Version of the model that answered."""
 
     def split(self, spec: ModelSpec, images: int) -> list["InferResult"]:
-        """Return the result of each image alone, as views.
+        """Return a separate result for each image, as views.
 
         Raises:
-            InvalidModelOutput: A tensor has another number of images.
+            InvalidModelOutput: A tensor's first dimension is not the number of images.
         """
         if images == 1:
             return [self]
@@ -48,7 +48,7 @@ class InferResult(NamedTuple):
 
 
 def bytes_element_size(data: bytes) -> int:
-    """Return how many bytes a file takes as an element of a BYTES tensor."""
+    """Return the size in bytes of a file as an element of a BYTES tensor."""
     return _LENGTH_BYTES + len(data)
 
 
@@ -70,10 +70,10 @@ def infer_request(
 
     Args:
         spec: Spec of the model.
-        tensors: Its input, contiguous, one for each image.
-        timeout_seconds: For Triton's queue, which drops a request that has waited longer.
+        tensors: Input tensor of each image, contiguous.
+        timeout_seconds: Maximum time in Triton's queue.
         request_id: Request id, for Triton's log.
-        slot: That of the first tensor, behind which the others lie; without one, the tensors become part of the request.
+        slot: Slot of the first tensor, directly followed by the others; None to send them inline.
     """
     nbytes = sum(tensor.nbytes for tensor in tensors)
     message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
@@ -84,7 +84,7 @@ def infer_request(
     for name in spec.requested_names:
         message.outputs.add(name=name)
     if slot is None:
-        # Serialized messages can be concatenated. This copies the pixels once; protobuf would do it three times.
+        # Serialized messages can be concatenated. This copies the pixels once; protobuf would copy them three times.
         return b"".join((message.SerializeToString(), _RAW_INPUT_TAG, _varint(nbytes), *(tensor.data for tensor in tensors)))
     tensor_message.parameters["shared_memory_region"].string_param = slot.arena.region
     tensor_message.parameters["shared_memory_byte_size"].int64_param = nbytes
@@ -93,7 +93,7 @@ def infer_request(
 
 
 def _varint(number: int) -> bytes:
-    """Encode a length as protobuf does: seven bits a byte, the lowest first, the top bit set where more follow."""
+    """Encode a protobuf varint: seven bits per byte, lowest bits first; the top bit is set if more bytes follow."""
     written = bytearray()
     while number > 0x7F:  # noqa: PLR2004
         written.append(number & 0x7F | 0x80)
@@ -103,13 +103,13 @@ def _varint(number: int) -> bytes:
 
 
 def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult:
-    """View the output tensors of a response; read-only.
+    """Return the output tensors of a response as read-only views.
 
     Args:
-        message: None, as gRPC has it, if the response is not a message at all.
+        message: The response; None if gRPC could not parse it.
 
     Raises:
-        InvalidModelOutput: There is no message, the bytes of a tensor do not fill its shape, or its type is not a number.
+        InvalidModelOutput: The message is None, or a tensor's size does not match its shape, or its type is not numeric.
     """
     if message is None:
         raise InvalidModelOutput("Triton's answer cannot be read")

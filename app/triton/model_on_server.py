@@ -1,37 +1,36 @@
-"""What one Triton has shown of one model: what is under way there, how fast it is, and whether it works."""
+"""The state of one model on one Triton: calls in flight, speed and circuit."""
 
 from time import monotonic
 
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.triton.endpoint import Endpoint
 
-# Weight of what is known, relative to that of the newest answer.
+# Weight of earlier measurements, relative to that of the newest answer.
 _MEMORY = 0.9
-# One that has only failed is slow, and not unknown.
+# Answered images if all calls have failed: the speed is low, not unknown.
 _NEXT_TO_NONE = 1e-3
-# A Triton is not silent sooner, however fast it is: a pause of its process is no fault.
+# However fast a Triton is, a short pause of its process is not a fault.
 _MIN_SILENCE_SECONDS = 0.5
 _LATE, _VERY_LATE = 1.5, 2.0
 
 
 class ModelOnServer:
-    """One model on one Triton, as one worker knows it."""
+    """One model on one Triton, as known to this worker."""
 
     def __init__(self, server: Endpoint) -> None:
-        """Start without calls to that Triton."""
         self.server = server
         self.calls = 0
-        """Calls that are under way, and that some request still waits for."""
+        """In-flight calls that any request still waits for."""
         self.images = 0
-        """Images in all calls that are under way."""
+        """Images in all in-flight calls."""
         self.circuit: CircuitBreaker | None = None
         """Open while Triton is known not to run the model; None before the first call."""
         self.answered_at = 0.0
-        """When Triton last answered for the model, as `time.monotonic` counts."""
+        """When Triton last answered for the model, on the `time.monotonic` clock."""
         self._busy_since = 0.0
-        """When calls began to be under way."""
+        """Since when at least one call has been in flight."""
         self._call_seconds = 0.0
-        """How long a call takes."""
+        """Duration of the longest recent call."""
         self.forget_speed()
 
     @property
@@ -41,16 +40,16 @@ class ModelOnServer:
 
     @property
     def speed(self) -> float:
-        """Images per second while calls were under way; 0 if it is not known."""
+        """Images per second while calls were in flight; 0 if unknown."""
         return max(self._answered_images, _NEXT_TO_NONE) / self._busy_seconds if self._busy_seconds else 0.0
 
     def forget_speed(self) -> None:
-        """Measure the speed anew: Triton may be another one now.
+        """Measure the speed anew, because Triton may have been replaced.
 
-        How long a call takes stays known: a slow one would seem silent again.
+        The duration of calls is kept: without it, a slow Triton would be taken for a silent one again.
         """
         self.measured_since = monotonic()
-        """Calls from before say nothing about the speed."""
+        """Calls that began earlier do not count for the speed."""
         self._answered_images, self._busy_seconds = 0.0, 0.0
 
     def begin(self, images: int) -> None:
@@ -64,8 +63,8 @@ class ModelOnServer:
         """Measure a call that was answered.
 
         Args:
-            images: How many it had that were processed; none if it was answered with an error.
-            began_at: When it began.
+            images: Number of processed images; 0 if the answer was an error.
+            began_at: When the call began, on the `time.monotonic` clock.
         """
         now = monotonic()
         if began_at >= self.measured_since:
@@ -75,10 +74,10 @@ class ModelOnServer:
         self.answered_at = now
 
     def is_silent(self, hang_seconds: float) -> bool:
-        """Return whether Triton has answered nothing for much longer than it should take.
+        """Return whether Triton has not answered for the model for much longer than expected.
 
         Args:
-            hang_seconds: A call that has no answer after this time has failed.
+            hang_seconds: Time after which an unanswered call has failed.
         """
         if not self.images:
             return False
@@ -88,21 +87,16 @@ class ModelOnServer:
 
 
 class InFlightCall:
-    """Where a call is under way: it counts there until it has ended."""
+    """An in-flight call, which counts at one Triton until it has ended."""
 
     def __init__(self, served: ModelOnServer, images: int) -> None:
-        """Begin a call.
-
-        Args:
-            served: The model, on the Triton that is called.
-            images: How many it has.
-        """
+        """Begin a call with this number of images."""
         self._images = images
         self._is_awaited = False
         self._enter(served)
 
     def move(self, served: ModelOnServer) -> None:
-        """Call another Triton instead, for requests that still wait."""
+        """Move the call to another Triton, for the requests that still wait."""
         self.end()
         self._enter(served)
 
@@ -121,6 +115,6 @@ class InFlightCall:
         self.served = served
         self._is_awaited = True
         self.reads_slot = False
-        """Whether Triton reads the shared memory of the images."""
+        """Whether Triton reads the images from shared memory."""
         self.began_at = monotonic()
         served.begin(self._images)

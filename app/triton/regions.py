@@ -1,4 +1,4 @@
-"""Which arenas one Triton has mapped: those of a worker that it shares the host with, or none."""
+"""Registration of a worker's arenas with one Triton, which maps them only if it runs on the same host."""
 
 import asyncio
 from contextlib import suppress
@@ -26,14 +26,14 @@ class Regions:
         self._client = client
         self._mapped: set[str] = set()
         self._asked: set[str] = set()
-        """Those that Triton was asked to map and has not rejected."""
+        """Regions that Triton was asked to map and has not rejected."""
         self._registering: SingleFlight[None] = SingleFlight()
         self.unavailable_until = 0.0
-        """Until when Triton is known to map nothing, as `time.monotonic` counts."""
+        """After Triton has rejected an arena: when to register one again, on the `time.monotonic` clock."""
         self.silent_until = 0.0
-        """Until when not to ask a Triton that did not answer the last time; 0 if it did."""
+        """If Triton did not answer the last time: when to ask it again, on the same clock; otherwise 0."""
         self._is_swept = False
-        """Whether Triton has been told to unmap what killed workers have left."""
+        """Whether the regions of killed workers have been unregistered."""
 
     def __contains__(self, arena: Arena) -> bool:
         """Return whether Triton has mapped an arena, as far as is known."""
@@ -41,18 +41,18 @@ class Regions:
 
     @property
     def is_available(self) -> bool:
-        """Whether Triton may map an arena: it has not rejected one lately."""
+        """Whether Triton may map an arena: it has not rejected one recently."""
         return monotonic() >= self.unavailable_until
 
     async def add(self, arena: Arena) -> None:
-        """Let Triton map an arena, if it does; concurrent calls for the same arena are one."""
+        """Let Triton map an arena, if possible. Concurrent calls for the same arena share one RPC."""
         await self._registering.run(arena.region, lambda: self._add(arena))
 
     async def add_again(self, arena: Arena) -> bool:
-        """Let Triton map an arena that it has forgotten.
+        """Let Triton map an arena again after a restart.
 
         Returns:
-            Whether it did. If not, it counts as not mapped any more.
+            Whether it is mapped now.
 
         Raises:
             TritonUnavailable: Triton does not answer.
@@ -75,7 +75,7 @@ class Regions:
             await self._client.unregister(arena.region)
 
     def note_unavailable(self, reason: str) -> None:
-        """Do without shared memory for a while; warn only once, because a Triton on another host stays there."""
+        """Use no shared memory for a while; warn only the first time, because a Triton on another host will stay there."""
         log = LOG.debug if self.unavailable_until else LOG.warning
         log("shared memory is not available; sending tensors inline", triton=self._client.address, reason=reason)
         self.unavailable_until = monotonic() + _RETRY_SECONDS
@@ -85,7 +85,7 @@ class Regions:
         try:
             await self._client.register(arena)
         except GatewayError as error:
-            if isinstance(error, TritonUnavailable) and not isinstance(error, Refused):  # it has not rejected the arena
+            if isinstance(error, TritonUnavailable) and not isinstance(error, Refused):  # it may have mapped the arena
                 self.silent_until = monotonic() + _SILENT_RETRY_SECONDS
                 return
             self.silent_until = 0.0
@@ -101,7 +101,7 @@ class Regions:
     async def _unregister_leftovers(self) -> None:
         """Let Triton unmap arenas whose files are gone: their workers were killed, or could not reach Triton when they ended.
 
-        Only after it has mapped one of ours: it has this host's /dev/shm then, and not that of another gateway's host.
+        Triton must have mapped an arena of this worker before. Otherwise it may run on another host, whose files are not visible.
         """
         with suppress(GatewayError):
             regions = await self._client.list_regions()

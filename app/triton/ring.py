@@ -1,27 +1,26 @@
-"""Divide a span of memory into parts that lie in the order in which they were taken."""
+"""Ring allocator: consecutive allocations are adjacent in memory."""
 
 from bisect import bisect_left
 
 
 class Ring:
-    """Lends parts of a span, each right behind the one before it while there is room there.
+    """Lends parts of `nbytes` bytes, each directly after the previous one if there is room.
 
-    So what is taken one after the other can be read in one piece. When nothing is lent, the next part lies at the start again:
-    few parts at a time touch few pages.
+    So consecutive parts can be read in one piece. If none is lent, the next part begins at offset 0: few parts touch few pages.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.lent_bytes = 0
         self._next = 0
-        """Where the part that was taken last ends."""
+        """End of the part that was taken last."""
         self._starts: list[int] = []
-        """Offsets of the parts that are lent, ascending."""
+        """Offsets of the lent parts, ascending."""
         self._ends: list[int] = []
-        """Where each of them ends."""
+        """End of each lent part."""
 
     def take(self, nbytes: int) -> int | None:
-        """Take a part; return its offset, or None if there is no room for it."""
+        """Take a part, and return its offset; None if there is no room."""
         if not self._starts:
             self._next = 0
         offset = self._find_room(nbytes, self._next)
@@ -40,13 +39,13 @@ class Ring:
         """Give back the part at an offset.
 
         Raises:
-            ValueError: None is lent there.
+            ValueError: No part is lent at this offset.
         """
         index = self._starts.index(offset)
         self.lent_bytes -= self._ends.pop(index) - self._starts.pop(index)
 
     def _find_room(self, nbytes: int, offset: int) -> int | None:
-        """Find the first room at an offset, at which no part is lent, or behind it."""
+        """Find the first room from an offset on, which must not lie inside a lent part."""
         for index in range(bisect_left(self._starts, offset), len(self._starts)):
             if self._starts[index] - offset >= nbytes:
                 return offset

@@ -1,4 +1,4 @@
-"""What a Triton says of itself, and of the models in its repository."""
+"""A Triton's version and extensions, and the states of the models in its repository."""
 
 import re
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ _FIRST_CANCEL_SAFE = (2, 59, 1)
 
 
 class ServerInfo(NamedTuple):
-    """What a Triton says of itself."""
+    """A Triton's version and extensions."""
 
     version: str
     extensions: tuple[str, ...] = ()
-    """Names of the protocols that it speaks besides inference."""
+    """Names of the supported protocols besides inference."""
 
     @property
     def survives_cancel(self) -> bool:
@@ -22,29 +22,29 @@ class ServerInfo(NamedTuple):
 
 
 class ModelState(NamedTuple):
-    """One model in Triton's repository."""
+    """The state of a model in Triton's repository."""
 
     state: str
-    """READY, UNAVAILABLE, LOADING ..., or empty if Triton has refused to load it without a reason that it keeps."""
+    """READY, UNAVAILABLE, LOADING ..., or empty if Triton did not load the model and did not keep the reason."""
     reason: str
-    """Why it is not ready, one line; empty if it is, or if only Triton's log tells."""
+    """Why the model is not ready, one line; empty if it is ready, or if only Triton's log contains the reason."""
     versions: frozenset[str] = frozenset()
-    """Those that are ready."""
+    """Versions that are ready."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be used."""
+        """Whether the model can be used."""
         return self.state == "READY"
 
 
 def state_of(state: str, reason: str, version: str) -> ModelState:
-    """Describe one version of a model, as it is in the index of Triton's repository; the reason becomes one line."""
+    """Return the state of one version, from an entry in the index of Triton's repository."""
     ready = {version} if state == "READY" else set()
     return ModelState(state, " ".join(reason.partition("\n")[0].split()), frozenset(ready))
 
 
 def join_states(items: Iterable[tuple[str, ModelState]]) -> dict[str, ModelState]:
-    """Put together what is known of each model, by name: of its versions, or on several Tritons. It is ready if any of them is."""
+    """Merge the states of a model's versions, or on several Tritons, by model name. A model is ready if any state is."""
     states: dict[str, ModelState] = {}
     for name, state in items:
         known = states.get(name, state)

@@ -1,7 +1,4 @@
-"""Slots in shared memory: the decoder writes pixels where Triton reads them.
-
-Nothing here knows what the bytes are, or which Triton maps them.
-"""
+"""Arenas in shared memory and their slots: the decoder writes pixels where Triton reads them."""
 
 import fcntl
 import mmap
@@ -21,16 +18,16 @@ from numpy.typing import NDArray
 from app.triton.ring import Ring
 
 SLOTS = 32
-"""Images that an arena has room for, at most. If a worker handles more at a time, the tensors of the others are sent inline."""
+"""Maximum number of full-size slots in an arena. If all are in use, further tensors are sent inline."""
 MAX_ARENA_BYTES = 128 << 20
 MAX_WORKER_BYTES = 256 << 20
-"""All arenas of a worker together."""
-SHM = Path("/dev/shm")  # noqa: S108 - the one place where POSIX shared memory is
+"""Maximum size of all arenas of a worker."""
+SHM = Path("/dev/shm")  # noqa: S108 - the only place of POSIX shared memory
 _NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
 
 
 def arena_bytes(slot_bytes: int) -> int:
-    """Return the size of an arena for tensors of this size; 0 if one alone is too large."""
+    """Return the size of an arena for tensors of this size; 0 if a single tensor is too large."""
     return min(SLOTS, MAX_ARENA_BYTES // slot_bytes) * slot_bytes
 
 
@@ -41,30 +38,30 @@ class Slot(NamedTuple):
     offset: int
     """Bytes from the start of the arena."""
     end: int
-    """Where it ends, and the next one may begin."""
+    """End of the slot, where the next one may begin; bytes from the start of the arena."""
 
     def array(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """View it as an array, which must fit."""
+        """Return a view of the slot as an array, which must not be larger than the slot."""
         return np.ndarray(shape, dtype, self.arena.memory, self.offset)
 
     def free(self) -> None:
-        """Give it back; from any thread, once nothing reads or writes it any more."""
+        """Give the slot back when nothing reads or writes it any more. May be called from any thread."""
         self.arena.give_back(self)
 
 
 class Arena:
-    """A file in /dev/shm, divided into slots. It stays locked while this process lives."""
+    """A file in /dev/shm, divided into slots. The file is locked while this process lives."""
 
     def __init__(self, nbytes: int) -> None:
-        """Create the file and reserve its memory: without that, a full /dev/shm would be a SIGBUS at the first write.
+        """Create the file and reserve its memory. Otherwise a write to a full /dev/shm would raise SIGBUS.
 
         Raises:
-            OSError: There is no room, or no /dev/shm.
+            OSError: /dev/shm has no room, or does not exist.
         """
         self.nbytes = nbytes
         self.name, self._descriptor = _create()
         self.region = f"{self.name}-{secrets.token_hex(16)}"
-        """Its name in Triton, a secret: whoever knew it could let Triton read and write the slots of all requests."""
+        """Name of the region, a secret: any client that knew it could let Triton read and write the slots of all requests."""
         try:
             os.posix_fallocate(self._descriptor, 0, self.nbytes)
             self.memory = mmap.mmap(self._descriptor, self.nbytes)
@@ -72,25 +69,25 @@ class Arena:
             self.close()
             raise
         self.used_at = monotonic()
-        """When a slot was last asked for, as `time.monotonic` counts."""
+        """When `take` was last called, on the `time.monotonic` clock."""
         self._ring = Ring(nbytes)
         self._is_retired = False
         self._lock = Lock()
 
     @property
     def lent_bytes(self) -> int:
-        """Size of the slots that are lent."""
+        """Total size of the lent slots."""
         return self._ring.lent_bytes
 
     def take(self, nbytes: int) -> Slot | None:
-        """Take a slot of that size, right behind the last one if possible; None if there is no room. From any thread."""
+        """Take a slot, directly after the previous one if possible; None if there is no room. May be called from any thread."""
         self.used_at = monotonic()
         with self._lock:
             offset = None if self._is_retired else self._ring.take(nbytes)
         return None if offset is None else Slot(self, offset, offset + nbytes)
 
     def give_back(self, slot: Slot) -> None:
-        """Take a slot back; from any thread."""
+        """Take a slot back. May be called from any thread."""
         with self._lock:
             self._ring.give_back(slot.offset)
 
@@ -100,19 +97,19 @@ class Arena:
             self._is_retired = True
 
     def retire_unused(self) -> bool:
-        """Lend no more slots, if none is lent; return whether that is so."""
+        """Lend no more slots if none is lent now; return whether none is lent."""
         with self._lock:
             self._is_retired = self._is_retired or not self._ring.lent_bytes
             return not self._ring.lent_bytes
 
     def close(self) -> None:
-        """Remove the file. The memory itself is freed with the last array on it."""
+        """Remove the file. The memory is freed with the last array that uses it."""
         (SHM / self.name).unlink(missing_ok=True)
         os.close(self._descriptor)
 
 
 def sweep() -> list[str]:
-    """Remove the arenas of processes that have ended, in whichever container they ran, and return their names.
+    """Remove the arenas of ended processes, also of other containers, and return their names.
 
     The kernel unlocks a file when the last process that opened it has ended.
     """
@@ -120,7 +117,7 @@ def sweep() -> list[str]:
     for path in SHM.iterdir() if SHM.is_dir() else ():
         if not _NAME.fullmatch(path.name) or not path.is_file() or path.is_symlink():
             continue
-        with suppress(OSError):  # locked by a living process, another user's, or removed meanwhile
+        with suppress(OSError):  # locked by a living process, owned by another user, or removed meanwhile
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +129,7 @@ def sweep() -> list[str]:
 
 
 def room() -> int | None:
-    """Return how many bytes all arenas of this host may have, those that exist included; None if there is no /dev/shm."""
+    """Return the maximum total size of all arenas of this host in bytes, including existing ones; None without /dev/shm."""
     if not SHM.is_dir():
         return None
     nbytes = shutil.disk_usage(SHM).free
@@ -143,7 +140,7 @@ def room() -> int | None:
 
 
 def is_removed(name: str) -> bool:
-    """Return whether a file was that of an arena, and is not there any more."""
+    """Return whether a file has the name of an arena, and does not exist."""
     return _NAME.fullmatch(name) is not None and not (SHM / name).exists()
 
 

@@ -1,6 +1,7 @@
-"""Whether one Triton answers anything at all.
+"""Find out whether a Triton answers anything at all.
 
-Inferences without an answer do not tell a Triton that hangs from one with a slow model. A question about the server does.
+Unanswered inferences may mean that Triton hangs or that the model is slow. An unanswered request for the server's metadata means
+that Triton hangs.
 """
 
 import asyncio
@@ -14,47 +15,47 @@ from app.triton.client import TritonClient
 from app.triton.status import NoReply
 
 QUIET_SECONDS = 0.25
-"""A Triton that has answered nothing for this long is asked."""
+"""Time without any answer after which a Triton is asked for its metadata."""
 
 
 class Silence:
-    """Asks one Triton whether it answers, and counts the requests that it has made miss their deadline meanwhile."""
+    """Asks one Triton for its metadata until it answers, and counts requests that miss their deadline meanwhile."""
 
     def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         self._client = client
         self._table = table
         self._missed = table.column(f"missed:{table.alias(client.address)}")
         self.heard_at = 0.0
-        """When Triton last answered a call, as `time.monotonic` counts."""
+        """When Triton last answered an inference, on the `time.monotonic` clock."""
         self._asked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
-        """The question, until it is answered."""
+        """The task that asks; None if there is none."""
 
     @property
     def missed(self) -> int:
-        """Requests of all workers that have missed their deadline since Triton stopped to answer; 0 while it answers."""
+        """Requests of all workers that missed their deadline since Triton stopped answering; 0 while it answers."""
         return self._table.total(self._missed)
 
     def note_missed(self) -> bool:
-        """Count a request without a result if Triton has answered neither it nor a question; return whether that is so."""
+        """Count a request without a result if Triton was asked and has been silent since; return whether it was counted."""
         is_silent = self._asking is not None and monotonic() - max(self._asked_at, self.heard_at) >= QUIET_SECONDS
         if is_silent:
             self._table.add(self._missed, 1)
         return is_silent
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
-        """Ask until Triton answers or its connection breaks, unless it has answered since a time.
+        """Ask until Triton answers or its connection breaks, unless it has answered an inference since a time.
 
         Args:
-            since: As `time.monotonic` counts.
-            on_silent: Called each time that a question has timed out.
+            since: This time, on the `time.monotonic` clock.
+            on_silent: Called after each time-out.
         """
         if self._asking is None and self.heard_at < since:
             self._asked_at = monotonic()
             self._asking = asyncio.create_task(self._ask(on_silent))
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking, for good."""
         self.heard_at = math.inf
         if self._asking is not None:
             self._asking.cancel()

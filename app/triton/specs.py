@@ -1,4 +1,4 @@
-"""Read the specs of a Triton's models, and keep them."""
+"""Cache of the specs of a Triton's models."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,41 +15,41 @@ from app.triton.client import TritonClient
 from app.triton.server_info import ModelState
 from app.triton.status import ModelReplaced
 
-# Answers tell that a model has another version, and connections that Triton was restarted, but nothing tells that Triton has loaded
-# the same version with another config.
+# Answers reveal another version of a model, and connections a restart of Triton. Nothing reveals that Triton has loaded the same
+# version with another config.
 _KEEP_SECONDS = 5.0
-# Whoever asks for a model that is not there again and again costs Triton nothing meanwhile.
+# For how long, and for how many models, an error is repeated without a call to Triton.
 _ABSENT_SECONDS, _MAX_ABSENT = 1.0, 1000
 
 
 class _Known(NamedTuple):
-    """What is known of a model."""
+    """A cached spec."""
 
     spec: ModelSpec
     connection: int
-    """The connection to Triton over which its config came."""
+    """Number of the connection over which the config was read."""
     until: float
-    """When to read it again, as `time.monotonic` counts."""
+    """When to read the config again, on the `time.monotonic` clock."""
 
 
 class SpecCache:
-    """Specs of models by reference, read again every few seconds. No request waits for that; `confirm` tells whether its spec fits.
+    """Specs of models by reference, read again every few seconds in the background. `confirm` detects that a spec was outdated.
 
-    While Triton is not available what is known stays in use.
+    While Triton is not available, the known specs stay in use.
     """
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
         self._specs: dict[str, _Known] = {}
         self._absent: dict[str, tuple[GatewayError, float]] = {}
-        """Errors of models that are not there, and until when they need not be asked for again."""
+        """Errors for models that Triton does not have, and until when they are repeated."""
         self._had: set[str] = set()
-        """Names of models that Triton had once, in any version."""
+        """Names of models that Triton has or had, in any version."""
         self._reading: SingleFlight[ModelSpec] = SingleFlight()
         self._refreshing: set[asyncio.Task[None]] = set()
 
     def cached(self, model: str) -> ModelSpec | None:
-        """Return the spec of a model, if it is known."""
+        """Return the spec of a model; None if it is not known. An old spec is read again in the background."""
         known = self._specs.get(model)
         if known is None:
             return None
@@ -64,10 +64,11 @@ class SpecCache:
         """Return the spec of a model; read it if it is not known.
 
         Raises:
-            UnknownModel, ModelNotReady, TritonUnavailable: As `TritonClient.read_config` says. A model that Triton had, or has in
-                its repository, is not unknown: it was unloaded, could not be loaded, or Triton is being stopped.
-            UnknownVersion: The model is there in other versions only.
-            UnsupportedModel: The model's tensors match no supported head.
+            UnknownModel: Triton does not have the model, and never had it.
+            UnknownVersion: Only other versions are loaded.
+            ModelNotReady: The model was unloaded, or could not be loaded, or Triton is being stopped.
+            TritonUnavailable: Triton does not answer.
+            UnsupportedModel: The model's tensors match no supported format.
         """
         spec = self.cached(model)
         if spec is not None:
@@ -84,14 +85,14 @@ class SpecCache:
             raise
 
     async def confirm(self, spec: ModelSpec, version: str) -> None:
-        """Check that an answer is of the model that its request was made for; read the model's spec again if it may not be.
+        """Check that the model that answered is the one for which the request was made; if in doubt, read its spec again.
 
         Args:
-            spec: The request was made with it.
-            version: The version that has answered.
+            spec: The spec that the request was made with.
+            version: The version that answered.
 
         Raises:
-            ModelReplaced: The answer is of another model.
+            ModelReplaced: Another model answered.
             GatewayError: As for `get`.
         """
         known = self._specs.get(spec.reference)
@@ -104,7 +105,7 @@ class SpecCache:
 
     @property
     def models(self) -> Collection[str]:
-        """Models whose spec is known."""
+        """References of the models whose specs are known."""
         return self._specs.keys()
 
     def has(self, model: str) -> bool:
@@ -112,20 +113,20 @@ class SpecCache:
         return model in self._specs
 
     def known(self, spec: ModelSpec) -> ModelSpec:
-        """Return this Triton's own spec of a model; the given one if it is not known."""
+        """Return this Triton's own spec of the same model; the given one if it is not known."""
         known = self._specs.get(spec.reference)
         return spec if known is None else known.spec
 
     def has_had(self, model: str) -> bool:
-        """Return whether Triton has, or had, a model of this name."""
+        """Return whether Triton has or had a model of this name."""
         return model in self._had
 
     def forget(self, model: str) -> None:
-        """Read the spec again before the next request: an inference failed, so the model may have changed."""
+        """Forget a spec after a failed inference: the model may have changed."""
         self._specs.pop(model, None)
 
     def expire(self, model: str) -> None:
-        """Read the spec again, without having any request wait for it: Triton may have a newer version, which fails."""
+        """Read a spec again in the background when it is next used: Triton may have loaded a newer version that fails."""
         if model in self._specs:
             self._specs[model] = self._specs[model]._replace(until=0.0)
 
@@ -134,7 +135,7 @@ class SpecCache:
             await self._reading.run(model, lambda: self._read(model))
         except TritonUnavailable:
             pass
-        except GatewayError:  # for the next request to find out
+        except GatewayError:  # the next request gets the error
             self.forget(model)
 
     async def _read(self, model: str) -> ModelSpec:
@@ -151,11 +152,11 @@ class SpecCache:
             raise
         self._had.add(name)
         known = self.known(spec)
-        spec = known if known == spec else spec  # images go together if theirs is the same object
+        spec = known if known == spec else spec  # only images with the same spec object share a batch
         self._specs[model] = _Known(spec, self._client.connection, monotonic() + _KEEP_SECONDS)
         return spec
 
     async def _list_models(self) -> dict[str, ModelState]:
-        with suppress(GatewayError):  # Triton may not tell
+        with suppress(GatewayError):  # Triton may restrict its repository
             return await self._client.list_models()
         return {}

@@ -10,39 +10,39 @@ class Overloaded(TritonUnavailable):
 
 
 class Unreachable(TritonUnavailable):
-    """There is no connection to Triton: the request was not sent."""
+    """There is no connection to Triton, and the request was not sent."""
 
 
 class Disconnected(TritonUnavailable):
-    """The connection broke: Triton may still work on the request, and read its shared memory."""
+    """The connection broke. Triton may still process the request, and read its shared memory."""
 
 
 class Unanswered(DeadlinePassed):
-    """Triton did not answer for so long that the call was ended: it may still work on the request."""
+    """Triton did not answer an inference in time. It may still process the request, and read its shared memory."""
 
 
 class Draining(TritonUnavailable):
-    """Triton is being stopped, and takes no more requests."""
+    """Triton is being stopped, and accepts no more requests."""
 
 
 class ModelDied(TritonUnavailable):
-    """The process that runs the model has ended: Triton rejects every request for it, until it has started another one."""
+    """The model's process has died. Triton rejects requests for the model until it is restarted, and yet calls it ready."""
 
 
 class ModelReplaced(ModelNotReady):
-    """The model was replaced by another one between the preparation of a request and its answer, which says nothing therefore."""
+    """The model was replaced by another one after a request was prepared, so the answer is not valid."""
 
 
 class Refused(TritonUnavailable):
-    """What answers at Triton's address does not take requests of the gateway: a proxy, or another server."""
+    """The server at Triton's address, possibly a proxy or another program, does not accept requests of the gateway."""
 
 
 class NoReply(TritonUnavailable):
-    """Triton did not answer a question in time."""
+    """Triton did not answer a call other than an inference in time."""
 
 
 class ModelFailed(InferenceFailed):
-    """The model, the image or the GPU of this Triton is broken: only another Triton can tell."""
+    """The model, the image or the GPU of this Triton is broken. Only a call to another Triton can tell which."""
 
 
 class UnknownRegion(TritonUnavailable):
@@ -50,7 +50,7 @@ class UnknownRegion(TritonUnavailable):
 
 
 _RESTRICTED = "protocol is restricted"
-# By status and, because the status alone is ambiguous, a part of the message. The first match wins.
+# By status and, because the status alone is ambiguous, by a part of the message. The first match wins.
 # Source: measured on Triton 2.51 and grpcio 1.85.
 _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", "Request timeout expired", DeadlinePassed, "the request waited too long in the model's queue"),
@@ -80,7 +80,7 @@ _REGION_IN_USE = "currently in use"
 
 
 def from_grpc_error(error: grpc.RpcError) -> GatewayError:
-    """Translate the error of an inference. Triton's own message is not for callers."""
+    """Translate the error of an inference. Triton's own message is replaced, because callers must not see it."""
     code, details = error.code().name, error.details() or ""
     for status, part, translated, detail in _ERRORS:
         if status == code and part in details:
@@ -89,23 +89,23 @@ def from_grpc_error(error: grpc.RpcError) -> GatewayError:
 
 
 def from_query_error(error: grpc.RpcError) -> GatewayError:
-    """Translate the error of any other call, where a time-out is not a missed deadline of the caller."""
+    """Translate the error of any other call, whose time-out is not a missed deadline of the caller."""
     translated = from_grpc_error(error)
     return NoReply("Triton does not answer") if isinstance(translated, DeadlinePassed) else translated
 
 
 def own_message(error: GatewayError) -> str:
-    """Return the first line of what Triton itself has said, for whoever runs the gateway; `detail` if it has said nothing."""
+    """Return the first line of Triton's own message, for operators; `detail` if there is no such message."""
     cause = error.__cause__
     text = cause.details() if isinstance(cause, grpc.RpcError) else None
     return (text or error.detail).strip().partition("\n")[0]
 
 
 def is_restricted(error: grpc.RpcError) -> bool:
-    """Return whether Triton asks for a key."""
+    """Return whether Triton requires the control key."""
     return _RESTRICTED in (error.details() or "")
 
 
 def is_region_in_use(error: grpc.RpcError) -> bool:
-    """Return whether a region cannot be unregistered because an inference still reads it."""
+    """Return whether Triton did not unregister a region because an inference still reads it."""
     return _REGION_IN_USE in (error.details() or "")

@@ -19,11 +19,11 @@ from app.triton.shared_memory import MAX_WORKER_BYTES, Arena, Slot, arena_bytes
 
 _RETRY_SECONDS = 30.0
 _IDLE_SECONDS = 60.0
-# An arena makes room for another one sooner, but not so soon that sizes in turn would create one for each request.
+# Another arena may replace an idle one sooner, but alternating sizes must not create an arena for each request.
 _MIN_IDLE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-_PATIENCE_SECONDS = 0.2  # of a request that a Triton could answer without an arena
-_IMPATIENT_SECONDS = 2.0  # during which those after it do not wait at all
+_PATIENCE_SECONDS = 0.2  # wait for an arena if another Triton can answer the request without it
+_IMPATIENT_SECONDS = 2.0  # after such a time-out, requests do not wait at all
 
 LOG = structlog.get_logger()
 
@@ -31,67 +31,61 @@ Mode = Literal["auto", "shm", "inline"]
 
 
 class InputBuffer(NamedTuple):
-    """The memory of one image's input tensor."""
+    """The input tensor of one image."""
 
     tensor: NDArray[Any]
     slot: Slot | None
-    """Where it lies in shared memory; None if it has memory of its own."""
+    """The slot that contains the tensor; None if the tensor is not in shared memory."""
 
 
 class Transport:
     """The arenas of one worker, one per size of input tensor in use.
 
-    Each Triton on this host maps all of them. Tensors for the others lie there, too, and are sent inline.
+    Each Triton on this host maps all arenas. Other Tritons get the tensors in them inline.
     """
 
     def __init__(self, mode: Mode, *regions: Regions) -> None:
-        """Start without arenas, for the Tritons that there are now; others may be attached."""
         self._mode = mode
         self.regions = list(regions)
-        """Of the Tritons that may map the arenas."""
+        """One per Triton in use."""
         self._arenas: dict[int, Arena] = {}
         """Arenas by the size of their slots, bytes."""
         self._nbytes = 0
-        """Of all arenas, including those being created or removed."""
+        """Total size of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
         self._tasks: set[asyncio.Task[None]] = set()
-        """Arenas that are being removed or registered."""
+        """Tasks that remove or register arenas."""
         self._is_closing = False
         self._inline_until: dict[int, float] = {}
-        """By size of slots: until when requests do not wait for an arena of this size, for want of room or of an answer."""
-
-    @property
-    def active_mode(self) -> Literal["shm", "inline"]:
-        """How tensors reach Triton now; `shm` if any Triton gets them so."""
-        return "shm" if any(map(self.maps_memory, self.regions)) else "inline"
+        """By size of slots: until when no arena is created, because there was no room or Triton did not answer."""
 
     def maps_memory(self, regions: Regions) -> bool:
-        """Return whether a Triton reads tensors in shared memory."""
+        """Return whether a Triton has mapped any arena."""
         return any(arena in regions for arena in self._arenas.values())
 
     def reaches(self, regions: Regions) -> bool:
-        """Return whether tensors may be sent to a Triton: in the mode `shm`, only if it reads shared memory."""
+        """Return whether tensors may be sent to a Triton: in the mode `shm`, only if it has mapped an arena."""
         return self._mode != "shm" or self.maps_memory(regions)
 
     def count_slots(self) -> tuple[int, int]:
-        """Return how many slots of full size there are, and how many of them are in use; several small files use one."""
+        """Return the number of full-size slots, and how many of them are in use; several small files count as one slot."""
         arenas = self._arenas.items()
         in_use = sum(-(-arena.lent_bytes // slot_bytes) for slot_bytes, arena in arenas)
         return sum(arena.nbytes // slot_bytes for slot_bytes, arena in arenas), in_use
 
     async def sweep(self) -> None:
-        """Remove what killed workers have left on this host; a Triton is told once it has mapped an arena of this worker."""
+        """Remove the arenas of killed workers on this host. `Regions` lets Triton unmap them later."""
         swept = await asyncio.to_thread(shared_memory.sweep)
         if swept:
             LOG.info("removed arenas of killed workers", arenas=swept)
 
     def attach(self, regions: Regions) -> None:
-        """Let one more Triton map the arenas, now and later."""
+        """Let another Triton map all present and future arenas."""
         self.regions.append(regions)
         self._map_everywhere()
 
     async def detach(self, regions: Regions) -> None:
-        """Let a Triton unmap the arenas: it is not used any more."""
+        """Let a Triton that is not used any more unmap the arenas."""
         self.regions.remove(regions)
         await asyncio.gather(*map(regions.remove, self._arenas.values()))
 
@@ -106,7 +100,7 @@ class Transport:
     async def prepare(self, slot_bytes: int) -> None:
         """Create slots for tensors of up to this size, if shared memory is available and within its budget.
 
-        A Triton that hangs delays no request that another one could answer: the slots may exist only later then.
+        If a Triton hangs, requests that another Triton can answer do not wait for it. The slots may then be created later.
         """
         arena = self._arenas.get(slot_bytes)
         if arena is not None and not self._is_mapped(arena):
@@ -123,14 +117,14 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
-        """Take a slot, from any thread. None: the tensor has to be sent inline, because all slots are lent or Triton maps none.
+        """Take a slot; None if the tensor must be sent inline. May be called from any thread.
 
         Args:
-            slot_bytes: The size that was prepared.
-            nbytes: Size of the tensor, which is no larger.
+            slot_bytes: The prepared size.
+            nbytes: Size of the tensor, at most `slot_bytes`.
 
         Raises:
-            TritonUnavailable: The mode is `shm`, but there is no such memory.
+            TritonUnavailable: The mode is `shm`, but no Triton has mapped an arena of this size.
         """
         if (arena := self._arenas.get(slot_bytes)) is not None and self._is_mapped(arena):
             return arena.take(nbytes)
@@ -138,13 +132,13 @@ class Transport:
         return None
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:
-        """Allocate an input tensor, uninitialised; in a slot, if it fits into one and there is room. From any thread.
+        """Allocate an uninitialised input tensor, in a slot if there is one. May be called from any thread.
 
         Args:
-            shape: Of the tensor.
-            dtype: Of the tensor.
-            slot_bytes: The size that was prepared.
-            lease: The slot is given back with it.
+            shape: Shape of the tensor.
+            dtype: Type of the tensor.
+            slot_bytes: The prepared size; a larger tensor gets no slot.
+            lease: Gives the slot back when it is released.
 
         Raises:
             TritonUnavailable: As `take` says.
@@ -157,10 +151,10 @@ class Transport:
         return InputBuffer(slot.array(shape, dtype), slot)
 
     def find(self, regions: Regions, slot: Slot | None) -> Slot | None:
-        """Return a slot if a Triton can read it. None: the tensor has to be sent inline to that one.
+        """Return the slot if a Triton can read it; None if the tensor must be sent inline to this Triton.
 
         Raises:
-            TritonUnavailable: The mode is `shm`, and it cannot.
+            TritonUnavailable: The mode is `shm`, and Triton cannot read the slot.
         """
         if slot is None or slot.arena in regions:
             return slot
@@ -168,26 +162,26 @@ class Transport:
         return None
 
     def abandon(self, arena: Arena) -> None:
-        """Lend no more slots of an arena: a connection broke, and Triton may still read those that were in use.
+        """Lend no more slots of an arena, because a Triton did not end a call and may still read the slots in use.
 
-        Those that are lent stay where they are until they are given back: other Tritons may read them.
+        The arena is removed when all slots have been given back, because other Tritons may read them until then.
         """
         if arena in self._arenas.values():
             self._arenas = {slot_bytes: known for slot_bytes, known in self._arenas.items() if known is not arena}
-            arena.retire()  # a thread may be about to take a slot of it
+            arena.retire()  # a thread may be about to take a slot
             _ = self._start(self._remove_unused(arena))
 
     async def refresh(self) -> None:
-        """Remove the arenas that have not been used for a minute, except the one used last; to be called regularly.
+        """Remove arenas that were not used for a minute, except the last used one; register the others. To be called regularly.
 
-        The others are registered with the Tritons that have not mapped them yet.
+        Tritons that have mapped an arena already are not asked again.
         """
         for slot_bytes in self._by_last_use()[:-1]:
             await self._retire(slot_bytes, _IDLE_SECONDS)
         self._map_everywhere()
 
     async def close(self) -> None:
-        """Remove the arenas, here and in Triton."""
+        """Unregister and remove all arenas."""
         self._is_closing = True
         await self._creating.wait()
         await asyncio.gather(*self._tasks)
@@ -195,37 +189,37 @@ class Transport:
         self._arenas.clear()
 
     def _is_mapped(self, arena: Arena) -> bool:
-        """Return whether any Triton reads it."""
+        """Return whether any Triton has mapped this arena."""
         return any(arena in regions for regions in self.regions)
 
     def _may_map(self, regions: Regions) -> bool:
-        """Return whether to let a Triton map an arena; one alone is asked again at once, because no other can answer a request."""
+        """Return whether to ask a Triton to map an arena. A single Triton that did not answer is asked again without a delay."""
         return regions.is_available and (len(self.regions) == 1 or monotonic() >= regions.silent_until)
 
     def _patience(self) -> float | None:
-        """Return how long a request waits for an arena, seconds; None: as long as it takes, because nothing answers it without."""
+        """Return how long a request waits for an arena, in seconds; None for no limit, if nothing else can answer it."""
         if self._mode == "shm" or len(self.regions) == 1:
             return None
         return 0.0 if any(regions.silent_until for regions in self.regions) else _PATIENCE_SECONDS
 
     def _require_inline(self) -> None:
-        """Raise an error where the settings allow no tensors inline for want of shared memory."""
+        """Raise `TritonUnavailable` if the settings do not allow tensors inline."""
         if self._mode == "shm":
             raise TritonUnavailable("shared memory is required by the settings, but is not available")
 
     def _map_everywhere(self) -> None:
-        """Register the arenas with the Tritons that have not mapped them, if they may."""
+        """Register the arenas with the Tritons that may map them and have not."""
         for regions in self.regions:
             for arena in self._arenas.values():
                 if arena not in regions and self._may_map(regions) and not self._is_closing:
                     _ = self._start(self._map(regions, arena))
 
     async def _map(self, regions: Regions, arena: Arena) -> None:
-        if arena in self._arenas.values():  # still
+        if arena in self._arenas.values():  # it was not removed meanwhile
             await regions.add(arena)
 
     async def _create(self, slot_bytes: int) -> None:
-        """Create and register an arena; it may take the place of others that are idle."""
+        """Create and register an arena; remove idle arenas if it needs their room."""
         nbytes = arena_bytes(slot_bytes)
         for other in self._by_last_use():
             if self._nbytes + nbytes > MAX_WORKER_BYTES:
@@ -242,7 +236,7 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _RETRY_SECONDS
             return
         adding = {self._start(regions.add(arena)) for regions in self.regions if self._may_map(regions)}
-        while adding and not self._is_mapped(arena):  # one is enough to begin with
+        while adding and not self._is_mapped(arena):  # one Triton is enough
             _, adding = await asyncio.wait(adding, return_when=asyncio.FIRST_COMPLETED)
         if self._is_mapped(arena):
             self._arenas[slot_bytes] = arena
@@ -250,26 +244,26 @@ class Transport:
             _ = self._start(self._remove(arena))
 
     def _by_last_use(self) -> list[int]:
-        """Return the sizes of the arenas, that of the least recently used one first."""
+        """Return the slot sizes of the arenas, the least recently used arena first."""
         return sorted(self._arenas, key=lambda slot_bytes: self._arenas[slot_bytes].used_at)
 
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
-        """Remove an arena if it has not been used for so long and no slot of it is lent."""
+        """Remove an arena if it was not used for this time and no slot is lent."""
         arena = self._arenas.get(slot_bytes)
         if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire_unused():
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
     async def _remove_unused(self, arena: Arena) -> None:
-        """Remove an arena once no slot of it is lent."""
-        while arena.lent_bytes and not self._is_closing:  # noqa: ASYNC110 - they are given back in threads, too
+        """Remove an arena when no slot is lent any more."""
+        while arena.lent_bytes and not self._is_closing:  # noqa: ASYNC110 - threads also give slots back
             await asyncio.sleep(_POLL_SECONDS)
         await self._remove(arena)
 
     async def _remove(self, arena: Arena) -> None:
         try:
             await asyncio.gather(*(regions.remove(arena) for regions in self.regions))
-        finally:  # last, so that after a crash in between a sweep still finds it
+        finally:  # last, so that `sweep` finds the file after a crash
             arena.close()
             self._nbytes -= arena.nbytes
 
