@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from app import healthcheck, preflight
-from app.api.admission import keys
-from app.api.admission.keys import KeysError
+from app.api.caller import keys
+from app.api.caller.keys import KeysError
 from app.embedded.install import InstallError, install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, require_ports
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
     preflight.require_usable(settings)
     if settings.instances:
-        preflight.make_socket_folder(Path(settings.socket_folder))
+        preflight.make_socket_folder(settings.socket_folder)
     else:
         preflight.require_address(settings)
     if settings.triton_endpoints:
@@ -154,7 +154,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     # Imported here, because other commands need no server.
     from app.server import Server  # noqa: PLC0415
 
-    logging.configure(settings.log_level, settings.log_format)
+    logging.configure(settings.log_level)
     last_valid.create()
     preflight.require_usable(settings)
     preflight.require_address(settings)
@@ -176,6 +176,7 @@ def _become_worker(parent: int) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
     signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     die_with_parent(parent, signal.SIGKILL)
 
 

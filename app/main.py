@@ -13,15 +13,14 @@ import structlog
 
 from app import __version__
 from app.api import application
-from app.api.admission.keys import ApiKeys
-from app.api.dependencies import Deployment
-from app.api.receiving.client_watch import BodyLimits
-from app.api.reports.health_schema import LimitsInForce
+from app.api.caller.keys import ApiKeys
+from app.api.context import BodyLimits
+from app.api.dependencies import Deployment, LimitsInForce
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
-from app.pipeline.inference import Aggregation
+from app.pipeline.aggregation import Aggregation
 from app.pipeline.pipeline import Limits, Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.address import parse_origin
@@ -36,6 +35,7 @@ from app.triton import credentials
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.membership import Membership, Target
+from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
 from app.triton.transport import Transport
 from app.zoo import registry
@@ -64,7 +64,7 @@ def create_app(settings: Settings | None = None) -> application.Application:
     """
     allocator.keep_freed_memory()
     settings = settings or environment.load()
-    logging.configure(settings.log_level, settings.log_format)
+    logging.configure(settings.log_level)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
     return application.build(partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing)
@@ -84,6 +84,7 @@ async def open_resources(
 ) -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
     """Open the pool of Tritons, the pipeline and the metrics of a worker; close them in reverse order, and then the tracing."""
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.sleep, 0)  # an iteration of the event loop, which writes the last log lines
         table = WorkerTable()
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
@@ -105,7 +106,7 @@ async def open_resources(
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        aggregation = Aggregation(settings.aggregate, settings.calls_in_flight, lambda: table.workers)
+        aggregation = Aggregation(settings.calls_in_flight, lambda: table.workers)
         origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
         stack.callback(fetcher.close)
@@ -116,8 +117,8 @@ async def open_resources(
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
-        housekeeping = asyncio.create_task(_keep_house(pipeline))
-        stack.push_async_callback(_cancel, housekeeping)
+        for work in (_keep_house(pipeline), read_regularly(pool, table, metrics)):
+            stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
         await asyncio.sleep(0)  # run the first beat before the worker accepts requests
@@ -129,17 +130,10 @@ async def open_resources(
 
 def _connector(settings: Settings, table: WorkerTable) -> Callable[[Target], TritonBackend]:
     """Return a function that connects to a Triton according to the settings."""
-    tls = credentials.load(settings.triton_tls_files)
+    tls = credentials.load(settings.triton_tls_folder)
 
     def connect(target: Target) -> TritonBackend:
-        client = TritonClient(
-            target.address,
-            settings.control_key_path,
-            credentials=tls,
-            host=target.host,
-            ips=target.ips,
-            connections=settings.connections,
-        )
+        client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
         return TritonBackend(client, table)
 
     return connect
@@ -149,8 +143,8 @@ def deployment_of(settings: Settings) -> Deployment:
     """Return the settings that the HTTP layer uses."""
     capacity = _capacity(settings)
     return Deployment(
-        BodyLimits(settings.max_body_bytes, settings.body_pause_seconds, settings.body_seconds),
-        BodyLimits(settings.max_batch_bytes, settings.body_pause_seconds, settings.body_seconds),
+        BodyLimits(settings.max_body_bytes, settings.body_seconds),
+        BodyLimits(settings.max_batch_bytes, settings.body_seconds),
         LimitsInForce(
             max_file_size_mb=settings.max_file_size_mb,
             max_batch_size_mb=settings.max_batch_size_mb,
@@ -165,7 +159,7 @@ def deployment_of(settings: Settings) -> Deployment:
         _slow_request_ms(settings),
         settings.trusted_networks,
         settings.page,
-        settings.dialect_options,
+        settings.dialect_names,
         _workers(settings),
     )
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.api.admission import keys
+from app.api.caller import keys
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
@@ -35,7 +35,7 @@ def require_usable(settings: Settings) -> None:
             _require_tracing()
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
-    credentials.load(settings.triton_tls_files)
+    credentials.load(settings.triton_tls_folder)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)
@@ -88,18 +88,19 @@ def require_address(settings: Settings) -> None:
     Raises:
         SettingsError: It cannot listen there.
     """
-    if settings.socket:
-        _require_socket(Path(settings.socket).resolve())
-        return
+    path = Path(settings.socket).resolve() if settings.socket else None
     try:
-        is_free = ports.is_free(settings.host, settings.port)
+        is_free = ports.remove_stale_socket(path) if path else ports.is_free(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from error
-    if not is_free:
-        found = ports.holder(settings.port)
-        by = f" by process {found[0]} ({found[1]})" if found else ""
-        raise SettingsError(f"port {settings.port} is in use{by}; end it, or choose another with --port")
+        address = path or f"{settings.host}:{settings.port}"
+        raise SettingsError(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
+    if is_free:
+        return
+    if path:
+        raise SettingsError(f"socket {path} is in use, or its folder does not exist; choose another with {PREFIX}SOCKET")
+    found = ports.holder(settings.port)
+    by = f" by process {found[0]} ({found[1]})" if found else ""
+    raise SettingsError(f"port {settings.port} is in use{by}; end it, or choose another with --port")
 
 
 def make_socket_folder(folder: Path) -> None:
@@ -114,12 +115,3 @@ def make_socket_folder(folder: Path) -> None:
         raise SettingsError(f"cannot create {folder} for the instances' sockets: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SettingsError(f"cannot create the instances' sockets in {folder}: {os.strerror(errno.EACCES)}")
-
-
-def _require_socket(path: Path) -> None:
-    try:
-        is_free = ports.remove_stale_socket(path)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {path}: {error.strerror or error}") from error
-    if not is_free:
-        raise SettingsError(f"socket {path} is in use, or its folder does not exist; choose another with {PREFIX}SOCKET")

@@ -6,10 +6,11 @@ import random
 import signal
 import threading
 import time
-from asyncio import AbstractEventLoop, all_tasks
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from granian import Granian, _signals
 from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
+from granian.server.mp import WorkerProcess
 
 from app.host import cores, ports
-from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, raise_file_limit
+from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, notify, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
@@ -32,7 +34,6 @@ _HEADER_MILLISECONDS = 10_000  # for receiving a request's header; also the idle
 _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
-_REMIND_SECONDS = 0.5
 _MAX_MISSED_BEATS = 10
 # A worker that ends sooner has failed, and is restarted with increasing delays; one that ends before the shorter one never ran.
 _STABLE_SECONDS, _START_SECONDS = 60.0, 5.5
@@ -55,6 +56,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         self._restart_at: dict[int, float] = {}
         """When to start the workers again that have ended too often, by index."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
+        WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
         super().__init__(
             "app.main:create_app",
             factory=True,
@@ -82,9 +84,27 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         )
 
     def startup(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
-        """Start the server and the supervision of its workers."""
-        super().startup(*arguments)
-        threading.Thread(target=partial(_without_signals, self._watch_workers), daemon=True).start()
+        """Start the server and the supervision of its workers.
+
+        Raises:
+            SettingsError: It cannot listen.
+        """
+        with _only_main_thread_takes_signals():
+            try:
+                super().startup(*arguments)
+            except RuntimeError as error:  # its message is a backtrace
+                address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
+                raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
+            threading.Thread(target=self._watch_workers, daemon=True).start()
+
+    def shutdown(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
+        """Stop the workers and the server."""
+        started = self._table.beats()
+        for worker in self.wrks:
+            if worker.inner.pid not in started:  # it has no requests yet, and may be waiting for Triton
+                worker.kill()
+        self.interrupt_signal = True
+        super().shutdown(*arguments)
 
     def signal_handler_interrupt(self, number: int, _: object = None) -> None:
         """Begin a graceful stop; kill the workers after a second signal."""
@@ -93,33 +113,17 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         if is_first:
             for worker in self.wrks:
                 worker.interrupt_by_parent = True  # expect its end: terminals and systemd signal workers directly as well
-                _send(worker, DRAIN_SIGNAL)
+            self._announce_stop()
             delay = 0.0 if number == signal.SIGINT else self._drain_delay  # Ctrl-C: no load balancer to wait for
             threading.Timer(delay, super().signal_handler_interrupt).start()
         elif self._signals.count > 1 and SUPERVISED not in os.environ:
             # Not with a supervisor: it repeats the signal that systemd has already sent to all processes, possibly much later.
-            self._end_at_once()
-
-    def _end_at_once(self) -> None:
-        """Kill the workers and exit. The main thread may be blocked by the renewal of a worker."""
-        say("ending requests in progress")
-        for child in multiprocessing.active_children():
-            child.kill()
-        if self.bind_uds:
-            self.bind_uds.unlink(missing_ok=True)
-        os._exit(0)
-
-    def _init_shared_socket(self) -> None:
-        try:
-            super()._init_shared_socket()
-        except RuntimeError as error:  # its message is a backtrace
-            raise SettingsError(f"cannot listen on {self._bind_addr_fmt}: {str(error).partition(chr(10))[0]}") from None
-
-    def _spawn_worker(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Granian's own
-        worker = super()._spawn_worker(*arguments, **options)
-        worker.is_alive = partial(_is_alive, worker)
-        worker._watcher = partial(_without_signals, worker._watcher)  # noqa: SLF001 - run in a thread
-        return worker
+            say("ending requests in progress")
+            for child in multiprocessing.active_children():
+                child.kill()
+            if self.bind_uds:
+                self.bind_uds.unlink(missing_ok=True)
+            os._exit(0)  # in a renewal of a worker as well, which the main thread would finish first
 
     def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
         """Renew workers, which takes a delay each for the handover, or replace those that have ended, without one.
@@ -131,8 +135,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             if self._signals.count or (not delay and not self._may_restart(old)):  # renewing a worker takes seconds
                 continue
             self._restart_at.pop(index, None)
-            new = self.wrks[index] = self._spawn_worker(index, spawn_target, target_loader)
-            new.start()
+            with _only_main_thread_takes_signals():
+                new = self._spawn_worker(index, spawn_target, target_loader)
+                new.start()
+                self.wrks[index] = new
             time.sleep(delay)
             if old.is_alive() and not new.is_alive():
                 say(f"worker-{index + 1} stays, because its successor cannot start")
@@ -145,7 +151,11 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 old.join()
 
     def _may_restart(self, ended: Any) -> bool:  # noqa: ANN401 - Granian's own
-        """Return whether to replace a worker that has ended now; if not, decide when, or let Granian end."""
+        """Return whether to replace a worker that has ended now; if not, decide when, or end.
+
+        Raises:
+            SystemExit: No worker can start.
+        """
         if ended.is_alive():  # only its successor has ended
             return False
         index, now = ended.idx, time.monotonic()
@@ -163,46 +173,41 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             return False
         if age < _START_SECONDS:
             say(f"worker-{index + 1} cannot start, and no other serves")
-            self.respawned_wrks[index] = now  # a crash loop to Granian
-            self.interrupt_children.append(index)
-            self.main_loop_interrupt.set()
-        return age >= _START_SECONDS
+            self.shutdown(1)
+        return True
 
-    def _stop_workers(self) -> None:
-        started = self._table.beats()
-        for worker in self.wrks:
-            if worker.inner.pid not in started:  # it has no requests yet, and may be waiting for Triton
-                worker.kill()
-        have_ended = threading.Event()
-        threading.Thread(target=self._remind_workers, args=(have_ended,), daemon=True).start()
-        super()._stop_workers()
-        have_ended.set()
-
-    def _remind_workers(self, have_ended: threading.Event) -> None:
-        """Repeat the drain signal until all workers have ended.
-
-        Between the start of its application and its first request, a worker's event loop is briefly not running. uvloop delays a
-        signal that arrives then until the next signal.
-        """
-        while not have_ended.wait(_REMIND_SECONDS):
-            for worker in list(self.wrks):
-                _send(worker, DRAIN_SIGNAL)
+    def _announce_stop(self) -> None:
+        for worker in list(self.wrks):
+            with suppress(ProcessLookupError):  # the worker has just ended
+                if worker.is_alive():  # otherwise another process may have its id
+                    os.kill(worker.inner.pid, DRAIN_SIGNAL)
 
     def _watch_workers(self) -> None:
         """Kill workers whose event loop is blocked or that are suspended, and retry those that could not be started.
 
-        It counts checks instead of seconds, so a suspended machine causes no false alarm.
+        It counts checks instead of seconds, so a suspended machine causes no false alarm. `serve` or systemd watches this process.
         """
         seen: dict[int, tuple[int, int]] = {}
         """By process id: the last count of beats, and the number of checks in which it was unchanged."""
-        sleep = threading.Event().wait
-        while not sleep(_WATCH_SECONDS):
-            if not self._signals.count:
+        is_ready = False
+        while True:
+            time.sleep(_WATCH_SECONDS)
+            notify("WATCHDOG=1")
+            if SUPERVISED in os.environ:
+                os.eventfd_write(int(os.environ[SUPERVISED]), 1)
+            if self.interrupt_signal:
+                # Between the start of its application and its first request, a worker's event loop is briefly not running. uvloop
+                # delays a signal that arrives then until the next signal.
+                self._announce_stop()
+            elif not self._signals.count:
                 self.interrupt_children += [index for index, at in list(self._restart_at.items()) if time.monotonic() >= at]
             if self.interrupt_children:  # also one that ended while others were renewed, which Granian forgets
                 self.main_loop_interrupt.set()
             own = {worker.inner.pid for worker in list(self.wrks)}
             beats = {pid: count for pid, count in self._table.beats().items() if pid in own}
+            if beats and not is_ready:
+                is_ready = True
+                notify("READY=1")
             seen = {pid: (count, seen[pid][1] + 1 if seen.get(pid, (-1, 0))[0] == count else 0) for pid, count in beats.items()}
             for pid, (_, times) in seen.items():
                 if times >= _MAX_MISSED_BEATS and not self._signals.count:
@@ -212,37 +217,32 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
 
 def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: AbstractEventLoop) -> Any:  # noqa: ANN401 - Granian's own
-    """Make a worker handle only the first stop signal, and only once it serves.
+    """Make a worker handle only the first stop signal: terminals and systemd signal each worker in addition to Granian.
 
-    Granian's handler blocks a starting worker, and its third call blocks a running one. Terminals and systemd signal each worker
-    in addition to Granian.
+    Granian's handler puts each signal in a queue with room for one, which is read once the worker serves; the next call blocks.
 
     Args:
         set_loop_signals: Granian's function.
         loop: The worker's event loop.
     """
     event = set_loop_signals(loop)
-
-    def note() -> None:
-        for number in _STOP:
-            loop.add_signal_handler(number, lambda: None)
-        stop()
-
-    def stop() -> None:
-        if any(getattr(task.get_coro(), "__name__", "") == "_main" for task in all_tasks(loop)):  # Granian's task while it serves
-            event.set()
-        else:
-            loop.call_later(_REMIND_SECONDS, stop)
-
+    stop = cache(event.set)
     for number in _STOP:
-        loop.add_signal_handler(number, note)
+        loop.add_signal_handler(number, stop)
     return event
 
 
-def _without_signals(run: Callable[[], None]) -> None:
-    """Run a thread that takes no signal: one that it took, as may happen after SIGCONT, would not wake the main thread."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGHUP})
-    run()
+@contextmanager
+def _only_main_thread_takes_signals() -> Iterator[None]:
+    """Start threads that take no signal: one that they took, as may happen after SIGCONT, would not wake the main thread.
+
+    Workers that are started have to reset the mask, which they inherit as well.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
@@ -251,16 +251,7 @@ def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
     `multiprocessing` reports a worker as alive while another thread reaps it, and Granian has a thread waiting for each worker.
     Granian would then report that the worker refuses to stop, and signal its former process id.
     """
-    try:
-        return os.waitid(os.P_PID, worker.inner.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
-
-
-def _send(worker: Any, number: signal.Signals) -> None:  # noqa: ANN401 - Granian's own
-    with suppress(ProcessLookupError):  # the worker has just ended
-        if worker.is_alive():  # otherwise another process may have its id
-            os.kill(worker.inner.pid, number)
+    return not wait([worker.inner.sentinel], 0)
 
 
 def _jittered(value: int, least: int = 1) -> int:

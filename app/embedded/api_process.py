@@ -1,7 +1,6 @@
 """One instance of the API as a child process."""
 
 import os
-import signal
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,8 @@ from app.settings.schema import PREFIX, Settings
 
 _READY_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
+# By so many checks in a row, one every five seconds: on a busy machine, a beat may be late.
+_MAX_MISSED_BEATS = 5
 _OK = 200
 
 
@@ -22,7 +23,6 @@ class ApiProcess:
     """An instance of the API."""
 
     ready_seconds = _READY_SECONDS
-    is_always_checked = False  # it supervises its workers itself
 
     def __init__(self, settings: Settings, socket: Path | None = None) -> None:
         """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""
@@ -32,6 +32,9 @@ class ApiProcess:
         workers = cores.workers(settings.workers, settings.instances)
         self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(workers)} if socket else {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered: subprocess.Popen[bytes] | None = None
+        self._beats = os.eventfd(0, os.EFD_NONBLOCK)
+        self._missed = 0
 
     def spawn(self) -> None:
         """Start the instance.
@@ -39,11 +42,11 @@ class ApiProcess:
         Raises:
             StartError: The process cannot be created.
         """
-        inherited = [worker_table.create(), last_valid.create()]
+        inherited = [worker_table.create(), last_valid.create(), self._beats]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),
-                env={**program.environment(), SUPERVISED: "1", **self._environment},
+                env={**program.environment(), "NOTIFY_SOCKET": "", SUPERVISED: str(self._beats), **self._environment},
                 pass_fds=inherited,
                 start_new_session=True,  # Ctrl-C must reach only the supervisor
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
@@ -61,24 +64,29 @@ class ApiProcess:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Check that the instance responds.
+        """Check that the instance responds; once it has, that its main process, which replaces the workers, does.
 
         Raises:
             CheckError: It does not respond.
         """
-        status = get_status(f"{self.url}/livez", _CHECK_SECONDS, self.socket)
-        if status != _OK:
-            raise CheckError("it does not answer")
+        process = self._process
+        if process is None or process is not self._answered:
+            if get_status(f"{self.url}/livez", _CHECK_SECONDS, self.socket) != _OK:
+                raise CheckError("it does not answer")
+            self._answered, self._missed = process, 0
+            return
+        try:
+            os.eventfd_read(self._beats)
+            self._missed = 0
+        except BlockingIOError:
+            self._missed += 1
+            if self._missed >= _MAX_MISSED_BEATS:
+                raise CheckError("its main process does not respond", is_final=True) from None
 
-    def drain(self, number: int) -> None:
-        """Forward the signal that stops the service; the instance ends when its requests have ended."""
+    def send(self, number: int) -> None:
+        """Send the instance a signal, if it runs: SIGTERM or SIGINT ends it with its requests, SIGHUP renews its workers."""
         if self._process is not None:
             self._process.send_signal(number)
-
-    def renew_workers(self) -> None:
-        """Make the instance replace its workers one by one."""
-        if self.is_running and self._process is not None:
-            self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Kill the instance and its workers."""

@@ -16,6 +16,8 @@ MODULES = (
     "embedded/bytes_tensor.py",
     "embedded/file_input.py",
     "embedded/onnx_backend.py",
+    "host/__init__.py",
+    "host/program.py",
     "imaging/*.py",
     "model/*.py",
 )

@@ -45,7 +45,6 @@ class EmbeddedTriton:
 
     name = "Triton"
     ready_seconds = _READY_SECONDS
-    is_always_checked = True
 
     def __init__(self, settings: Settings, key: str = "") -> None:
         """Prepare the server without starting it.

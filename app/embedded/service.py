@@ -47,8 +47,6 @@ class Program(Protocol):
     """Name in messages."""
     ready_seconds: float
     """Maximum time until it passes its first check."""
-    is_always_checked: bool
-    """Whether checks continue after it has passed one."""
 
     def spawn(self) -> object:
         """Start the program without waiting for it.
@@ -105,7 +103,7 @@ class Service:
             self._restart(f"exited with code {code}", code or 1)
             return
         if self._check is None:
-            if monotonic() >= self._next_check and (self.program.is_always_checked or not self.is_ready):
+            if monotonic() >= self._next_check:
                 self._check = self._checker.submit(self.program.check)
         elif self._check.done():
             error = self._check.exception()

@@ -7,6 +7,7 @@ import time
 from app.embedded.api_process import ApiProcess
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import Service, ServiceError
+from app.host.processes import notify
 from app.host.signals import StopSignals
 from app.resilience import worker_table
 from app.resilience.worker_table import TableView
@@ -48,7 +49,7 @@ def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
             return
         for instance, service in zip(instances, services, strict=True):
             if service.is_ready:  # before that, the signal would kill it
-                instance.renew_workers()
+                instance.send(signal.SIGHUP)
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
@@ -84,6 +85,7 @@ def _look_after(
     is_announced = False
     deaths: dict[str, int] = {}
     while not signals.count:
+        notify("WATCHDOG=1")
         for service in (*services, *embedded):
             service.tick()
         if not is_announced and all(service.is_ready for service in services):
@@ -106,9 +108,10 @@ def _count_deaths(table: TableView) -> dict[str, int]:
 def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:
     """Wait until all instances have ended their requests, or another signal arrives."""
     for instance in instances:
-        instance.drain(signals.first or signal.SIGTERM)
+        instance.send(signals.first or signal.SIGTERM)
     until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
     while any(instance.is_running for instance in instances) and time.monotonic() < until:
+        notify("WATCHDOG=1")
         if signals.count > 1:
             say("ending requests in progress")
             break
@@ -116,7 +119,8 @@ def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals
 
 
 def _announce(instances: list[ApiProcess]) -> None:
-    """Print the addresses of the API."""
+    """Print the addresses of the API, and tell systemd."""
+    notify("READY=1")
     sockets = [str(instance.socket) for instance in instances if instance.socket is not None]
     if sockets:
         say(f"ready: {len(sockets)} instances at {', '.join(sockets)}; Ctrl-C stops everything")

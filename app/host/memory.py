@@ -1,20 +1,17 @@
 """Available memory, and the memory of this process."""
 
 import os
-from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
-_CGROUP_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+from app.host import cgroup
 
 
 def available_bytes() -> int:
-    """Return the memory of the host, or of the container if that is less."""
+    """Return the memory of the host, or the limit of a control group around this process if that is less."""
     host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = []
-    for path in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # not there, or "max"
-            limits.append(int(path.read_text(encoding="ascii")))
-    return min([host, *limits])
+    limits = chain(cgroup.limits("memory", "memory.max"), cgroup.limits("memory", "memory.limit_in_bytes"))
+    return min([host, *(limit for (limit,) in limits)])
 
 
 def image_budget(mebibytes: int, largest: int) -> int:

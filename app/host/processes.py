@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Collection
@@ -21,8 +22,8 @@ MAX_CONNECTIONS = 16384
 RESERVED_FILES = 64
 """Open files per worker that are not for connections: about 40 are in use, and Granian's accept loop spins without a free one."""
 
-SUPERVISED = "SUPERVISED"
-"""Environment variable of a program whose parent kills it for an immediate stop."""
+SUPERVISED = "NEREID_INTERNAL_BEATS_FD"
+"""Environment variable of a program whose parent kills it for an immediate stop, or if it writes nothing to this eventfd."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Notifies a worker that it will be stopped soon."""
 
@@ -80,6 +81,14 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def notify(state: str) -> None:
+    """Tell systemd that a state such as `READY=1` or `WATCHDOG=1` holds, as sd_notify(3) says; without systemd, do nothing."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(1)  # a receiver that hangs does not stop this process
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address.startswith("@") else address)
 
 
 def raise_file_limit() -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import app
 
-_FOLDER: str | None = getattr(sys, "_MEIPASS", None)
+_LIBRARIES = "LD_LIBRARY_PATH"
 ROOT = Path(app.__file__).parents[1]
 """The folder that contains the program's packages."""
-IS_ONE_FILE = _FOLDER is not None
+IS_ONE_FILE = hasattr(sys, "_MEIPASS")
 """Whether this is the one-file program, which is unpacked to a temporary folder while it runs."""
 
 
@@ -20,9 +20,10 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment in which `command` finds the module."""
+    """Return the environment in which `command` finds the module, and the one file its libraries."""
     if IS_ONE_FILE:
-        return dict(os.environ)
+        original = {f"{_LIBRARIES}_ORIG": os.environ[_LIBRARIES]} if _LIBRARIES in os.environ else {}
+        return {**os.environ, **original, _LIBRARIES: str(ROOT)}  # as PyInstaller's bootloader sets them
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 

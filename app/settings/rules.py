@@ -45,14 +45,8 @@ def _check_addresses(settings: Settings) -> None:
 
 
 def _check_tls(settings: Settings) -> None:
-    if settings.triton_tls and not settings.triton_endpoints:
-        raise SettingsError(f"{PREFIX}TRITON_TLS: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
-    for name in ("triton_ca_file", "triton_cert_file", "triton_key_file"):
-        if getattr(settings, name) and not settings.triton_tls:
-            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}TRITON_TLS=true")
-    for name, other in (("triton_cert_file", "triton_key_file"), ("triton_key_file", "triton_cert_file")):
-        if getattr(settings, name) and not getattr(settings, other):
-            raise SettingsError(f"{PREFIX}{name.upper()}: it needs {PREFIX}{other.upper()}")
+    if settings.triton_tls_folder and not settings.triton_endpoints:
+        raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
 
 
 def _check_ports(settings: Settings) -> None:
@@ -85,7 +79,7 @@ def _check_url_hosts(settings: Settings) -> None:
 
 
 def _check_dialects(settings: Settings) -> None:
-    for name in settings.dialect_options:
+    for name in settings.dialect_names:
         if name not in DIALECTS:
             raise SettingsError(
                 f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {', '.join(DIALECTS)}, or none"

@@ -24,7 +24,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603
     socket: Annotated[
-        str, Meta(max_length=100, description="Unix socket the API listens on, instead of host and port. Empty: none.")
+        str,
+        Meta(
+            max_length=100,
+            description="Unix socket the API listens on, instead of host and port; with instances, the folder of their sockets. "
+            "Empty: none; with instances, `run`.",
+        ),
     ] = ""
     socket_mode: Annotated[
         str, Meta(pattern="^[0-7]{3}$", description="Permissions of the unix sockets, octal; the proxy must be allowed to write.")
@@ -34,11 +39,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             ge=0,
             le=64,
-            description="Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock` in the folder of "
-            "sockets, for a proxy in front of them. 0: one, on host and port.",
+            description="Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock`, for a proxy in "
+            "front of them. 0: one, on `socket`, or on host and port.",
         ),
     ] = 0
-    socket_folder: Annotated[str, Meta(max_length=80, description="Folder of the instances' sockets.")] = "run"
     trusted_proxies: Annotated[
         str,
         Meta(
@@ -88,19 +92,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "at each address that the name has, now and later. Empty: use the embedded Triton."
         ),
     ] = ""
-    connections: Annotated[
-        int, Meta(ge=1, le=16, description="gRPC connections of each worker to each Triton, over which inferences are spread.")
-    ] = 1
-    triton_tls: Annotated[
-        bool, Meta(description="Use TLS to these Tritons; their certificates must name the host in their address.")
-    ] = False
-    triton_ca_file: Annotated[
-        str, Meta(description="With TLS: certificates of the CAs that its certificate may come from, PEM. Empty: the system's.")
+    triton_tls_folder: Annotated[
+        str,
+        Meta(
+            description="Folder with PEM files for TLS to these Tritons, whose certificates must name the host in their address: "
+            "`ca.crt`, the CAs; if Triton requires a certificate of the gateway, `tls.crt` and `tls.key`, not encrypted. "
+            "Empty: no TLS."
+        ),
     ] = ""
-    triton_cert_file: Annotated[
-        str, Meta(description="With TLS: the gateway's certificate, PEM, if Triton requires one. Empty: none.")
-    ] = ""
-    triton_key_file: Annotated[str, Meta(description="With TLS: the private key of this certificate, PEM, not encrypted.")] = ""
     triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
     triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
     triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
@@ -126,16 +125,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."
         ),
     ] = "auto"
-    aggregate: Annotated[
-        bool, Meta(description="Whether images that become ready during calls to Triton are sent together in the next call.")
-    ] = True
     calls_in_flight: Annotated[
         int,
         Meta(
             ge=0,
             le=4096,
-            description="With `aggregate`: maximum number of calls in progress to each Triton for one model, on the whole host, "
-            "divided among the workers and rounded up. 0: one more than the model has instances.",
+            description="Maximum number of calls in progress to each Triton for one model, on the whole host, divided among the "
+            "workers and rounded up; images that become ready meanwhile are sent together. 0: one more than the model has "
+            "instances.",
         ),
     ] = 0
     timeout_seconds: Annotated[
@@ -144,12 +141,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_timeout_seconds: Annotated[
         float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
     ] = 20.0
-    body_pause_seconds: Annotated[
-        float,
-        Meta(gt=0, le=600, description="Maximum time between two reads of a request body, or two writes of a picture, seconds."),
-    ] = 10.0
     body_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="Maximum time to receive a request body, or to send a picture, seconds.")
+        float,
+        Meta(
+            gt=0,
+            le=3600,
+            description="Maximum time to receive a request body, or to send a picture, seconds; of which at most 10 pass between "
+            "two reads or writes.",
+        ),
     ] = 30.0
     max_requests: Annotated[
         int,
@@ -195,10 +194,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             description="The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower.",
         ),
     ] = 25.0
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log messages.")] = "info"
-    log_format: Annotated[
-        Literal["auto", "json", "console"], Meta(description="`auto`: console on a terminal, JSON lines elsewhere.")
-    ] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Minimum level of log messages, which are text on a terminal and lines of JSON elsewhere."),
+    ] = "info"
     slow_request_ms: Annotated[
         Annotated[float, Meta(ge=0, le=1e7)] | None,
         Meta(
@@ -211,9 +210,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(description="Interfaces of other detection services to offer, separated by commas. `none`: none."),
     ] = ",".join(DIALECTS)
-    deepstack_max_objects: Annotated[
-        int, Meta(ge=0, le=300, description="Maximum number of objects in an answer of the dialect `deepstack`. 0: 300.")
-    ] = 0
     label_studio_url: Annotated[
         str,
         Meta(
@@ -234,8 +230,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """The socket of each instance; None for host and port."""
         if not self.instances:
             return [Path(self.socket).resolve() if self.socket else None]
-        folder = Path(self.socket_folder).resolve()
+        folder = self.socket_folder.resolve()
         return [folder / f"nereid-{number}.sock" for number in range(1, self.instances + 1)]
+
+    @property
+    def socket_folder(self) -> Path:
+        """The folder of the instances' sockets."""
+        return Path(self.socket or "run")
 
     @property
     def local_url(self) -> str:
@@ -283,11 +284,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return Path(self.triton_home, f"control-{self.triton_grpc_port}.key")
 
     @property
-    def triton_tls_files(self) -> tuple[str, str, str] | None:
-        """Files for TLS to Triton: CAs, client certificate and its key, each empty if unset; None without TLS."""
-        return (self.triton_ca_file, self.triton_cert_file, self.triton_key_file) if self.triton_tls else None
-
-    @property
     def max_body_bytes(self) -> int:
         """Maximum size of a request body, in bytes."""
         return int(self.max_file_size_mb * 2**20)
@@ -308,14 +304,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return min(self.max_pixels, int(self.max_megapixels_non_jpeg * 1e6))
 
     @property
-    def dialect_options(self) -> dict[str, dict[str, object]]:
-        """The enabled dialects and their own settings: `deepstack_max_objects` is `max_objects` of `deepstack`."""
-        names = [] if self.dialects == "none" else filter(None, map(str.strip, self.dialects.split(",")))
-        prefixes = {name: name.replace("-", "_") + "_" for name in names}
-        return {
-            name: {field.removeprefix(prefix): getattr(self, field) for field in self.__struct_fields__ if field.startswith(prefix)}
-            for name, prefix in prefixes.items()
-        }
+    def dialect_names(self) -> list[str]:
+        """The enabled dialects, each once."""
+        return [] if self.dialects == "none" else list(dict.fromkeys(filter(None, map(str.strip, self.dialects.split(",")))))
 
     @property
     def trusted_origin(self) -> tuple[str, str] | None:
