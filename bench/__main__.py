@@ -11,16 +11,12 @@ from app.settings.schema import SettingsError
 from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (
-    accuracy,
     batch,
-    dashboard,
     dialects,
-    instances,
     limit,
     locust,
     metrics,
     overload,
-    overview,
     profile,
     scale,
     server_load,
@@ -29,12 +25,10 @@ from bench.experiments import (
     tail,
     tune,
     versus,
-    workers,
 )
 from bench.experiments.options import Commands
 from bench.harness.errors import ContestantError
 from bench.report.compare import compare
-from bench.report.page import page
 from bench.report.records import load_record
 
 _INTERRUPTED = 130
@@ -43,11 +37,10 @@ _FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, Packa
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one experiment or show earlier results; return the exit code. Without arguments, run the overview."""
+    """Run one experiment or show earlier results; return the exit code. Without arguments, run `limit`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
     for experiment in (
-        overview,
         server_load,
         versus,
         overload,
@@ -58,18 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
         stages,
         dialects,
         metrics,
-        workers,
         scale,
         server_options,
-        accuracy,
-        instances,
         profile,
-        dashboard,
         tune,
     ):
         experiment.add_to(commands)
     _add_results(commands)
-    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["overview"])
+    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["limit"])
     try:
         return int(options.run(options))
     except _FAILURES as error:
@@ -100,6 +89,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from bench.report.page import page  # noqa: PLC0415 - its charts take long to import
+
     try:
         records = [(file.stem, load_record(file)) for file in options.files]
         options.output.write_text(page(records), encoding="utf-8")

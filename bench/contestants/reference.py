@@ -26,19 +26,16 @@ _SLOW_MS = 100
 _LOG = getLogger("uvicorn.error")
 
 Detect = Callable[[Any, bytes], dict[str, Any]]
-"""Takes the shared client, or None, and an encoded image."""
+"""Takes the worker's client and an encoded image."""
 
 
-def detect(shared: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
-    """Detect objects in an encoded image; create a client if none is shared."""
+def detect(client: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the client has no types
+    """Detect objects in an encoded image."""
     image = letterbox(body)
-    client = shared or InferenceServerClient(os.environ["BENCH_TRITON"])
     if os.environ.get("BENCH_TENSOR", "FP32") == "FP32":
         tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("images", [1, 3, 640, 640], "FP32"), normalize(image.canvas))
     else:
         tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("image", [1, 640, 640, 3], "UINT8"), image.canvas[None])
-    if shared is None:
-        client.close()
     return describe(image, os.environ["BENCH_LABELS"].split(","), tensors)
 
 
@@ -49,20 +46,14 @@ def infer(client: Any, model: str, image: InferInput, tensor: Any) -> list[Any]:
     return [answer.as_numpy(name) for name in OUTPUTS]
 
 
-def create_app(*, is_shared: bool = True, detect: Detect = detect) -> FastAPI:
-    """Build the application of one worker.
-
-    Args:
-        is_shared: Whether requests share one client; otherwise each request creates its own.
-        detect: Handles a request.
-    """
+def create_app(detect: Detect = detect) -> FastAPI:
+    """Build the application of one worker; `detect` handles a request."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.client = InferenceServerClient(os.environ["BENCH_TRITON"]) if is_shared else None
+        app.state.client = InferenceServerClient(os.environ["BENCH_TRITON"])
         yield
-        if app.state.client is not None:
-            app.state.client.close()
+        app.state.client.close()
 
     async def handle(request: Request) -> ORJSONResponse:
         body = await request.body()

@@ -20,7 +20,7 @@ from app.api.batch.body import MAX_IMAGES
 from app.imaging.decode import decode
 from app.imaging.fit import Letterbox
 from app.imaging.header import PixelLimits, read_header
-from bench.experiments.options import Commands, add_clients, add_images, add_rounds, add_seconds, add_workers
+from bench.experiments.options import Commands, add_shared
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.triton import fixture_triton
@@ -94,11 +94,7 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("batch", help="batches of 64 images beside single requests, with the simulated GPU")
-    add_seconds(command, 3.0)
-    add_rounds(command, 3)
-    add_clients(command, 4)
-    add_workers(command)
-    add_images(command)
+    add_shared(command, seconds=3.0, rounds=3, clients=4, workers=2, images=None)
     command.set_defaults(run=run)
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from io import BytesIO
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -11,19 +12,22 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from PIL import Image, ImageOps
+
 from app.embedded.launch import loadable_models
 from app.settings import environment
-from bench.experiments import frigate
-from bench.experiments.options import Commands, add_images, add_rounds, add_seconds
+from bench.experiments.options import Commands, add_shared
 from bench.experiments.progress import say
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import Lineup
+from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.meters import busiest, precise_cpu_seconds
 from bench.harness.triton import fixture_triton
-from bench.load.dialects import PAIRS, Pair, Request
-from bench.load.images import unlabelled_samples
+from bench.load.closed_loop import drive_closed_loop
+from bench.load.dialects import PAIRS, Pair, Request, deepstack
+from bench.load.driver import run as drive
+from bench.load.images import Sample, unlabelled_samples
 from bench.models.repository import YOLO
-from bench.report.text import table
+from bench.report.text import number, table
 
 _MODEL = "objects"
 """Takes the file, and returns ten objects at once, to measure only HTTP, checks and the encoding of the response."""
@@ -34,6 +38,11 @@ _PAUSE_SECONDS = 0.001
 _WARM_UP_REQUESTS = 50
 _PATIENCE_SECONDS = 30
 _OK, _NOT_FOUND = 200, 404
+
+# Frigate's frigate/detectors/plugins/deepstack.py: the default of `api_timeout`, and a JPEG of the size of its model.
+_FRIGATE_MS = 100.0
+_FRIGATE_SIDE = 320
+_FRIGATE_CLIENTS = (1, 2, 4)
 
 
 class Spent(NamedTuple):
@@ -67,10 +76,10 @@ def run(options: argparse.Namespace) -> int:
         for line in left_out:
             print(line)
         models = ["sim_gpu", YOLO] if has_yolo else ["sim_gpu"]
-        rows = [row for model in models for row in frigate.measure(lineup, model, jpeg, options.seconds)]
+        rows = [row for model in models for row in _measure_frigate(lineup, model, jpeg, options.seconds)]
     print()
-    print(table([frigate.HEAD, *rows]))
-    print(f"as Frigate's detector deepstack: {frigate.SIDE} x {frigate.SIDE} pixels, one worker, {options.seconds:g} s each")
+    print(table([["model", "clients", "answers/s", "p50 ms", "p99 ms", f"within {_FRIGATE_MS:g} ms"], *rows]))
+    print(f"as Frigate's detector deepstack: {_FRIGATE_SIDE} x {_FRIGATE_SIDE} pixels, one worker, {options.seconds:g} s each")
     if not has_yolo:
         print(f"{YOLO} is left out: it has not been pulled; run: ./just pull {YOLO}")
     return 0
@@ -79,9 +88,7 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("dialects", help="what each dialect costs beside /detect; answers in time for Frigate")
-    add_rounds(command, 1000)
-    add_seconds(command, 5.0)
-    add_images(command)
+    add_shared(command, rounds=1000, seconds=5.0, images=None)
     command.set_defaults(run=run)
 
 
@@ -94,6 +101,15 @@ def describe(rounds: dict[str, list[Round]]) -> str:
         cpu = _spread([one.other.cpu - one.own.cpu for one in measured])
         rows.append((name, f"{own:.0f}", f"{other:.0f}", latency, cpu))
     return table(rows)
+
+
+def frigate_request(jpeg: bytes) -> Request:
+    """Make Frigate's request for an image."""
+    with Image.open(BytesIO(jpeg)) as image:
+        fitted = ImageOps.fit(image.convert("RGB"), (_FRIGATE_SIDE, _FRIGATE_SIDE))
+    file = BytesIO()
+    fitted.save(file, "JPEG")
+    return deepstack(file.getvalue(), "").other
 
 
 def _spread(differences: Sequence[float]) -> str:
@@ -160,3 +176,16 @@ def _send(connection: HTTPConnection, request: Request) -> None:
         raise ContestantError(f"the server does not have {request.path}, or not for this request")
     if response.status != _OK:
         raise ContestantError(f"{request.path} is answered with {response.status}: {answer[:200].decode('utf-8', 'replace')}")
+
+
+def _measure_frigate(lineup: Lineup, model: str, jpeg: bytes, seconds: float) -> list[list[str]]:
+    """Send Frigate's request for an image to a gateway with this model; return a row for each number of clients."""
+    request = frigate_request(jpeg)
+    sample = Sample("Frigate", request.body, frozenset())
+    rows = []
+    with lineup.start(lineup.contestant(DEFAULT, model)) as server:
+        for clients in _FRIGATE_CLIENTS:
+            outcome = drive(drive_closed_loop(f"{server.url}{request.path}", [sample], clients=clients, seconds=seconds))
+            latencies = (number(outcome.percentile(percent)) for percent in (50, 99))
+            rows.append([model, str(clients), number(outcome.rate), *latencies, f"{outcome.share_within(_FRIGATE_MS):.1%}"])
+    return rows

@@ -1,4 +1,4 @@
-"""Nereid's cost relative to the limits of this machine."""
+"""Nereid's cost relative to the limits of this machine; runs if no experiment is named."""
 
 import argparse
 import os
@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from app.settings.schema import Settings
-from bench.experiments.options import Commands, add_clients, add_images, add_seconds, add_workers
+from bench.experiments.options import Commands, add_shared
+from bench.experiments.progress import say
 from bench.experiments.stages import IMAGE_STEPS, Spent, image_files, spend
 from bench.harness.contest import Load, measure_alone
 from bench.harness.errors import ContestantError
@@ -19,6 +20,7 @@ from bench.harness.triton import fixture_triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run as drive
 from bench.load.images import unlabelled_samples
+from bench.load.open_loop import drive_open_loop
 
 _WARM_UP_SECONDS = 1
 
@@ -33,54 +35,69 @@ class Cost(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure decoding and letterbox without a server, the minimal HTTP server, and Nereid with the null model."""
-    cores = len(os.sched_getaffinity(0))
+    """Measure decoding and letterbox without a server, Nereid with the null model, and the minimal HTTP server."""
+    load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
+    served, paced = {}, {}
+    say("decoding and letterbox alone")
     with image_files(options.images) as files:
         fresh = measure_bare("nereid", files, options.seconds)
         reused = measure_bare("nereid_shm", files, options.seconds)
-    load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
-    served: dict[str, Cost] = {}
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
+        say("HTTP alone")
         http = measure_http(Path(logs), load, options.workers)
         with fixture_triton() as triton:
             forwarded = measure_http(Path(logs), load, options.workers, triton.settings)
             lineup = Lineup(triton, options.workers, Path(logs))
-            for name in NEREID:
+            for name in options.only:
+                say(name)
                 try:
-                    one = measure_alone(lineup, name, "null", load)
+                    served[name] = measure_alone(lineup, name, "null", load)
                 except ContestantError as error:
                     print(f"{name} is left out: {error}", file=sys.stderr)
-                else:
-                    served[name] = Cost(one.outcome.rate, one.figures["cpu gateway"])
-    print(f"{cores} cores; the client and Triton have to share them with the server, the bare loops do not")
+        for name, one in served.items():
+            say(f"HTTP alone at the rate of {name}")
+            paced[name] = measure_http(Path(logs), load, options.workers, rate=one.outcome.rate)
+    say()
+    print(f"{len(os.sched_getaffinity(0))} cores; the client and Triton have to share them with the server, the bare loops do not")
     print(f"decode and letterbox alone    {reused.rate:7.0f} images/s, {reused.cpu_ms:.2f} ms CPU each (onto a reused canvas)")
     print(f"  onto a new canvas each time {fresh.rate:7.0f} images/s, {fresh.cpu_ms:.2f} ms CPU each")
     print(f"HTTP alone, bodies read       {http.rate:7.0f} requests/s, {http.cpu_ms:.2f} ms CPU each, {options.clients} clients")
     print(f"  and forwarded to Triton     {forwarded.rate:7.0f} requests/s, {forwarded.cpu_ms:.2f} ms CPU each")
-    for name, cost in served.items():
+    for name, cost in paced.items():
+        print(f"  at the rate of {name:12} {cost.rate:7.0f} requests/s, {cost.cpu_ms:.2f} ms CPU each")
+    for name, one in served.items():
         limit, what = (forwarded, "HTTP and Triton") if name == "nereid_file" else (reused, "decode and letterbox")
-        throughput = f"{cost.rate:7.0f} requests/s = {cost.rate / limit.rate:.0%} of {what} alone"
-        print(f"{name:29} {throughput}; {cost.cpu_ms:.2f} ms CPU = {cost.cpu_ms / limit.cpu_ms:.2f} x")
+        rate, cpu = one.outcome.rate, one.cpu_ms["gateway"]
+        latencies = ", ".join(f"p{percent} {one.outcome.percentile(percent):.1f} ms" for percent in (50, 99))
+        throughput = f"{rate:7.0f} requests/s = {rate / limit.rate:.0%} of {what} alone"
+        print(f"{name:29} {throughput}; {cpu:.2f} ms CPU = {cpu / limit.cpu_ms:.2f} x; {latencies}")
+    print("./just bench --help lists all experiments")
     return 0
 
 
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
-    command = commands.add_parser("limit", help="the limits of this machine, and how far Nereid is from them")
-    add_seconds(command, 8.0)
-    add_clients(command)
-    add_workers(command)
-    add_images(command)
+    command = commands.add_parser("limit", help="what Nereid does here, and the limits of this machine; runs if no name is given")
+    command.add_argument("--only", nargs="+", choices=NEREID, default=["nereid_shm", "nereid_file"], help="servers to measure")
+    add_shared(command, seconds=4.0, clients=32, workers=2, images=None)
     command.set_defaults(run=run)
 
 
-def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None = None) -> Cost:
-    """Measure the minimal server; with a Triton, it forwards each body."""
+def measure_http(logs: Path, load: Load, workers: int, triton: Settings | None = None, *, rate: float | None = None) -> Cost:
+    """Measure the minimal server; with a Triton, it forwards each body.
+
+    With a rate, that many requests per second are sent: as many as the server can answer arrive together more often, so that one
+    wake-up of a process serves several.
+    """
     with minimal_server(logs, workers, triton) as server:
         url = f"{server.url}/detect"
         drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=_WARM_UP_SECONDS))
         meters = Meters(lambda: {"gateway": family(server.process)}, [], "")
-        measured = meters.read(drive(drive_closed_loop(url, load.samples, clients=load.clients, seconds=load.seconds)))
+        if rate is None:
+            loop = drive_closed_loop(url, load.samples, clients=load.clients, seconds=load.seconds)
+        else:
+            loop = drive_open_loop(url, load.samples, rate=rate, seconds=load.seconds, connections=load.clients)
+        measured = meters.read(drive(loop))
     return Cost(measured.outcome.rate, measured.cpu_ms["gateway"])
 
 

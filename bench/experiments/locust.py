@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from bench.experiments.options import Commands, add_clients, add_seconds
+from bench.experiments.options import Commands, add_shared
 from bench.harness.environments import LOCUST
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT
@@ -63,8 +63,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="what to ask for")
     command.add_argument("--images", type=Path, metavar="PATH", help="a JPEG or a folder of them; by default, varied ones are made")
     command.add_argument("--install", action="store_true", help="install Locust's environment first, if it is missing")
-    add_clients(command, 8)
-    add_seconds(command, 20.0)
+    add_shared(command, clients=8, seconds=20.0)
     command.set_defaults(run=run)
 
 

@@ -10,7 +10,7 @@ from app.api.reports.metrics import count_request
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import STAGES
-from bench.experiments.options import Commands, add_rounds
+from bench.experiments.options import Commands, add_shared
 
 _REQUESTS, _SCRAPES = 20_000, 100
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("metrics", help="CPU time of counting a request, and of a scrape")
-    add_rounds(command, 5)
+    add_shared(command, rounds=5)
     command.set_defaults(run=run)
 
 

@@ -2,42 +2,16 @@
 
 import argparse
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - no public name
 """The subcommands of a command line, to which an experiment adds its own."""
 
 
-def add_images(command: argparse.ArgumentParser) -> None:
-    """Add the option for a folder of images."""
-    command.add_argument("--images", type=Path, metavar="DIR", help="images to send: a folder of JPEGs, scaled down to COCO's size")
-
-
-def add_before(
-    command: argparse.ArgumentParser, text: str = "another checkout of this project, to measure its Nereid beside today's"
-) -> None:
-    """Add the option for another checkout."""
-    command.add_argument("--before", type=Path, metavar="PATH", help=text)
-
-
-def add_clients(command: argparse.ArgumentParser, default: int = 32) -> None:
-    """Add the option for the number of clients."""
-    command.add_argument("--clients", type=count, default=default, help="number of concurrent clients")
-
-
-def add_workers(command: argparse.ArgumentParser) -> None:
-    """Add the option for the number of processes."""
-    command.add_argument("--workers", type=count, default=2, help="worker processes per server")
-
-
-def add_seconds(command: argparse.ArgumentParser, default: float) -> None:
-    """Add the option for the length of a measurement."""
-    command.add_argument("--seconds", type=positive, default=default, help="seconds per measurement")
-
-
-def add_rounds(command: argparse.ArgumentParser, default: int) -> None:
-    """Add the option for the number of rounds."""
-    command.add_argument("--rounds", type=count, default=default, help="rounds per server, interleaved")
+def add_shared(command: argparse.ArgumentParser, **defaults: float | None) -> None:
+    """Add some of the options of `_SHARED`, with these defaults."""
+    for name, default in defaults.items():
+        command.add_argument(f"--{name}", default=default, **_SHARED[name])
 
 
 def describe(options: argparse.Namespace) -> dict[str, str]:
@@ -60,3 +34,15 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be above zero")
     return value
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "images": {"type": Path, "metavar": "DIR", "help": "images to send: a folder of JPEGs, scaled down to COCO's size"},
+    "clients": {"type": count, "help": "number of concurrent clients"},
+    "workers": {"type": count, "help": "worker processes per server"},
+    "seconds": {"type": positive, "help": "seconds per measurement"},
+    "rounds": {"type": count, "help": "rounds per server, interleaved"},
+    "before": {"type": Path, "metavar": "PATH", "help": "another checkout of this project, to measure its Nereid beside today's"},
+    "json": {"type": Path, "metavar": "OUT", "help": "write the results here, for compare and report"},
+}
+"""Arguments of `add_argument` by name."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.experiments.options import Commands, add_before, add_images, add_seconds, add_workers, describe, positive
+from bench.experiments.options import Commands, add_shared, describe, positive
 from bench.experiments.progress import say
 from bench.harness.burst import PEAK, Burst, measure_burst, measure_peak
 from bench.harness.errors import ContestantError
@@ -57,11 +57,7 @@ def add_to(commands: Commands) -> None:
     command.add_argument(
         "--peak", type=positive, metavar="RATE", help="correct answers per second without overload; by default they are measured"
     )
-    add_seconds(command, 8.0)
-    add_workers(command)
-    add_images(command)
-    add_before(command)
-    command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+    add_shared(command, seconds=8.0, workers=2, images=None, before=None, json=None)
     command.set_defaults(run=run)
 
 

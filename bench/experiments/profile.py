@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.experiments.options import Commands, add_clients, add_workers, count
+from bench.experiments.options import Commands, add_shared, count
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import NAMES, Lineup
 from bench.harness.meters import busiest
@@ -50,6 +50,5 @@ def add_to(commands: Commands) -> None:
     command.add_argument("seconds", type=count, nargs="?", default=60, help="seconds to record")
     command.add_argument("out", type=Path, nargs="?", default=Path("profile.svg"), help="SVG file to write")
     command.add_argument("--name", choices=NAMES, default="nereid_shm", help="contestant of `versus` to watch")
-    add_clients(command)
-    add_workers(command)
+    add_shared(command, clients=32, workers=2)
     command.set_defaults(run=run)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from app.settings.schema import PREFIX
-from bench.experiments.options import Commands, add_images, add_rounds, add_seconds, count, describe
+from bench.experiments.options import Commands, add_shared, count, describe
 from bench.experiments.progress import say
 from bench.harness.batch_sizes import read_batch_sizes
 from bench.harness.contest import WARM_UP_SECONDS, Load, measure
@@ -20,8 +20,7 @@ from bench.load.images import unlabelled_samples
 from bench.models.repository import write_fixture
 from bench.report.measurements import Measurement
 from bench.report.records import make_record, save_record
-from bench.report.scaling import ScalePoint, Scaling
-from bench.report.scaling_text import scaling_text
+from bench.report.scaling import ScalePoint, Scaling, scaling_text
 
 OVER = ("tritons", "workers")
 SLOW, FAST = "wait_80_file", "null"
@@ -68,10 +67,7 @@ def add_to(commands: Commands) -> None:
     _add_counts(command, "tritons", [1, 2, 4], f"numbers of Tritons, with {SLOW} and as many workers as the most below")
     _add_counts(command, "workers", [1, 2], f"numbers of worker processes, with {FAST} and one Triton")
     _add_counts(command, "clients", [1, 8, 32, 128], "numbers of concurrent clients")
-    add_rounds(command, 3)
-    add_seconds(command, 3.0)
-    add_images(command)
-    command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+    add_shared(command, rounds=3, seconds=3.0, images=None, json=None)
     command.set_defaults(run=run)
 
 

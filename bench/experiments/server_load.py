@@ -8,7 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 
-from bench.experiments.options import Commands, count, describe, positive
+from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.progress import with_bar
 from bench.experiments.search import find_best
 from bench.harness.errors import ContestantError
@@ -109,12 +109,6 @@ class Session:
         return {"gateway": listeners(self._url), "triton": tritons, "stubs": stubs}
 
 
-def quick(session: Session) -> int:
-    """Load the server with 16 clients for 30 seconds."""
-    print(sheet(session.closed(QUICK_CLIENTS, QUICK_SECONDS)))
-    return session.finish()
-
-
 def full(session: Session) -> int:
     """Load the server with the number of clients and the duration in the options."""
     print(sheet(session.closed(session.options.clients, session.options.duration)))
@@ -156,7 +150,7 @@ def sustained(session: Session) -> int:
 def add_to(commands: Commands) -> None:
     """Add these experiments to the command line."""
     entries: dict[str, tuple[Callable[[Session], int], str]] = {
-        "quick": (quick, "16 clients for 30 seconds"),
+        "quick": (full, "16 clients for 30 seconds"),
         "full": (full, "--clients for --duration"),
         "sustained": (sustained, "the number of clients with the best throughput whose p99 holds"),
         "sweep": (sweep, f"{', '.join(map(str, SWEEP))} clients"),
@@ -171,7 +165,7 @@ def add_to(commands: Commands) -> None:
         command.add_argument("--requests", type=count, help="maximum number of requests")
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", default="http://127.0.0.1:4600", help="URL of the HTTP endpoint of the server's Triton")
-        command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+        add_shared(command, json=None)
         command.add_argument("--label", default="nereid", help="name of the server in the results")
         if name == "full":
             command.add_argument("--clients", type=count, default=QUICK_CLIENTS, help="number of concurrent clients")
@@ -179,7 +173,9 @@ def add_to(commands: Commands) -> None:
             command.add_argument("--rate", type=positive, required=True, help="requests per second")
         if name == "sustained":
             command.add_argument("--p99", type=positive, default=500.0, help="maximum p99 latency in milliseconds")
-        if name != "quick":
+        if name == "quick":
+            command.set_defaults(clients=QUICK_CLIENTS, duration=QUICK_SECONDS)
+        else:
             seconds = {"sustained": 5.0, "sweep": 10.0}.get(name, 60.0)
             command.add_argument("--duration", type=positive, default=seconds, help="seconds per run")
         command.set_defaults(run=partial(_run, function), name=name)

@@ -13,7 +13,7 @@ import msgspec
 
 from app.settings.schema import Settings
 from bench.experiments.candidates.registry import CANDIDATES, NEREID
-from bench.experiments.options import Commands, add_before, add_images, add_seconds, count
+from bench.experiments.options import Commands, add_shared, count
 from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import BEFORE
@@ -71,9 +71,7 @@ def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
     command = commands.add_parser("stages", help="CPU time of a request by step, Nereid's and others'")
     command.add_argument("--runs", type=count, default=5, help="runs per candidate, interleaved")
-    add_seconds(command, 2.0)
-    add_images(command)
-    add_before(command)
+    add_shared(command, seconds=2.0, images=None, before=None)
     command.set_defaults(run=run)
 
 

@@ -8,16 +8,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from bench.experiments.options import (
-    Commands,
-    add_before,
-    add_clients,
-    add_images,
-    add_rounds,
-    add_seconds,
-    add_workers,
-    positive,
-)
+from bench.experiments.options import Commands, add_shared, positive
 from bench.experiments.progress import say
 from bench.harness.lineup import BEFORE, NEREID, Lineup
 from bench.harness.minimal_server import minimal_server
@@ -77,12 +68,7 @@ def add_to(commands: Commands) -> None:
     command = commands.add_parser("tail", help="p50 and p99 at a constant rate below the capacity")
     command.add_argument("--only", nargs="+", choices=NEREID, default=["nereid_shm", "nereid_file"], help="servers to measure")
     command.add_argument("--share", type=positive, default=0.7, help="the rate, as a part of the capacity")
-    add_seconds(command, 6.0)
-    add_rounds(command, 3)
-    add_clients(command)
-    add_workers(command)
-    add_images(command)
-    add_before(command)
+    add_shared(command, seconds=6.0, rounds=3, clients=32, workers=2, images=None, before=None)
     command.set_defaults(run=run)
 
 

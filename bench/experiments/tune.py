@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from app.settings import environment
 from app.settings.schema import PREFIX
-from bench.experiments.options import Commands, add_clients, add_images, positive
+from bench.experiments.options import Commands, add_shared, positive
 from bench.experiments.progress import BudgetBar
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.choice import choose
@@ -55,8 +55,7 @@ def add_to(commands: Commands) -> None:
         "--rate", type=positive, help=f"requests per second for the latency; default: {share} of what is borne now"
     )
     command.add_argument("--write", action="store_true", help="write the choice into the model's config file")
-    add_clients(command)
-    add_images(command)
+    add_shared(command, clients=32, images=None)
     command.set_defaults(run=run)
 
 
@@ -71,8 +70,7 @@ def _tune(options: argparse.Namespace) -> int:
         host = stack.enter_context(host_of(given, model))
         if "ensemble_scheduling" in host.config:
             raise ContestantError(f"{model} is an ensemble; tune the models that it consists of")
-        calls = given.calls_in_flight if given.aggregate else None
-        present = read_variant(host.config, has_threads=host.has_threads, calls=calls)
+        present = read_variant(host.config, has_threads=host.has_threads, calls=given.calls_in_flight)
         if options.write:
             _require_file(file, present)
         bar = stack.enter_context(BudgetBar(options.seconds))

@@ -9,16 +9,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from bench.experiments.memory import show_memory
-from bench.experiments.options import (
-    Commands,
-    add_before,
-    add_clients,
-    add_images,
-    add_rounds,
-    add_seconds,
-    add_workers,
-    describe,
-)
+from bench.experiments.options import Commands, add_shared, describe
 from bench.experiments.progress import say
 from bench.harness.contest import Load, hold_contest
 from bench.harness.environments import REFERENCE
@@ -85,13 +76,7 @@ def add_to(commands: Commands) -> None:
         "--contests", nargs="+", choices=CONTESTS, default=[], help="contests to hold; by default those that suit the model"
     )
     command.add_argument("--only", nargs="+", choices=NAMES, default=[], help="contestants to measure; by default all")
-    add_rounds(command, 5)
-    add_seconds(command, 8.0)
-    add_clients(command)
-    add_workers(command)
-    add_images(command)
-    add_before(command, "another checkout of this project, or its one file, to measure its Nereid beside today's")
-    command.add_argument("--json", type=Path, metavar="OUT", help="write the results here, for compare and report")
+    add_shared(command, rounds=5, seconds=8.0, clients=32, workers=2, images=None, before=None, json=None)
     command.add_argument("--install", action="store_true", help="install the reference's environment first, if it is missing")
     command.set_defaults(run=run)
 

@@ -25,7 +25,6 @@ NEREID = {
 OTHERS = {
     "reference": "FastAPI, uvicorn, stock Pillow, one blocking gRPC client per worker",
     "reference_uint8": "the reference, sending bytes instead of floats to Nereid's model: a quarter of its traffic",
-    "broken": "the reference with a new client per request",
     "in_process": "FastAPI with one ONNX Runtime session, one worker",
 }
 """The other contestants, run in the reference's environment, with a note on each."""
@@ -163,7 +162,6 @@ class Lineup:
                 "NEREID_TRITON_HOME": self.triton.settings.triton_home,
                 "NEREID_TRITON_GRPC_PORT": str(self.triton.settings.triton_grpc_port),
                 "NEREID_MODEL": asked,
-                "NEREID_LOG_FORMAT": "json",
                 **transport,
                 **self._settings,
             },

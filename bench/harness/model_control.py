@@ -91,7 +91,7 @@ class ModelControl:
 async def _answer(settings: Settings, model: str, config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Load a model if a config is given; return the current config."""
     client = TritonClient(
-        settings.triton_address, settings.control_key_path, credentials=credentials.load(settings.triton_tls_files)
+        settings.triton_address, settings.control_key_path, credentials=credentials.load(settings.triton_tls_folder)
     )
     try:
         if config is not None:

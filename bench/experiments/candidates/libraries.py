@@ -5,7 +5,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -14,17 +13,6 @@ from bench.experiments.candidates.registry import Step
 _SIDE = 640
 _PAD = 114
 Pixels = NDArray[Any]
-
-
-def simplejpeg_steps() -> dict[str, Step]:
-    """libjpeg-turbo, and OpenCV's resize onto the canvas."""
-    cv2.setNumThreads(1)
-
-    def header(data: bytes) -> bytes:
-        simplejpeg.decode_jpeg_header(data, strict=False)
-        return data
-
-    return {"header": header, "decode": lambda data: simplejpeg.decode_jpeg(data, "RGB"), "letterbox": _resize}
 
 
 def opencv_steps() -> dict[str, Step]:

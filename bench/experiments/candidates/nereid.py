@@ -83,7 +83,7 @@ def _serving(transport: str) -> dict[str, Step]:
     values = {"triton_endpoints": address, "triton_control_key_file": key, "model": _MODEL, "transport": transport}
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
-    logging.configure("info", "json")
+    logging.configure("info")
     opened: list[tuple[TritonClient, Pipeline, Transport, ModelSpec]] = []
 
     @asynccontextmanager

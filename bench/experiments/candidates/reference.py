@@ -31,7 +31,7 @@ def reference_steps() -> dict[str, Step]:
 def _serving(address: str) -> dict[str, Step]:
     """Return the steps of the client and of the web application."""
     client = InferenceServerClient(address)
-    runner = AsgiRunner(create_app(detect=lambda _shared, _body: _NOTHING))
+    runner = AsgiRunner(create_app(lambda _client, _body: _NOTHING))
     return {
         "client": lambda tensor: infer(client, _MODEL, InferInput("images", list(tensor.shape), "FP32"), tensor),
         "framework": runner.send_request,

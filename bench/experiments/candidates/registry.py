@@ -10,7 +10,6 @@ Step = Callable[[Any], Any]
 CANDIDATES = {
     "nereid": "nereid:inline_steps",
     "nereid_shm": "nereid:shared_steps",
-    "simplejpeg": "libraries:simplejpeg_steps",
     "opencv": "libraries:opencv_steps",
     "pillow": "libraries:pillow_steps",
     "reference": "reference:reference_steps",
